@@ -2,10 +2,9 @@
 
     python experiments/bench_feature_cache.py --benchmark eth80 --dataset-root ETH80
 
-Each strategy and run is done twice: computing F for every image each time it is seen, and reading F(x) from a cache.
-The cache starts empty, in a folder of this script. The time of the run that fills it counts. Weights, buffer, answers
-on all test images and accuracies of both have to be equal to the bit; the exit code is 1 if they are not.
-Writes `feature_cache.csv`, `feature_cache.md` and a folder for each run to --output. Finished runs are not repeated.
+Each strategy and run is done twice: computing F for every image each time it is seen, and reading F(x) from a cache,
+which starts empty. Weights, buffer, answers on all test images and accuracies of both have to be equal to the bit; the
+exit code is 1 if they are not. Writes `feature_cache.csv`, `.md` and a folder for each run to --output.
 """
 
 import json
@@ -25,7 +24,7 @@ HEADER = ["strategy", "runs", "seconds without", "seconds with", "times as fast"
 
 
 def line_of(output: Path, name: str, strategies: Sequence[str], runs: Sequence[int]) -> list[str]:
-    """Format seconds and differences of the runs of strategies that are finished both ways; empty without any."""
+    """Seconds and differences of the runs of strategies that are finished both ways; empty without any."""
     seconds, different, count = [0.0, 0.0], set(), 0
     for strategy in strategies:
         for run in runs:

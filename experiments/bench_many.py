@@ -10,7 +10,8 @@ starts. The images are made-up JPEG photos of --pixels pixels, or those of --sou
   images_per_second   of one worker: reading, resizing, network, statistics and merging
   state_bytes         of what all shards taught: the largest state that is sent between nodes
   merge_seconds       of two such states on one thread
-  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}; see --help for what is assumed
+  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}, each of --cores cores of this machine's
+                      speed; the merges of the tree's longest path follow each other
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import torch
 from ray.cluster_utils import Cluster
-from support.bench import bench_parser, photos, report
+from support.bench import bench_parser, photos, report, seconds
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.distributed import IMAGES, Task, merge_states, shards_of
@@ -48,7 +49,7 @@ def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple
 
 def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
     """Time lessons by each number of workers."""
-    seconds: dict[int, float] = {}
+    times: dict[int, float] = {}
     for workers in options.workers:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers})
         try:
@@ -57,21 +58,17 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
                     lesson(options, engine, warm)
                 for _ in range(options.repeats):
                     taken, images, learner = lesson(options, engine, source)
-                    seconds[workers] = min(taken, seconds.get(workers, taken))
+                    times[workers] = min(taken, times.get(workers, taken))
         finally:
             cluster.shutdown()
     known = learner._knowledge
     state = known.state_dict()
     task = Task(learner.method, learner.features or {}, learner.budget_bytes, known.kept, TORCH, skip=True)
-    start = time.perf_counter()
-    merge_states(task, state, state)
-    merging = time.perf_counter() - start
-    rate = images / seconds[options.workers[0]] / options.workers[0]
-    # Shards of all nodes are learned side by side; the last merges follow each other.
-    depth = math.log2(IMAGENET / IMAGES)
+    merging = seconds(lambda: merge_states(task, state, state))
+    rate, depth = images / times[options.workers[0]] / options.workers[0], math.log2(IMAGENET / IMAGES)
     return {
-        "seconds": seconds,
-        "speedup": seconds[min(seconds)] / seconds[max(seconds)],
+        "seconds": times,
+        "speedup": times[min(times)] / times[max(times)],
         "images": images,
         "shards": len(shards_of(files_of(source))),
         "images_per_second": rate,
@@ -83,10 +80,6 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
 
 def main() -> None:
     parser = bench_parser(__doc__, threads=1, repeats=3)
-    parser.epilog = (
-        "nodes: each has --cores cores of this machine's speed, reads images as fast as here, and the merges of the "
-        "tree's longest path are not overlapped with learning"
-    )
     parser.add_argument("--source", type=Path, help="folder of class folders; default made-up photos")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of one-thread workers")
     parser.add_argument("--backbone", default="squeezenet1_0", help="network")
@@ -103,10 +96,8 @@ def main() -> None:
         warm = photos(Path(folder) / "warm", 4, 8, 2, 64)
         source = options.source or photos(Path(folder) / "photos", options.classes, 8, 10, options.pixels)
         figures = measured(options, source, warm)
-    rows = ", ".join(f"{count} {seconds:.1f} s" for count, seconds in figures["seconds"].items())
-    lines = [f"{figures['images']} images in {figures['shards']} shards by workers: {rows}"]
-    lines.append(f"hours for {IMAGENET:,} images by nodes of {options.cores} cores: {figures['nodes']}")
-    report(options, figures, lines)
+    rows = ", ".join(f"{count} {some:.1f} s" for count, some in figures["seconds"].items())
+    report(options, figures, [f"{figures['images']} images in {figures['shards']} shards by workers: {rows}"])
 
 
 if __name__ == "__main__":

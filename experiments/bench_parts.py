@@ -2,10 +2,9 @@
 
     python experiments/bench_parts.py --output docs/results
 
-Each row is a run of `crumb run` on JPEG photos, in this process: class-instance, SqueezeNet 1.0 with random weights,
-batches of 16. Times are milliseconds an image in later experiences, when there is replay; the fastest of them counts,
-of all --repeats rounds. A strategy in the place of a preset has the settings of preset `paper`; `offline` has one
-experience and ten epochs, and its times are those of all ten.
+Each row is a run of `crumb run` on JPEG photos: class-instance, SqueezeNet 1.0 with random weights, batches of 16.
+Times are milliseconds an image in later experiences, when there is replay; the fastest counts. A strategy in the place
+of a preset has the settings of preset `paper`; the times of `offline` are those of its ten epochs.
   decode   reading and decoding the file
   resize   to 224 pixels
   F        the frozen layers
@@ -13,8 +12,7 @@ experience and ten epochs, and its times are those of all ten.
   P        the plastic layers: forward and backward pass, optimiser; the statistics of preset recommended
   replay   the same for memories, and decoding them
   rest     everything else, such as Avalanche's loop, batches and storage
-Writes parts.csv and parts.png (or another --name) to --output. With --loader-processes, what these do beside the rest
-is not in the bars.
+Writes parts.csv and parts.png (or another --name) to --output.
 """
 
 import tempfile
@@ -49,7 +47,7 @@ CLASSES, OBJECTS = 8, 2  # one object of a class is held out
 
 
 def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str, float]:
-    """Time the parts of a stream image."""
+    """Milliseconds of the parts of a stream image."""
     with Session.build(RunPlan.of(settings)) as session:
         model, strategy = session.model, session.strategy
 
@@ -68,7 +66,7 @@ def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str,
         ):
             for number, experience in enumerate(session.stream.benchmark.train_stream):
                 before, start = dict(model.stopwatch.seconds), clock()
-                strategy.train(experience, num_workers=settings.workers, eval_streams=[])
+                strategy.train(experience, eval_streams=[])
                 total = clock() - start
                 found = {
                     NAMES.get(name, name): seconds - before.get(name, 0)
@@ -109,7 +107,6 @@ def main() -> None:
     parser.add_argument("--name", default="parts", help="name of the two files")
     parser.add_argument("--pixels", nargs="+", type=int, default=list(PIXELS), help="sides of the photos")
     parser.add_argument("--runtime", default="torch", help="what runs F")
-    parser.add_argument("--loader-processes", type=int, default=0, help="processes that decode and resize")
     parser.add_argument("--quick", action="store_true", help="images of 32 pixels, a small network")
     parser.add_argument("--images", type=int, default=32, help="of each of the two objects of a class")
     options = parser.parse_args()
@@ -129,7 +126,6 @@ def main() -> None:
                     weights="none",
                     runtime=options.runtime,
                     threads=options.threads,
-                    workers=options.loader_processes,
                     first_epochs=10 if preset == "offline" else 1,
                     batch_size=16,
                     progress=False,

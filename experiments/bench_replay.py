@@ -13,13 +13,11 @@ from functools import partial
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from support.bench import bench_parser, clock_of, fastest, report
+from support.bench import bench_parser, clock_of, crumb_of, dataset_of, fastest, report
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
+from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
 
@@ -31,36 +29,9 @@ RECIPES = {
 }
 
 
-def experience(images: torch.Tensor, labels: torch.Tensor) -> AvalancheDataset:
-    """An experience of these images, repeated until each label has one."""
-    images = images[torch.arange(len(labels)) % len(images)]
-    return AvalancheDataset(
-        [TensorDataset(images, labels)], data_attributes=[DataAttribute(labels.tolist(), "targets")]
-    )
-
-
-def taught(recipe: str, n_classes: int, first: AvalancheDataset) -> CRUMBStrategy:
-    """A strategy that has learned an experience of all classes, and holds a memory of each."""
-    length, replay = RECIPES[recipe]
-    torch.manual_seed(0)
-    model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook(256, length))
-    strategy = CRUMBStrategy(
-        model=model,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, 0.9, weight_decay=1e-4),
-        storage_policy=CodeBuffer(max(417, n_classes)),
-        first_epochs=1,
-        train_mb_size=BATCH,
-        evaluator=None,
-        **replay,
-    )
-    strategy.train(benchmark_from_datasets(train=[first]).train_stream, eval_streams=[])
-    assert len(strategy.storage_policy.classes) == n_classes
-    return strategy
-
-
-def bare_step(strategy: CRUMBStrategy, images: torch.Tensor) -> None:
+def bare_step(model, images: torch.Tensor) -> None:
     """Do F forward and P forward and backward for a batch."""
-    model = strategy.model.train()
+    model.train()
     functional.cross_entropy(model.classify(model.features(images)), torch.zeros(len(images)).long()).backward()
     model.zero_grad()
 
@@ -74,15 +45,18 @@ def main() -> None:
     images = torch.randint(256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8)
     ratios: dict[int, dict[str, float]] = {}
     for count in options.classes:
-        first = experience(images[:BATCH], torch.arange(count))
-        later = benchmark_from_datasets(train=[experience(images, torch.arange(len(images)) % 2)]).train_stream
+        first = dataset_of(images[torch.arange(count) % BATCH], torch.arange(count))
+        later = dataset_of(images, torch.arange(len(images)) % 2)
+        first, later = (benchmark_from_datasets(train=[one]).train_stream for one in (first, later))
         ratios[count] = {}
-        for recipe in RECIPES:  # one after the other: large batches of one would slow down the other's memory
-            strategy = taught(recipe, count, first)
-            functions = {
-                "step": partial(strategy.train, later, eval_streams=[]),
-                "bare": partial(bare_step, strategy, images[:BATCH]),
-            }
+        for recipe, (length, replay) in RECIPES.items():  # in turns, large batches of one slow down the other's memory
+            torch.manual_seed(0)
+            model = split_backbone(weights=None, n_classes=count, codebook=Codebook(256, length))
+            strategy = crumb_of(model, BATCH, max(417, count), **replay)
+            strategy.train(first, eval_streams=[])
+            assert len(strategy.storage_policy.classes) == count
+            step = partial(strategy.train, later, eval_streams=[])
+            functions = {"step": step, "bare": partial(bare_step, model, images[:BATCH])}
             found = fastest(functions, options.repeats, clock_of(options))
             ratios[count][recipe] = found["step"] / options.batches / found["bare"]
     rows = [[str(count), *(f"{ratio:.2f}" for ratio in row.values())] for count, row in ratios.items()]

@@ -5,9 +5,7 @@
 Images per second, pixels to maps, with random weights; with --json, one object:
   {network: {batch: {runtime: images per second}, "auto_over_eager": {batch: ratio}}}
 ``eager`` is F in channels-last order in parts of 8 images, normalisation included, as the library ran it before it had
-runtimes; this file holds its code, so that it stays as it was. ``auto`` is what --runtime auto chooses here in a trial
-of its own. The ranges of int8 are those of noise. The functions take turns, so that a busy moment hits all of them, and
-the fastest turn counts.
+runtimes. ``auto`` is what --runtime auto chooses here in a trial of its own. The ranges of int8 are those of noise.
 """
 
 import os
@@ -38,26 +36,25 @@ def eager(model: SplitModel, pixels: Tensor) -> Tensor:
     return torch.cat(maps)
 
 
+def noise(count: int) -> Tensor:
+    """Images of noise."""
+    return torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
+
+
 def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], list[str]]:
     """Return F in each runtime, and a note about each."""
     torch.manual_seed(0)
-    model = split_backbone(network, weights=None, n_classes=2, codebook=None).eval()
-    functions: dict[str, Callable[[Tensor], Tensor]] = {"eager": lambda pixels: eager(model, pixels)}
-    notes = []
+    model, notes = split_backbone(network, weights=None, n_classes=2, codebook=None).eval(), []
+    functions: dict[str, Callable[[Tensor], Tensor]] = {"eager": partial(eager, model)}
     for name in names:
         own = SplitModel(model.feature_extractor, model.plastic_layers, model.head).eval()
         try:
-            notes.append(f"{name}: {use_runtime(own, name, [pixels_of_noise(8)]).described}")
+            notes.append(f"  {name}: {use_runtime(own, name, [noise(8)]).described}")
         except RuntimeRefusedError as error:
-            notes.append(f"{name} is left out: {error}")
+            notes.append(f"  {name} is left out: {error}")
         else:
             functions[name] = own.extract
     return functions, notes
-
-
-def pixels_of_noise(count: int) -> Tensor:
-    """Return images of noise."""
-    return torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
 
 
 def main() -> None:
@@ -75,11 +72,10 @@ def main() -> None:
         os.environ["XDG_CACHE_HOME"] = folder  # a trial of its own, not one of an earlier, perhaps busy hour
         for network in options.networks:
             functions, notes = opened(network, names)
-            lines += [f"{network}, {options.threads} threads", *(f"  {note}" for note in notes)]
+            lines += [network, *notes]
             speeds, ratios = {}, {}
             for batch in options.batches:
-                pixels = pixels_of_noise(batch)
-                calls = {name: partial(function, pixels) for name, function in functions.items()}
+                calls = {name: partial(function, noise(batch)) for name, function in functions.items()}
                 found = fastest(calls, options.repeats, clock_of(options))
                 speeds[batch] = {name: batch / seconds for name, seconds in found.items()}
                 ratios[batch] = speeds[batch]["auto"] / speeds[batch]["eager"]

@@ -14,20 +14,18 @@ Ratios are printed last, because times depend on the machine; with --json, they 
 
 import argparse
 import ctypes
-import functools
 import statistics
+from functools import partial
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from support.bench import bench_parser, clock_of, fastest, report, seconds
+from support.bench import bench_parser, clock_of, crumb_of, dataset_of, fastest, report, seconds
 from support.memory import reset_peak, resident
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
+from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
 
@@ -48,8 +46,7 @@ def working_bytes(function) -> int:
 
 def plain_codes(feature_map: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """Codes from the whole ``(B, H, W, G, n)`` similarity tensor, as the reference code computes them."""
-    batch, _, height, width = feature_map.shape
-    slices = feature_map.permute(0, 2, 3, 1).reshape(batch, height, width, -1, blocks.shape[1])
+    slices = feature_map.permute(0, 2, 3, 1).unflatten(3, (-1, blocks.shape[1]))
     return (slices @ functional.normalize(blocks, dim=1).t()).argmax(dim=-1)
 
 
@@ -68,60 +65,33 @@ class PlainStep:
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         feature_map = self.extract(images).detach()
-        codes = plain_codes(feature_map, self.blocks.detach())
-        rebuilt = self.blocks[codes].reshape(len(images), 13, 13, -1).permute(0, 3, 1, 2)
-        loss = functional.cross_entropy(self.classify(rebuilt), labels)
-        loss = loss + 0 * functional.cross_entropy(self.classify(feature_map), labels)
-        self.step(loss)
-        rebuilt = self.blocks[self.stored].reshape(len(self.stored), 13, 13, -1).permute(0, 3, 1, 2)
-        self.step(5 * functional.cross_entropy(self.classify(rebuilt), self.stored_labels))
+        loss = functional.cross_entropy(self.rebuilt(plain_codes(feature_map, self.blocks.detach())), labels)
+        self.step(loss + 0 * functional.cross_entropy(self.classify(feature_map), labels))
+        self.step(5 * functional.cross_entropy(self.rebuilt(self.stored), self.stored_labels))
+
+    def rebuilt(self, codes: torch.Tensor) -> torch.Tensor:
+        return self.classify(self.blocks[codes].flatten(3).permute(0, 3, 1, 2))
 
     def step(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad.clamp_(-10, 10)
+        for parameter in self.optimizer.param_groups[0]["params"]:
+            parameter.grad.clamp_(-10, 10)
         self.optimizer.step()
-
-
-def stream(images: torch.Tensor, experiences: int):
-    """An Avalanche benchmark with the same images in each experience, and two new classes in each."""
-    datasets = []
-    for number in range(experiences):
-        labels = (torch.arange(len(images)) % 2 + 2 * number).tolist()
-        datasets.append(
-            AvalancheDataset(
-                [TensorDataset(images, torch.tensor(labels))], data_attributes=[DataAttribute(labels, "targets")]
-            )
-        )
-    return benchmark_from_datasets(train=datasets)
-
-
-def strategy_of(model, options: argparse.Namespace) -> CRUMBStrategy:
-    """A strategy of the model at the precision of the options."""
-    model.set_precision(options.precision)
-    if options.compile:
-        model.compile()
-    return CRUMBStrategy(
-        model=model,
-        optimizer=torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, 0.9, weight_decay=1e-4),
-        storage_policy=CodeBuffer(417),
-        first_epochs=1,
-        train_mb_size=BATCH,
-        evaluator=None,
-    )
 
 
 def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str, list[float]]:
     """Seconds of a stream step, of its networks alone and of the plain step, in each round."""
-    strategy = strategy_of(model, options)
-    experiences = iter(stream(images, options.repeats + 2).train_stream)
+    model.set_precision(options.precision)
+    if options.compile:
+        model.compile()
+    strategy, labels = crumb_of(model, BATCH), torch.arange(len(images)) % 2
+    datasets = [dataset_of(images, labels + 2 * number) for number in range(options.repeats + 2)]  # two new classes
+    experiences = iter(benchmark_from_datasets(train=datasets).train_stream)
     for _ in range(2):  # compiles, fills the buffer
         strategy.train(next(experiences), eval_streams=[])
-    labels, normalised = torch.arange(BATCH) % 2, torch.randn(BATCH, 3, 224, 224)
-    plain = PlainStep(4, BATCH)
-    plain(normalised, labels)
+    plain = partial(PlainStep(4, BATCH), torch.randn(BATCH, 3, 224, 224), labels[:BATCH])
+    plain()
 
     def bare(replayed: torch.Tensor) -> None:
         for maps_of in (lambda: model.features(images[:BATCH]), lambda: replayed):
@@ -137,13 +107,10 @@ def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str,
         replayed = torch.rand(replay, 512, 13, 13).contiguous(memory_format=torch.channels_last)
         model.train()
         bare(replayed)
-        learn = functools.partial(strategy.train, experience, eval_streams=[])
+        learn = partial(strategy.train, experience, eval_streams=[])
         times["step"].append(seconds(learn, clock_of(options)) / options.batches)
         model.train()
-        for name, count, function in (
-            ("bare", options.batches, functools.partial(bare, replayed)),
-            ("plain", 3, functools.partial(plain, normalised, labels)),
-        ):
+        for name, count, function in (("bare", options.batches, partial(bare, replayed)), ("plain", 3, plain)):
             times[name].append(statistics.fmean(seconds(function, clock_of(options)) for _ in range(count)))
     return times
 
@@ -159,7 +126,6 @@ def main() -> None:
         options.batches, options.repeats, options.precision, options.compile = 1, 1, "fp32", False
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-
     model = split_backbone(weights=None, n_classes=2 * (options.repeats + 3), codebook=Codebook())
     images = torch.randint(256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8)
     maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)  # about 65 % zeros, as after a ReLU
@@ -167,7 +133,7 @@ def main() -> None:
     maps = maps.contiguous(memory_format=torch.channels_last)
     blocks = model.codebook.blocks.detach()
     # The plain code has no rule for all-zero slices.
-    defined = maps.permute(0, 2, 3, 1).reshape(BATCH, 13, 13, -1, 16).any(dim=-1)
+    defined = maps.permute(0, 2, 3, 1).unflatten(3, (-1, 16)).any(dim=-1)
     ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
     assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
     noisy = maps.clone().requires_grad_()
@@ -189,8 +155,7 @@ def main() -> None:
         "step_speedup": plain / step,
         "dropout_speedup": part["torch's dropout"] / part["our dropout"],
     }
-    lines = [f"{options.threads} threads, {options.precision}{', compiled' if options.compile else ''}, batch {BATCH}"]
-    lines.append("search and dropout: " + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items()))
+    lines = ["search and dropout: " + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items())]
     lines.append(f"stream step: {1e3 * plain:.1f} ms plain, {1e3 * step:.1f} ms ours, {1e3 * bare:.1f} ms bare")
     report(options, figures, [*lines, f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours"])
 

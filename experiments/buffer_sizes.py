@@ -2,11 +2,10 @@
 
     python experiments/buffer_sizes.py
 
-Nothing is trained. The formula counts one byte for each index and each value of the codebook. The codebook holds
-float32 values and a label takes two bytes, so the table also gives the true bytes of the paper's count, and the number
-of memories that fit exactly (`crumb run --family fair`). REMIND's count is the paper's: the maps that its authors store
-on ResNet-18, scaled by the values of a map. Maps are SqueezeNet's at 224 pixels. Writes `buffer_sizes.csv`, `.md`,
-`.png` and `.svg` to --output.
+The formula counts one byte for each index and each value of the codebook. The codebook holds float32 values and a label
+takes two bytes, so the table also gives the true bytes of the paper's count, and the number of memories that fit
+exactly (`crumb run --family fair`). REMIND's count is the paper's: the maps that its authors store on ResNet-18, scaled
+by the values of a map. Maps are SqueezeNet's at 224 pixels. Writes `buffer_sizes.csv`, `.md`, `.png` and `.svg`.
 """
 
 import argparse
@@ -25,14 +24,7 @@ REMIND_MAP = 512 * 7 * 7  # values of the maps of ResNet-18 that REMIND's author
 
 
 def formula(raw_images: float, map_shape: tuple[int, int, int], blocks: int, length: int) -> float:
-    """n_x: memories of `length`-dimensional codes in the bytes of raw images (supplement, S5).
-
-    Args:
-        raw_images: number of raw images, 224 pixels a side and one byte a value.
-        map_shape: `(s, h, w)`.
-        blocks: rows of the codebook, whose values count one byte each.
-        length: values of a block.
-    """
+    """n_x: memories of codes of `blocks` of a length in the bytes of raw images (supplement, S5)."""
     features, height, width = map_shape
     return (raw_images * 3 * SIDE**2 - blocks * length) / (features * height * width / length)
 
@@ -44,13 +36,10 @@ def remind_formula(raw_images: float, map_shape: tuple[int, int, int], paper: Pa
 
 
 def size_of(name: str, model, paper: PaperNumbers) -> dict:
-    """Compute the sizes for a benchmark; the block length is that of the model's codebook.
+    """The sizes for a benchmark, by column of the CSV file; the block length is that of the model's codebook.
 
-    Returns:
-        By column of the CSV file: the budget in raw images and bytes; memories by the paper's formula, in its published
-        scripts (None where they lack this block length) and of `crumb run`, with the true bytes of these (codes, labels
-        and float32 codebook); memories whose true bytes fit the budget, and these without labels, which are left out
-        for every method; memories of REMIND by the paper's formula, and here, with the tables of centroids.
+    Memories by the paper's formula, in its published scripts and of `crumb run`, with the true bytes of these (codes,
+    labels, float32 codebook); those whose true bytes without labels fit the budget; and those of REMIND.
     """
     from benchmarks_toybox_ilab.catalog import get_benchmark
     from crumb_avalanche.methods.registry import get_strategy

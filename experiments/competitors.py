@@ -2,15 +2,11 @@
 
     python experiments/competitors.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-Skips finished runs; the same command resumes. Writes `competitors.csv`, `.md`, `.png`, `.svg` and a folder for each
-run to --output.
-
 With --family fair (default), all methods train on the same frozen features with the same bytes, and each tunes its
-learning rate on the first experience, whose classes or objects arrive in turn. A run that diverges counts with the
-accuracy of its last finite weights. `--strategies remind_single` is REMIND one image at a time, as its authors run it.
-With --family paper, each has the network, resolution and learning rate of the paper's authors. Two rows have other
-bytes: the offline bound, which trains on all classes at once, so that one run serves both protocols; and raw-map
-replay, which stores as many maps as CRUMB (CRUMB's bytes hold six).
+learning rate on the first experience. A run that diverges counts with the accuracy of its last finite weights. With
+--family paper, each has the network, resolution and learning rate of the paper's authors. Two rows have other bytes:
+the offline bound, which trains on all classes at once, so that one run serves both protocols; and raw-map replay, which
+stores as many maps as CRUMB. Writes `competitors.csv`, `.md`, `.png`, `.svg` and a folder for each run to --output.
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,10 +19,11 @@ one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run to --outpu
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 from scipy.special import log_softmax, softmax
-from support.before_learning import OUTPUTS, Outputs, record
+from support.before_learning import OUTPUTS, read_outputs, record
 from support.common_options import CommonOptions, common_options, own_presets, parser_for, run_script
 from support.statistics import paired
 from support.sweep import exit_code, grid, sweep
@@ -54,16 +55,7 @@ HEADER += ["runs", "bytes"]
 
 @dataclass(frozen=True)
 class Result:
-    """A row in one run.
-
-    Attributes:
-        stream, run, row: what was run.
-        accuracy: on the test images, in percent.
-        before_learning: on the training objects before they were learned, in percent; each object counts once.
-        weight: weight of CRUMB.
-        memory_bytes: bytes kept.
-        split: hash of the table of frames.
-    """
+    """A row in one run: accuracies in percent, at the end and on objects not yet learned, and CRUMB's weight."""
 
     stream: str
     run: int
@@ -77,34 +69,28 @@ class Result:
 
 @dataclass(frozen=True)
 class Objects:
-    """The images of training objects that two experts predicted: labels, and shares, of which an object's sum to 1."""
+    """Labels of images of objects, and their shares, of which an object's sum to 1."""
 
     labels: np.ndarray
     shares: np.ndarray
 
     @classmethod
     def of(cls, labels: np.ndarray, objects: np.ndarray) -> "Objects":
-        """Take the labels, and count each object once."""
         _, places, sizes = np.unique(objects, return_inverse=True, return_counts=True)
         return cls(labels, 1 / sizes[places])
 
     def likelihood(self, log_probabilities: np.ndarray) -> float:
-        """Return the log-likelihood of the true classes."""
+        """The log-likelihood of the true classes."""
         return float(self.shares @ of_truth(log_probabilities, self.labels))
 
     def accuracy(self, scores: np.ndarray) -> float:
-        """Return the accuracy in percent."""
+        """The accuracy in percent."""
         return 100 * float(self.shares @ (scores.argmax(1) == self.labels) / self.shares.sum())
 
 
 def of_truth(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the `(n,)` values of the true classes."""
     return values[np.arange(len(labels)), labels]
-
-
-def accuracy(scores: np.ndarray, labels: np.ndarray) -> float:
-    """Return the accuracy in percent."""
-    return 100 * float((scores.argmax(1) == labels).mean())
 
 
 def temperature_of(outputs: np.ndarray, objects: Objects) -> float:
@@ -130,32 +116,28 @@ def weights_of(ours: np.ndarray, other: np.ndarray, objects: Objects) -> dict[st
     }
 
 
-def known_to_both(ours: Outputs, other: Outputs) -> np.ndarray:
-    """Return which images of training objects have a class that both experts knew.
-
-    Raises:
-        ValueError: the runs have other images.
-    """
-    if not all(np.array_equal(getattr(ours, name), getattr(other, name)) for name in ("labels", "test_labels")):
-        raise ValueError("the two experts predicted different images; give both the same stream")
-    return np.minimum(of_truth(ours.before, ours.labels), of_truth(other.before, ours.labels)) > NO_DENSITY / 2
-
-
 class Pair:
     """The recommended learner and another expert in one run, each with the same bytes.
 
     Args:
-        stream: name of the benchmark.
-        run: number of the run.
+        stream, run: name of the benchmark, number of the run.
         ours, other: outputs of the two.
         names: of the other's answers: its own, and perhaps that of its head.
+
+    Raises:
+        ValueError: the two have other images.
     """
 
-    def __init__(self, stream: str, run: int, ours: Outputs, other: Outputs, names: Sequence[str] = CRUMBS):
-        known = known_to_both(ours, other)
-        self.name = stream, run
+    def __init__(
+        self, stream: str, run: int, ours: SimpleNamespace, other: SimpleNamespace, names: Sequence[str] = CRUMBS
+    ):
+        if not all(np.array_equal(getattr(ours, name), getattr(other, name)) for name in ("labels", "test_labels")):
+            raise ValueError("the two experts predicted different images; give both the same stream")
+        # The class of an image was known to both.
+        known = np.minimum(of_truth(ours.before, ours.labels), of_truth(other.before, ours.labels)) > NO_DENSITY / 2
+        self.name, self.split = (stream, run), ours.split
         self.objects = Objects.of(ours.labels[known], ours.objects[known])
-        self.labels, self.split = ours.test_labels, ours.split
+        self.tested = Objects.of(ours.test_labels, np.arange(len(ours.test_labels)))
         self.names, self.kept = names, {OURS: ours.memory_bytes, **dict.fromkeys(names, other.memory_bytes)}
         answers = (ours.before, ours.test), (other.before, other.test), (other.head_before, other.head_test)
         self.outputs = {name: (before[known], test) for name, (before, test) in zip((OURS, *names), answers)}
@@ -179,7 +161,7 @@ class Pair:
             weights = weights_of(fitted[OURS][0], fitted[name][0], self.objects)
             ways = [("usual temperatures", 0.5, usual), *((how, weight, fitted) for how, weight in weights.items())]
             for way, experts in (("best on the test, usual temperatures", usual), ("best on the test", fitted)):
-                tests = [accuracy(pooled(experts[OURS][1], experts[name][1], one), self.labels) for one in WEIGHTS]
+                tests = [self.tested.accuracy(pooled(experts[OURS][1], experts[name][1], one)) for one in WEIGHTS]
                 ways.append((way, float(WEIGHTS[int(np.argmax(tests))]), experts))
             for way, weight, experts in ways:
                 mixed = (pooled(ours, other, weight) for ours, other in zip(experts[OURS], experts[name]))
@@ -187,7 +169,7 @@ class Pair:
         return rows
 
     def _result(self, row: str, before: np.ndarray, test: np.ndarray, weight: float, kept: int) -> Result:
-        right = accuracy(test, self.labels), self.objects.accuracy(before)
+        right = self.tested.accuracy(test), self.objects.accuracy(before)
         return Result(*self.name, row, *right, weight, kept, self.split)
 
 
@@ -211,7 +193,7 @@ def read_results(options: CommonOptions) -> list[Result]:
     for stream in options.roots:
         for run in options.runs:
             paths = {name: options.output / stream / name / f"run{run}" / OUTPUTS for name in EXPERTS}
-            found = {name: Outputs.read(path) for name, path in paths.items() if path.exists()}
+            found = {name: read_outputs(path) for name, path in paths.items() if path.exists()}
             if not found.keys() >= {OURS, OURS + HALF, CRUMB + HALF}:
                 continue
             ours, half = found[OURS], found[OURS + HALF]
@@ -236,17 +218,11 @@ def lines_of(results: Sequence[Result]) -> list[list[str]]:
         ours = {one.run: one.accuracy for one in groups[stream, OURS]}
         splits = {one.run: one.split for one in some}
         found = None if row == OURS else paired(ours, {one.run: one.accuracy for one in some}, splits)
-        lines.append(
-            [
-                *(stream, row, mean_text([one.accuracy for one in some])),
-                *(("", "") if found is None else (f"{found.mean:+.1f}", interval_text(found))),
-                *(
-                    f"{np.mean([one.before_learning for one in some]):.1f}",
-                    f"{np.mean([one.weight for one in some]):.2f}",
-                ),
-                *(str(len(some)), f"{max(one.memory_bytes for one in some):,}"),
-            ]
-        )
+        line = [stream, row, mean_text([one.accuracy for one in some])]
+        line += ["", ""] if found is None else [f"{found.mean:+.1f}", interval_text(found)]
+        line.append(f"{np.mean([one.before_learning for one in some]):.1f}")
+        line.append(f"{np.mean([one.weight for one in some]):.2f}")
+        lines.append([*line, str(len(some)), f"{max(one.memory_bytes for one in some):,}"])
     return lines
 
 
@@ -257,7 +233,7 @@ def main() -> int:
     own_presets(chosen, "every expert")
     options = common_options(chosen)
     cells = [cell for stream in options.roots for cell in cells_of(options, stream, chosen.experts)]
-    failed = {} if options.table_only else sweep(cells, options.engine, retries=options.retries, work=record)
+    failed = {} if options.table_only else sweep(cells, options.engine, work=record)
     results = read_results(options)
     if results:
         csv_rows = [["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"]]

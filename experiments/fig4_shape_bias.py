@@ -5,23 +5,22 @@ r"""Figures 4 and S3 of the paper: shape bias of CRUMB relative to a control net
         --style-root STYLE --pretraining-only
 
 Maps at the cut are perturbed in space (locations shuffled) or in features (half of them set to zero). `--style-root`
-holds images in another style, such as cue-conflict images, in a folder for each class by shape. A bar is the relative
-accuracy advantage: the control's relative drop minus CRUMB's, below 0 where CRUMB's accuracy drops more. Shape bias
-gives values below 0 for space and above 0 for features and style. Streaming: CRUMB (256x8, from --pretrained if given)
-against replay of as many images from stock weights, class-instance for Figure 4 and class-i.i.d. for Figure S3 and
-image sets. Pretraining: two files of `crumb pretrain` (the control's with --codebook-weight 0) on a folder of test
-images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv` with seed, settings and accuracy of each
-streamed run, and a folder for each run to --output.
+holds images in another style, such as cue-conflict images, in a folder for each class by shape. A bar is the control's
+relative drop minus CRUMB's; shape bias gives values below 0 for space and above 0 for features and style. Streaming:
+CRUMB (256x8, from --pretrained if given) against replay of as many images from stock weights, class-instance for
+Figure 4 and class-i.i.d. for Figure S3 and image sets. Pretraining: two files of `crumb pretrain` (the control's with
+--codebook-weight 0) on a folder of test images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`, `fig4_runs.csv`
+with every streamed run, and a folder for each run to --output.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.pictures import bars
 from support.runs import rebuilt
 from support.shape_bias import PAPER_SIGN, Advantage, RunDrops, StyleImages, advantage_of, drops_of_network
 from support.statistics import holm
@@ -29,8 +28,6 @@ from support.sweep import exit_code
 from support.tables import Cell, Finding, interval_text, p_text, run_rows, write_table
 from table4_ablations import MEM_SIZES, PAPER_DATASET
 
-from crumb_avalanche.report.palette import COLOURS
-from crumb_avalanche.report.pictures import STYLE
 from crumb_avalanche.runs.run_folder import write_csv
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
@@ -38,14 +35,7 @@ ROWS = {"crumb": "crumb", "control": "image_replay"}
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of the figure.
-
-    Attributes:
-        condition: source of the networks.
-        perturbation: perturbation of the maps or images.
-        all_runs: advantage over all runs.
-        filtered: advantage over the runs that pass the first-task filter.
-    """
+    """One bar: the advantage of a condition under a perturbation, over all runs and over the filtered ones."""
 
     condition: str
     perturbation: str
@@ -80,7 +70,7 @@ def streamed(options: CommonOptions, findings: dict[str, Finding], style_root: P
 
 
 def pretrained_network(file: str):
-    """Load the network that `crumb pretrain` wrote, with its own classes and image size."""
+    """The network that `crumb pretrain` wrote, with its own classes and image size."""
     from crumb_avalanche.models.backbones import split_backbone
     from crumb_avalanche.models.codebook import Codebook
     from crumb_avalanche.models.weights import check_and_load
@@ -129,66 +119,34 @@ HEADER += ["drop, CRUMB", "drop, control", "runs", "filtered: advantage", "runs 
 HEADER += ["pairs in S4", "as in S4", "as in S4, Holm", "as in S4, filtered", "as in S4, filtered, Holm"]
 
 
-def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
+def lines_of(shown: Sequence[Bar]) -> list[list[str]]:
     """The bars as text; Holm's correction is over all of them."""
-    shown, s4, s4_filtered = (
-        decisions(bars),
-        corrected_s4(bar.all_runs for bar in bars),
-        corrected_s4(bar.filtered for bar in bars),
-    )
+    every, filtered = [bar.all_runs for bar in shown], [bar.filtered for bar in shown]
+    p_values = holm([one and one.over_runs.p for one in every])
+    s4, s4_filtered = (holm([one and one.s4.p for one in some]) for some in (every, filtered))
     lines = []
-    for bar, (p_holm, decided), p, p_filtered in zip(bars, shown, s4, s4_filtered):
-        line, one, kept = [bar.condition, bar.perturbation, PAPER_SIGN[bar.perturbation]], bar.all_runs, bar.filtered
+    for bar, one, kept, p_holm, p, p_filtered in zip(shown, every, filtered, p_values, s4, s4_filtered):
+        line, tested = [bar.condition, bar.perturbation, PAPER_SIGN[bar.perturbation]], [""] * 3
         if one is None:
             line += [""] * 8
         else:
             error = "" if one.error is None else f"{one.error:.4f}"
-            line += [f"{one.mean:+.4f}", error, interval_text(one.over_runs, "+.4f"), p_text(p_holm), decided]
-            line += [f"{one.crumb:.4f}", f"{one.control:.4f}", str(one.runs)]
-        line += [""] * 2 if kept is None else [f"{kept.mean:+.4f}", str(kept.runs)]
-        line += [""] * 3 if one is None else [str(one.s4.pairs), p_text(one.s4.p), p_text(p)]
-        line += [""] * 2 if kept is None else [p_text(kept.s4.p), p_text(p_filtered)]
+            line += [f"{one.mean:+.4f}", error, interval_text(one.over_runs, "+.4f"), p_text(p_holm)]
+            line += [one.over_runs.verdict(p_holm), f"{one.crumb:.4f}", f"{one.control:.4f}", str(one.runs)]
+            tested = [str(one.s4.pairs), p_text(one.s4.p), p_text(p)]
+        line += ["", "", *tested, "", ""] if kept is None else [f"{kept.mean:+.4f}", str(kept.runs), *tested]
+        line += [] if kept is None else [p_text(kept.s4.p), p_text(p_filtered)]
         lines.append(line)
     return lines
 
 
-def decisions(bars: Sequence[Bar]) -> list[tuple[float | None, str]]:
-    """Return the corrected p-value over runs and the verdict of each bar; an empty text for a bar without runs."""
-    over_runs = [None if bar.all_runs is None else bar.all_runs.over_runs for bar in bars]
-    p_values = holm([None if one is None else one.p for one in over_runs])
-    return [(p, "" if one is None else one.verdict(p)) for one, p in zip(over_runs, p_values)]
-
-
-def corrected_s4(results: Iterable[Advantage | None]) -> list[float | None]:
-    """Return the corrected p-values of the paper's test."""
-    return holm([None if result is None else result.s4.p for result in results])
-
-
-def picture(bars: Sequence[Bar], title: str) -> Figure:
-    """Plot the advantages with their standard errors over runs, and a star where the verdict is higher or lower."""
-    conditions = list(dict.fromkeys(bar.condition for bar in bars))
-    decided = {(bar.condition, bar.perturbation): text for bar, (_, text) in zip(bars, decisions(bars))}
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(3 + 2.2 * len(conditions), 4), layout="constrained")
-        axes = figure.subplots()
-        axes.set_title(title)
-        for number, (name, hatch) in enumerate(zip(PAPER_SIGN, ("//", "..", ""))):
-            for place, condition in enumerate(conditions):
-                bar = next(bar for bar in bars if (bar.condition, bar.perturbation) == (condition, name))
-                if bar.all_runs is None:
-                    continue
-                x, one = place + 0.27 * (number - 1), bar.all_runs
-                style = dict(color=COLOURS[number], hatch=hatch, ec="white", label=f"{name} perturbation")
-                axes.bar(x, one.mean, 0.25, yerr=one.error, capsize=2, **style)
-                if decided[condition, name] in ("higher", "lower"):
-                    top = max(one.mean + (one.error or 0), 0)
-                    axes.annotate("*", (x, top), (0, 2), textcoords="offset points", ha="center")
-        axes.axhline(0, color="0.3", lw=0.8)
-        axes.set_xticks(range(len(conditions)), conditions)
-        axes.set_ylabel("relative accuracy advantage")
-        shown = dict(zip(*reversed(axes.get_legend_handles_labels())))
-        axes.legend(shown.values(), shown.keys())
-    return figure
+def picture(shown: Sequence[Bar], title: str) -> Figure:
+    """Plot the advantage of each run, its mean and deviation, by condition and perturbation."""
+    series: dict[str, dict[str, list[float]]] = {}
+    for bar in shown:
+        values = [] if bar.all_runs is None else list(bar.all_runs.over_runs.differences.values())
+        series.setdefault(bar.condition, {})[f"{bar.perturbation} perturbation"] = values
+    return bars({"relative accuracy advantage": series}, title)
 
 
 def main() -> int:
@@ -205,10 +163,10 @@ def main() -> int:
     style_root = Path(chosen.style_root) if chosen.style_root else None
     if chosen.pretraining_only and not (chosen.pretrained and chosen.control_pretrained and chosen.test_root):
         raise ValueError("--pretraining-only needs --pretrained, --control-pretrained and --test-root")
-    bars: list[Bar] = []
+    shown: list[Bar] = []
     if chosen.control_pretrained and chosen.pretrained and chosen.test_root:
         runs = [pretrained(chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root)]
-        bars += bars_of("pretraining", runs)
+        shown += bars_of("pretraining", runs)
     failed: dict[Path, str] = {}
     listed: list[Finding] = []
     for benchmark in () if chosen.pretraining_only else options.roots:
@@ -223,13 +181,13 @@ def main() -> int:
         failed |= failures
         listed += findings
         runs = streamed(options, {item.cell.row: item for item in findings}, style_root)
-        bars += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
+        shown += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
     name = f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")
     if listed:
         write_csv(options.output / f"{name}_runs.csv", run_rows(listed))
     title = f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control"
-    write_table(options.output, name, HEADER, lines_of(bars), figure=picture(bars, title))
+    write_table(options.output, name, HEADER, lines_of(shown), figure=picture(shown, title))
     return exit_code(failed)
 
 

@@ -2,12 +2,10 @@
 
     python experiments/fig5_memory_blocks.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-One CRUMB run in class-instance with 256 blocks of 8 values; a finished run is reused, `--pretrained` starts it from
-CRUMB pretraining. Panel a: the most used blocks, each on the images where it fires most, one image per object. As in
-the paper, only the first 8 features of a location count, so that a block either fires or not; with `--slices 0` all
-features count, and the panel shows the fraction that fires. All-zero slices choose no block and are left out. Panel b:
-use of all blocks, sorted, before and after the stream. Writes `fig5.csv`, `.png`, `.svg`, and `fig5_runs.csv` with
-seed, settings and accuracy of the run to --output.
+One CRUMB run in class-instance with 256 blocks of 8 values, perhaps from CRUMB pretraining. Panel a: the most used
+blocks, each on the images where it fires most, one image per object. As in the paper, only the first 8 features of a
+location count, so that a block either fires or not. All-zero slices choose no block and are left out. Panel b: use of
+all blocks, sorted, before and after the stream. Writes `fig5.csv`, `.png`, `.svg`, and `fig5_runs.csv` to --output.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +38,7 @@ class Usage:
     Attributes:
         counts: `(n,)` int64, number of slices that chose each block, without all-zero slices.
         zeros: number of all-zero slices, for which all blocks tie.
-        codes: `(N, g, H, W)` codes of the first `g` groups of channels, -1 where a slice is all zero.
+        codes: `(N, H, W)` codes of the first group of channels, -1 where a slice is all zero.
     """
 
     counts: np.ndarray
@@ -52,27 +50,10 @@ class Usage:
         """Shares of the blocks in the slices that are not zero, `(n,)`."""
         return self.counts / max(1, self.counts.sum())
 
-    @property
-    def zero_share(self) -> float:
-        """Share of all-zero slices in all slices."""
-        return self.zeros / max(1, self.zeros + self.counts.sum())
-
-    @property
-    def effective_blocks(self) -> float:
-        """The exponential of the entropy of the shares: the number of equally used blocks with that entropy."""
-        shares = self.shares[self.shares > 0]
-        return float(np.exp(-(shares * np.log(shares)).sum()))
-
 
 @torch.no_grad()
-def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage:
-    """Encode images or cached maps, batch by batch.
-
-    Args:
-        model: model with a codebook.
-        batches: `(B, 3, h, w)` uint8 images, or `(B, C, H, W)` maps as a cache keeps them.
-        groups: number of leading groups of channels to keep in `codes`; 0 keeps all.
-    """
+def usage_of(model: SplitModel, batches: Iterator[Tensor]) -> Usage:
+    """Encode images or cached maps, batch by batch."""
     codebook = model.codebook
     counts, zeros, kept = torch.zeros(codebook.codebook_size, dtype=torch.int64), 0, []
     for images in batches:
@@ -82,15 +63,8 @@ def usage_of(model: SplitModel, batches: Iterator[Tensor], groups: int) -> Usage
         counts += codebook.usage(codes[~nothing]).cpu()
         zeros += int(nothing.sum())
         codes[nothing] = -1
-        kept.append(codes[:, : groups or None].to(torch.int16).cpu())
+        kept.append(codes[:, 0].to(torch.int16).cpu())
     return Usage(counts.numpy(), zeros, torch.cat(kept).numpy())
-
-
-def most_used(codes: np.ndarray, blocks: int, count: int) -> list[int]:
-    """The up to ``count`` blocks that occur most often in the codes, without all-zero slices."""
-    counts = np.bincount(codes[codes >= 0].ravel(), minlength=blocks)
-    order = np.argsort(-counts, kind="stable")[:count]
-    return [int(block) for block in order if counts[block]]
 
 
 def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
@@ -123,7 +97,7 @@ def picture(found: RebuiltRun, before: Usage, after: Usage, blocks: Sequence[int
         below.plot(places, 100 * after.shares[order], color=COLOURS[0], label="after the stream")
         below.plot(places, 100 * np.sort(before.shares)[::-1], "--", color=COLOURS[1], label="before it")
         for number, (line, block) in enumerate(zip(upper.subplots(len(blocks), images, squeeze=False), blocks)):
-            heat, colour = (after.codes == block).mean(axis=1), COLOURS[number % len(COLOURS)]
+            heat, colour = (after.codes == block).astype(float), COLOURS[number % len(COLOURS)]
             for axes in line:
                 axes.set_axis_off()
             for axes, place in zip(line, strongest(heat, objects, images)):
@@ -141,10 +115,10 @@ def summary(before: Usage, after: Usage) -> list[list[str]]:
     """Rows of statistics of use, before and after the stream."""
     texts = {
         "images": lambda usage: f"{len(usage.codes):,}",
-        "slices that are all zero, %": lambda usage: f"{100 * usage.zero_share:.2f}",
+        "slices that are all zero, %": lambda usage: f"{100 * usage.zeros / (usage.zeros + usage.counts.sum()):.2f}",
         "largest share of a block, %": lambda usage: f"{100 * usage.shares.max():.2f}",
         "blocks never used": lambda usage: str(int((usage.counts == 0).sum())),
-        "as varied as so many equal blocks": lambda usage: f"{usage.effective_blocks:.1f}",
+        "as varied as so many equal blocks": lambda usage: f"{np.exp(stats.entropy(usage.shares)):.1f}",
     }
     rows = [[name, text(before), text(after)] for name, text in texts.items()]
     if len(before.counts) > 1 and np.ptp(before.counts) and np.ptp(after.counts):
@@ -157,15 +131,13 @@ def main() -> int:
     parser.set_defaults(runs="0")
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
     parser.add_argument("--pretrained", help="file of crumb pretrain (256x8) that the run starts from")
-    parser.add_argument("--codebook-dim", type=int, default=8, help="values of a block")
     parser.add_argument("--mem-size", type=int, help="maps stored; default the paper's ablations' for the benchmark")
     parser.add_argument("--blocks", type=int, default=5, help="blocks shown")
     parser.add_argument("--images", type=int, default=6, help="images shown of each")
-    parser.add_argument("--slices", type=int, default=1, help="leading slices of a location that count; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
     benchmark, protocol, run = options.benchmark, chosen.protocol, options.runs[0]
-    settings = {"protocol": protocol, "pretrained": chosen.pretrained, "codebook_dim": chosen.codebook_dim}
+    settings = {"protocol": protocol, "pretrained": chosen.pretrained, "codebook_dim": 8}
     size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
     settings |= {"mem_size": size, "keep_learner": "answers"}
     findings, failed = options.found([Cell("crumb", benchmark, protocol, options.output / protocol, settings)])
@@ -173,20 +145,19 @@ def main() -> int:
         return exit_code(failed)
     folder = str(options.output / protocol / f"run{run}")
     found = rebuilt(options.settings(benchmark, **settings, run=run, output=folder))
-    before = usage_of(found.before, found.batches(), chosen.slices)
-    after = usage_of(found.after, found.batches(), chosen.slices)
+    before, after = (usage_of(model, found.batches()) for model in (found.before, found.after))
     print("\n" + table(["use of memory blocks by the test images", "before", "after"], summary(before, after)))
-    csv_rows: list[list[object]] = [["block", "rank", "slices_after", "share_after", "slices_before", "share_before"]]
-    for rank, block in enumerate(np.argsort(-after.counts, kind="stable"), start=1):
-        values = (after.counts[block], after.shares[block], before.counts[block], before.shares[block])
-        csv_rows.append([block, rank, *values])
-    written = [options.output / "fig5.csv", options.output / "fig5_runs.csv"]
-    write_csv(written[0], csv_rows)
-    write_csv(written[1], run_rows(findings))
-    blocks = most_used(after.codes, len(after.counts), chosen.blocks)
+    order = np.argsort(-after.counts, kind="stable")
+    columns = after.counts, after.shares, before.counts, before.shares
+    header = ["block", "rank", "slices_after", "share_after", "slices_before", "share_before"]
+    rows = [[block, rank, *(values[block] for values in columns)] for rank, block in enumerate(order, start=1)]
+    write_csv(options.output / "fig5.csv", [header, *rows])
+    write_csv(options.output / "fig5_runs.csv", run_rows(findings))
+    counts = np.bincount(after.codes[after.codes >= 0], minlength=len(after.counts))
+    blocks = [int(block) for block in np.argsort(-counts, kind="stable")[: chosen.blocks] if counts[block]]
     title = f"Figure 5, {benchmark}, {protocol.replace('_', '-')}, run {run}"
-    written += save(picture(found, before, after, blocks, chosen.images, title), options.output, "fig5")
-    print("\nwritten: " + ", ".join(map(str, written)))
+    save(picture(found, before, after, blocks, chosen.images, title), options.output, "fig5")
+    print(f"\nwritten to {options.output}: fig5.csv, fig5_runs.csv, fig5.png, fig5.svg")
     return 0
 
 

@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +41,7 @@ PHOTOS = 50, 80, 20  # classes of the photo streams, and training and test image
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a stream.
-
-    Attributes:
-        stream, method: names.
-        run: number of the run, which chooses what is held out.
-        left_out: names of the classes that were not taught.
-        measured: the results.
-    """
+    """One run of a stream, whose number chooses what is held out, and the names of the classes not taught."""
 
     stream: str
     method: str
@@ -57,7 +51,7 @@ class Run:
 
 
 def photos(root: Path) -> FrameTable:
-    """Return the table of 50 classes of a folder of class folders, with 80 training and 20 test images each."""
+    """The table of 50 classes of a folder of class folders, with 80 training and 20 test images each."""
     from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 
     whole = ClipFolderFrames(root)
@@ -88,17 +82,12 @@ def streams_of(chosen: argparse.Namespace) -> list[Stream]:
         shapes = get_benchmark(QUICK_BENCHMARK).table(None, 0)
         return [Stream("shapes", lambda run: shapes, 2)]
     streams = []
-    for name, root in (("cifar100", chosen.cifar100), ("tiny_imagenet", chosen.tiny_imagenet)):
-        if root:
-            some = photos(Path(root) / "train")
-            streams.append(Stream(name, lambda run, some=some: redrawn(some, run), 10))
-    for name, root, benchmark, left_out in (
-        ("eth80", chosen.eth80, "eth80", 2),
-        ("sign_digits", chosen.sign_digits, "clip_folder", 3),
-    ):
-        if root:
-            entry = get_benchmark(benchmark)
-            streams.append(Stream(name, lambda run, entry=entry, root=root: entry.table(root, run), left_out))
+    for name in DEVELOPMENT:
+        if root := getattr(chosen, name):
+            streams.append(Stream(name, partial(redrawn, photos(Path(root) / "train")), 10))
+    for name, benchmark, left_out in (("eth80", "eth80", 2), ("sign_digits", "clip_folder", 3)):
+        if root := getattr(chosen, name):
+            streams.append(Stream(name, partial(get_benchmark(benchmark).table, root), left_out))
     if not streams:
         raise ValueError("there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick")
     return streams
@@ -133,10 +122,11 @@ def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str,
             yield Run(stream.name, method, run, names, measured)
 
 
-def values_of(runs: Sequence[Run], measure: str) -> list[float]:
+def values_of(runs: Sequence[Run], stream: str, method: str, measure: str) -> list[float]:
     """Return the values of a measure: of accuracy and calibration from runs with all classes, else from open runs."""
     closed = measure in ("accuracy", "ece", "ece_usual")
-    chosen = [run.measured for run in runs if closed == (not run.left_out)]
+    some = [run for run in runs if (run.stream, run.method) == (stream, method)]
+    chosen = [run.measured for run in some if closed == (not run.left_out)]
     return [one.auroc["chosen"] if measure == "auroc" else getattr(one, measure) for one in chosen]
 
 
@@ -149,9 +139,8 @@ def text_of(values: Sequence[float]) -> str:
 def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """Return header and lines of the table of streams and methods."""
     lines = []
-    for stream, method in dict.fromkeys((run.stream, run.method) for run in runs):
-        some = [run for run in runs if (run.stream, run.method) == (stream, method)]
-        lines.append([f"{stream}, {method}", *(text_of(values_of(some, measure)) for measure in MEASURES)])
+    for place in dict.fromkeys((run.stream, run.method) for run in runs):
+        lines.append([", ".join(place), *(text_of(values_of(runs, *place, measure)) for measure in MEASURES)])
     header = ["accuracy", "ECE", "ECE, usual temperature", "known rejected", "unknown rejected", "AUROC"]
     return ["stream, method", *header], lines
 
@@ -173,9 +162,8 @@ def picture(runs: Sequence[Run]) -> Figure:
     titles = {"ece": "expected calibration error", "known_rejected": "known images rejected", "auroc": "AUROC, unknown"}
     panels: dict[str, dict[str, dict[str, list[float]]]] = {title: {} for title in titles.values()}
     for stream, method in dict.fromkeys((run.stream, run.method) for run in runs):
-        some = [run for run in runs if (run.stream, run.method) == (stream, method)]
         for measure, title in titles.items():
-            panels[title].setdefault(method, {})[stream] = values_of(some, measure)
+            panels[title].setdefault(method, {})[stream] = values_of(runs, stream, method, measure)
     return bars(panels, "calibration and unknown classes")
 
 
@@ -212,14 +200,10 @@ def main() -> None:
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
     if chosen.json:
-        first = [run for run in runs if run.method == chosen.methods[0]]
-        figures = {
-            measure: {
-                stream.name: float(np.mean(values_of([run for run in first if run.stream == stream.name], measure)))
-                for stream in streams
-            }
-            for measure in ("ece", "auroc", "known_rejected")
-        }
+        figures: dict[str, dict[str, float]] = {"ece": {}, "auroc": {}, "known_rejected": {}}
+        for measure, found in figures.items():
+            for stream in streams:
+                found[stream.name] = float(np.mean(values_of(runs, stream.name, chosen.methods[0], measure)))
         print(json.dumps(figures))
         return
     for title, (header, lines) in zip(("Mean and 95 % interval over runs", "AUROC of scores, rda"), tables):

@@ -44,14 +44,7 @@ COLUMNS = {
 
 
 def settings_of(name: str, protocol: str, quick: bool = False, budget: int | None = None) -> dict:
-    """Settings of a row.
-
-    Args:
-        name: name of the row.
-        protocol: protocol of the stream.
-        quick: whether to use the tiny network.
-        budget: bytes, where the row sets none; None takes the benchmark's.
-    """
+    """Settings of a row, with a budget of bytes where it sets none; None takes the benchmark's."""
     row = ROWS[name]
     own = row.get("settings", {})
     settings = {"preset": "recommended", "protocol": protocol, **own, **(QUICK if quick else {})}
@@ -83,9 +76,9 @@ def main() -> int:
     for item in found:
         for run in item.runs:
             per = run.result["final_accuracy_per_experience"]
-            cells_of_run = [f"{value:.4f}" for value in (run.final, per[0], per[-1])]
-            speed = f"{run.ledger['images_per_second']:.1f}"
-            csv_rows.append([item.cell.row, run.number, *cells_of_run, run.ledger["memory_bytes"], speed, run.split])
+            values = [f"{value:.4f}" for value in (run.final, per[0], per[-1])]
+            values += [run.ledger["memory_bytes"], f"{run.ledger['images_per_second']:.1f}", run.split]
+            csv_rows.append([item.cell.row, run.number, *values])
     if found:
         title = f"{benchmark}, {chosen.protocol.replace('_', '-')}"
         print(f"\n{title}", end="")

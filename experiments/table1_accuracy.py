@@ -4,12 +4,11 @@
     python experiments/table1_accuracy.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
 The rows are in `rows/table1.yaml`. With --family fair (default), all methods train on the same frozen features with the
-same bytes and tune their learning rate on the first experience; `--strategies crumb remind_single` is REMIND one image
-at a time. With --family paper, each has the network, resolution and rate of the paper's authors; only these results are
-comparable with the paper's numbers as they are. Image sets have no class-instance protocol. The offline bound trains on
-all classes at once, so that one set of runs serves both protocols. `fig3_curves.py` plots the same runs. Writes the
-table as `.csv` and `.md`, its picture, `table1_runs.csv` with seed, settings and accuracy of each run, and a folder for
-each run to --output.
+same bytes and tune their learning rate on the first experience. With --family paper, each has the network, resolution
+and rate of the paper's authors; only these results are comparable with the paper's numbers as they are. Image sets have
+no class-instance protocol. The offline bound trains on all classes at once, so that one set of runs serves both
+protocols. `fig3_curves.py` plots the same runs. Writes the table as `.csv` and `.md`, its picture, `table1_runs.csv`
+with every run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
@@ -25,16 +24,7 @@ QUICK_METHODS = ("crumb", "ewc", "finetune", "offline")
 
 
 def settings_of(method: str, protocol: str, maps: int) -> dict:
-    """Settings of a row; without a protocol where it trains on all classes at once.
-
-    Args:
-        method: name of a strategy or a row.
-        protocol: protocol of the stream.
-        maps: memories of raw-map replay.
-
-    Raises:
-        ValueError: an unknown strategy.
-    """
+    """Settings of a strategy or a row; without a protocol where it trains on all classes at once."""
     from crumb_avalanche.methods.registry import get_strategy
 
     settings = dict(ROWS.get(method, {}).get("settings") or {"strategy": method})

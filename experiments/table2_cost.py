@@ -3,13 +3,15 @@
     python experiments/table2_cost.py --benchmark cifar100 --dataset-root CIFAR100
     python experiments/table2_cost.py --benchmark eth80 --dataset-root ETH80 --stream-images 100
 
-`cost_of_replay.py` measures, and describes what counts: memory is the peak while codebook or tables are computed, with
-the maps that they are computed from, plus what is kept; time is that of the whole run without evaluation. REMIND runs
-as its authors run it (one image at a time, tables from all maps of the first experience), which is what the paper
-compares with, and with the cheaper choices of this library. Seconds and bytes depend on the machine, ratios much less,
-so compare the ratio to REMIND with the paper. `--runs` are measured one after the other; leave the cores otherwise
-idle. A run with a `cost_of_replay.csv` is not measured again. Writes `table2.csv`, `table2.md`, `table2.png`,
-`table2.svg` and a folder for each run to --output.
+Three learners take turns, experience by experience, on one thread: CRUMB; REMIND as its authors run it, with one new
+image and 50 mixtures of memories in each step, which is what the paper compares with; REMIND with one step for each
+batch. Time is that of the whole run without evaluation, and with --feature-cache without F, which is the same for all.
+Memory is what is kept (codes, labels, tables) plus the peak while codebook or tables are computed, with the maps that
+they are computed from, each in a process of its own: CRUMB's codebook; REMIND's tables by faiss from all maps of the
+first experience at once, as in its authors' code; and from a sample of locations, as in this library. Seconds and bytes
+depend on the machine, ratios much less, so compare the ratio to REMIND with the paper; leave the cores otherwise idle.
+A run with a `cost_of_replay.csv`, which has all that was measured, is not measured again. Writes `table2.csv`, `.md`,
+`.png`, `.svg` and a folder for each run to --output.
 """
 
 import csv
@@ -19,19 +21,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
-from cost_of_replay import ALL_MAPS, CRUMB, QUICK, SINGLE, CostSettings
-from cost_of_replay import main as measure
-from support.common_options import common_options, parser_for, run_script
+from support.common_options import PROTOCOLS, common_options, parser_for, run_script
 from support.pictures import bars
+from support.replay_cost import ALL_MAPS, COSTS, CRUMB, SINGLE, Part, measure
 from support.tables import PaperNumbers, write_table
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
+QUICK = Part(experiences=3, stream_images=24, table_images=80, measured_images=8)
 # The paper's quantities, each with its name here and the number of our units in one of the paper's.
 QUANTITIES = {"peak_ram_gb": ("memory, GB", 1e9), "runtime_hours": ("time, hours", 3600)}
-REMIND_MEMORY, REMIND_TIME = ALL_MAPS, SINGLE
 
 
 def measured(path: Path) -> dict[str, tuple[float, float]] | None:
@@ -40,13 +41,14 @@ def measured(path: Path) -> dict[str, tuple[float, float]] | None:
         return None
     with open(path, newline="") as file:
         values = {(line["quantity"], line["method"]): float(line["value"]) for line in csv.DictReader(file)}
-
-    def memory(method: str) -> float:
-        return (values["peak_bytes", method] + values["held_bytes", method]) / QUANTITIES["peak_ram_gb"][1]
-
-    hour = QUANTITIES["runtime_hours"][1]
-    seconds = [values["seconds_whole_run", method] / hour for method in (CRUMB, REMIND_TIME)]
-    return {"peak_ram_gb": (memory(CRUMB), memory(REMIND_MEMORY)), "runtime_hours": tuple(seconds)}
+    memory, time = (
+        tuple(sum(values[name, method] for name in names) / QUANTITIES[quantity][1] for method in (CRUMB, remind))
+        for quantity, remind, names in (
+            ("peak_ram_gb", ALL_MAPS, ("peak_bytes", "held_bytes")),
+            ("runtime_hours", SINGLE, ("seconds_whole_run",)),
+        )
+    )
+    return {"peak_ram_gb": memory, "runtime_hours": time}
 
 
 def part_of(file: Path) -> str:
@@ -61,23 +63,23 @@ def part_of(file: Path) -> str:
     return ", ".join(text.format(own[name]) for name, text in words.items() if own.get(name))
 
 
-def measure_once(settings: RunSettings, own: CostSettings) -> None:
+def measure_once(settings: RunSettings, part: Part) -> None:
     """Measure a run, unless its folder holds the measurement.
 
     Raises:
         FinishedRunError: it was measured with other settings.
     """
-    folder = Path(own.output)
+    folder = Path(settings.output)
     left_out = NON_RESULT_SETTINGS - {"feature_cache", "threads"}  # these change seconds and bytes
-    made_with = {name: value for name, value in {**as_dict(settings), **asdict(own)}.items() if name not in left_out}
+    made_with = {name: value for name, value in {**as_dict(settings), **asdict(part)}.items() if name not in left_out}
     made_with["feature_cache"] = settings.feature_cache is not None
     notes = folder / "made_with.json"
-    if (folder / "cost_of_replay.csv").exists():
+    if (folder / COSTS).exists():
         if notes.exists() and json.loads(notes.read_text()) != made_with:
             raise FinishedRunError(f"{folder} was measured with other settings; choose another --output")
         return
     write_json(notes, made_with)
-    measure(settings, own)
+    measure(settings, part)
 
 
 HEADER = ["benchmark", "quantity", "paper's data set", "CRUMB, paper", "CRUMB, ours", "REMIND, paper", "REMIND, ours"]
@@ -102,8 +104,8 @@ def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list
         ours = tuple(map(fmean, zip(*(values[name] for values in found))))
         values = [f"{pair[place]:.3g}" if pair else "" for place in (0, 1) for pair in (printed, ours)]
         ratios = [100 * pair[0] / pair[1] if pair else None for pair in (printed, ours)]
-        comparable = ours and benchmark == dataset and not part
         shown = ["" if ratio is None else f"{ratio:.1f} %" for ratio in ratios]
+        comparable = ours and benchmark == dataset and not part
         shown += [f"{ratios[1] - ratios[0]:+.1f}" if comparable else "", str(len(found) or "")]
         line = dict(zip(HEADER, [benchmark, words, dataset, *values, *shown]))
         lines.append({**line, PART: part, "ratios": ratios})
@@ -113,24 +115,24 @@ def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list
 def main() -> int:
     parser = parser_for(__doc__, "runs/table2", several=True)
     parser.set_defaults(runs="0")
+    parser.add_argument("--protocol", choices=PROTOCOLS, help="default the first of the benchmark")
+    parser.add_argument("--first-epochs", type=int, help="as for crumb run")
     parser.add_argument("--stream-images", type=int, default=0, help="number of frames of each experience; 0: all")
     parser.add_argument("--table-images", type=int, default=0, help="maps for REMIND's tables; 0: experience 1")
     parser.add_argument("--experiences", type=int, default=0, help="number of experiences; 0: all")
     chosen = parser.parse_args()
-    options = common_options(chosen)
-    own = CostSettings("", chosen.experiences, chosen.stream_images, table_images=chosen.table_images)
-    if options.quick:
-        own = replace(own, stream_images=24, table_images=80, measured_images=8, experiences=3)
+    options, part = common_options(chosen), Part(chosen.experiences, chosen.stream_images, chosen.table_images)
+    if chosen.first_epochs is not None:
+        options = replace(options, base=replace(options.base, first_epochs=chosen.first_epochs))
+    if options.quick:  # with the images themselves
+        options, part = replace(options, base=replace(options.base, budget_images=200, feature_cache=None)), QUICK
     paper, lines = PaperNumbers(), []
     for benchmark in options.roots:
         folders = [options.output / benchmark / f"run{run}" for run in options.runs]
+        protocol = chosen.protocol or options.protocols(benchmark)[0]
         for run, folder in zip(options.runs, () if options.table_only else folders):
-            protocol = options.protocols(benchmark)[-1 if options.quick else 0]
-            settings = options.settings(benchmark, protocol=protocol, run=run)
-            if options.quick:
-                settings = replace(settings, **QUICK)
-            measure_once(settings, replace(own, output=str(folder)))
-        lines += lines_of(benchmark, [folder / "cost_of_replay.csv" for folder in folders], paper)
+            measure_once(options.settings(benchmark, protocol=protocol, run=run, output=str(folder)), part)
+        lines += lines_of(benchmark, [folder / COSTS for folder in folders], paper)
     header = [*HEADER, PART] if any(line[PART] for line in lines) else HEADER
     series: dict[str, dict[str, list[float]]] = {"of the paper": {}, "ours": {}}
     for line in lines:

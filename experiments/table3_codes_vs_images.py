@@ -2,12 +2,10 @@
 
     python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
 
-Blocks are 256x8, as in the paper. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper does not have. On
-the other benchmarks of the paper it is the count of the published scripts (`rows/mem_sizes.yaml`). `--counts` sets
-other counts. An n beyond the images of the stream stores them all. In the paper, CRUMB starts from CRUMB pretraining on
+Blocks are 256x8. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper does not have; on the others it is
+the count of the published scripts (`rows/mem_sizes.yaml`). In the paper, CRUMB starts from CRUMB pretraining on
 ImageNet and image replay from stock weights; without `--pretrained`, both start from stock weights. Writes the table as
-`.csv` and `.md`, its picture, `table3_runs.csv` with seed, settings and accuracy of each run, and a folder for each run
-to --output.
+`.csv` and `.md`, its picture, `table3_runs.csv` with every run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence

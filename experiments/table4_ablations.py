@@ -6,15 +6,11 @@ r"""Table 4 of the paper: ablations of CRUMB, each row a named change of setting
 
 The rows are in `rows/table4.yaml`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows
 change. `--starts` is a folder with a file for each such start. The script prints the `crumb pretrain` command of
-each missing file, and with `--make-starts` makes the files from `--pretrain-data` (ImageNet as in the paper, or other
-images; the table names them). Each file serves all runs. Without `--starts`, all rows begin with stock weights and a
-fresh codebook, as the paper's "Vanilla pretrain" does: rows that change the stream or the codebook are run, rows about
-pretraining stay empty and name what they need. `--cifar100-start FILE` fills the row about pretraining on CIFAR-100,
-`--tiny-imagenet-start FILE` that on Tiny-ImageNet, which the paper does not have.
-
-Blocks are 256x8 and 200 maps are stored, as in the paper's ablations; the counts of other benchmarks are in
-`rows/mem_sizes.yaml`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with seed, settings and
-accuracy of each run, and a folder for each run to --output.
+each missing file, and with `--make-starts` makes the files from `--pretrain-data`. Without `--starts`, all rows begin
+with stock weights and a fresh codebook, as the paper's "Vanilla pretrain" does, and rows about pretraining stay empty
+and name what they need; `--cifar100-start` and `--tiny-imagenet-start` fill a row each. Blocks are 256x8; the numbers
+of stored maps are in `rows/mem_sizes.yaml`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with
+every run, and a folder for each run to --output.
 """
 
 import argparse
@@ -50,13 +46,7 @@ def folder_of(name: str) -> str:
 
 
 def settings_of(row: dict, starts: Starts, mem_size: int) -> dict | str:
-    """Settings in which the runs of a row differ, or the reason why there are none.
-
-    Args:
-        row: row of the table.
-        starts: pretrained files.
-        mem_size: number of maps that "Ours" stores.
-    """
+    """Settings in which the runs of a row differ where "Ours" stores some maps, or the reason why there are none."""
     start, needs = row.get("start", OURS), row.get("needs", "")
     known = RunSettings.__dataclass_fields__
     shared = {name: value for name, value in row.get("pretraining", {}).items() if name in known}
@@ -78,12 +68,7 @@ def paper_number(
 ) -> tuple[PaperValue | None, str]:
     """The paper's number of a row, and its data set: the benchmark itself where Table 3 has the row, otherwise CORe50.
 
-    Args:
-        paper: the paper's numbers.
-        benchmark: benchmark of our runs.
-        protocol: protocol of our runs.
-        name: name of the row.
-        dataset: data set that the number must be of.
+    With `dataset`, the number must be of that.
     """
     own = paper.find("table3", benchmark, protocol, OF_TABLE3.get(name, ""))
     if own is not None and dataset in (None, benchmark):
@@ -113,18 +98,14 @@ def cells_of(
                     *(number, dataset, options.output / protocol / OURS if isinstance(ours, dict) else None),
                     paper_number(paper, options.benchmark, protocol, FIRST, dataset)[0],
                     row["category"],
-                    "; ".join(filter(None, [note, runnable and starts.unlike_ours(row)])),
+                    note,
                 )
             )
     return cells
 
 
 def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
-    """The pretrained files that the command line names.
-
-    Raises:
-        ValueError: --make-starts without --starts or --pretrain-data, or a file that does not exist.
-    """
+    """The pretrained files that the command line names."""
     if chosen.make_starts and not (chosen.starts and chosen.pretrain_data):
         raise ValueError("--make-starts needs --starts, the folder to write to, and --pretrain-data, the images")
     same = ("weights", "precision", "feature_cache", "cache_precision", "device")

@@ -12,8 +12,7 @@ run; the same command resumes, and with --table-only makes the table of what is 
 
 import csv
 import tempfile
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -60,12 +59,17 @@ def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int
     return parts
 
 
-def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: Path) -> dict[str, float]:
-    """Return the accuracy in percent of each learner on the held-out photos of a split."""
+def accuracies(frames: FrameTable, memo: FeatureMemo, network: tuple, folder: Path) -> dict[str, float]:
+    """Return the accuracy in percent of each learner on the held-out photos of a split.
+
+    F runs once for each image in all runs, whose maps the memo keeps.
+    """
     train = frames.rows("train").tolist()
     first = set(frames.classes[: len(frames.classes) // 2])
     by_class = [[row for row in train if (frames[row].class_name in first) == known] for known in (True, False)]
-    taught, merged, apart = (new_learner() for _ in range(3))
+    taught, merged, apart = (Learner("recommended", *network) for _ in range(3))
+    for learner in (taught, merged, apart):
+        learner.network.model.feature_memo = memo
     for number, rows in enumerate(by_class):
         taught.teach(tree(frames, rows, folder / f"classes{number}"))
     for learner, rows, name in zip((merged, apart), halves(frames, train), ("objects0", "objects1")):
@@ -77,13 +81,6 @@ def accuracies(frames: FrameTable, new_learner: Callable[[], Learner], folder: P
         right = [answer.label == answer.truth for answer in learner.predict_all(asked)]
         found[name] = 100 * sum(right) / len(right)
     return found
-
-
-def new_learner(memo: FeatureMemo, *network) -> Learner:
-    """Build a learner whose F runs once for each image in all runs; its maps are the same in any batch."""
-    learner = Learner("recommended", *network)
-    learner.network.model.feature_memo = memo
-    return learner
 
 
 def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list[list[str]]:
@@ -98,16 +95,6 @@ def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list
     return lines
 
 
-def recorded(path: Path) -> dict[str, dict[int, float]]:
-    """Read the accuracies that an earlier call wrote, by row and run."""
-    found: dict[str, dict[int, float]] = {}
-    if path.exists():
-        with open(path, newline="") as file:
-            for line in csv.DictReader(file):
-                found.setdefault(line["row"], {})[int(line["run"])] = float(line["accuracy"])
-    return found
-
-
 def main() -> int:
     options = common_options(parser_for(__doc__, "runs/taught_learner").parse_args())
     changes = {"run": {"preset": "recommended", **({"relu_logits": False, "head_kernel": 1} if options.quick else {})}}
@@ -116,8 +103,11 @@ def main() -> int:
         return exit_code(failed)
     runs = finished_runs(options.output / "run", options.runs)
     splits = {run.number: run.split for run in runs}
-    path = options.output / "taught_learner.csv"
-    found = recorded(path) | {"run": {run.number: run.final for run in runs}}
+    path, found = options.output / "taught_learner.csv", {"run": {run.number: run.final for run in runs}}
+    if path.exists():  # of an earlier call
+        with open(path, newline="") as file:
+            for line in csv.DictReader(file):
+                found.setdefault(line["row"], {}).setdefault(int(line["run"]), float(line["accuracy"]))
     torch.set_num_threads(1)
     plan = RunPlan.of(options.settings(options.benchmark))
     network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
@@ -128,7 +118,7 @@ def main() -> int:
         frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
         memo = memo or FeatureMemo(len(frames))
         with tempfile.TemporaryDirectory() as folder:
-            here = accuracies(frames, partial(new_learner, memo, *network), Path(folder))
+            here = accuracies(frames, memo, network, Path(folder))
         print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
         for name, value in here.items():
             found.setdefault(name, {})[number] = value

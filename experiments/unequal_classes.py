@@ -2,9 +2,8 @@
 
     python experiments/unequal_classes.py --dataset-root ETH80 --weights WEIGHTS --features FOLDER
 
-Class sizes grow geometrically from 1 to 200, in another order of classes in each run; the images of a class are drawn
-from its training objects. All classes are tested on their held-out objects. Small classes are those of less than 20
-images. Difference: the row minus `own 0`, with 95 % interval by Student's t over runs. With --json, one object:
+Class sizes grow geometrically from 1 to 200, in another order of classes in each run; small classes have less than 20.
+Difference: the row minus `own 0`, with 95 % interval by Student's t over runs. With --json, one object:
 {row: {"small": accuracy of each run, "all": ...}}.
 """
 

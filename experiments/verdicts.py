@@ -2,10 +2,8 @@
 
     python experiments/verdicts.py
 
-Reads the runs behind the published tables and prints, for each family of comparisons in `rows/verdicts.yaml`: the
-difference of a row to its reference in points, with 95 % interval, in every run, p-value corrected by Holm over the
-family, and what that decides. "as in S4" is the recorded p-value (Holm) of the paper's own test, whose unit is a batch
-of 100 test images. Writes `verdicts.csv` to --output.
+Reads the runs behind the published tables and prints each family of comparisons in `rows/verdicts.yaml`. "as in S4" is
+the recorded p-value (Holm) of the paper's own test, whose unit is a batch of 100 test images. Writes `verdicts.csv`.
 """
 
 import argparse
@@ -26,14 +24,7 @@ HEADER = ["row", "difference", "95 % interval", "units", "of the runs", "p Holm"
 
 
 class Comparison(NamedTuple):
-    """A row compared with its reference.
-
-    Attributes:
-        row, reference: names.
-        found: the differences.
-        p_holm: p-value, corrected over the family.
-        s4: the recorded p-value of the paper's test, as text.
-    """
+    """A row and its reference, their differences, p-value corrected over the family, and that of the paper's test."""
 
     row: str
     reference: str
@@ -49,11 +40,7 @@ def read(path: Path, only: dict[str, str]) -> list[dict[str, str]]:
 
 
 def comparisons(family: dict) -> list[Comparison]:
-    """Compare each row of a family with its reference; rows that are the reference under another name are left out.
-
-    Args:
-        family: an entry of `rows/verdicts.yaml`.
-    """
+    """Compare each row of a family with its reference; rows that are the reference under another name are left out."""
     accuracy: dict[str, dict[int, float]] = {}
     splits: dict[int, str] = {}
     only, own = family.get("only", {}), family.get("reference", "Ours")
@@ -75,14 +62,6 @@ def comparisons(family: dict) -> list[Comparison]:
     return [Comparison(*row, p, text) for row, p, text in zip(rows, corrected, texts)]
 
 
-def text_of(one: Comparison) -> list[str]:
-    """Format a comparison as text."""
-    found = one.found
-    name, units = f"{one.row} - {one.reference}", str(len(found.units))
-    decided = p_text(one.p_holm), found.verdict(one.p_holm), one.s4
-    return [name, f"{found.mean:+.1f}", interval_text(found), units, each_text(found), *decided]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--output", default="runs/verdicts", help="folder of the table")
@@ -91,11 +70,15 @@ def main() -> int:
     columns: dict[str, object] = {}
     for name, family in rows_of("verdicts").items():
         some = comparisons(family)
-        print(f"\n{name}\n" + table(HEADER, [text_of(one) for one in some]))
+        lines = []
         for one in some:
-            columns = paired_columns(one.found, one.p_holm)
+            found, decided = one.found, (p_text(one.p_holm), one.found.verdict(one.p_holm), one.s4)
+            line = [f"{one.row} - {one.reference}", f"{found.mean:+.1f}", interval_text(found), str(len(found.units))]
+            lines.append([*line, each_text(found), *decided])
+            columns = paired_columns(found, one.p_holm)
             values = [f"{value:.6g}" if isinstance(value, float) else value for value in columns.values()]
             rows.append([name, one.row, one.reference, *values, one.s4])
+        print(f"\n{name}\n" + table(HEADER, lines))
     write_csv(path, [["family", "row", "reference", *columns, "as_in_s4"], *rows])
     print(f"\nwritten: {path}")
     return 0

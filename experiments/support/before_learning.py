@@ -1,10 +1,9 @@
 """Outputs of a strategy on each object before its first image is learned, and on the test images at the end."""
 
 import io
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -27,37 +26,17 @@ OUTPUTS = "outputs.npz"
 ANSWER, HEAD = "answer", "head"  # of the strategy; of the head beside a readout in closed form
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """Outputs of a finished run.
+def read_outputs(path: Path) -> SimpleNamespace:
+    """Read what `record` wrote.
 
-    Attributes:
-        before: `(n, C)` of images of the training objects, before any image of the object was learned.
-        labels, objects: `(n,)` int64, the class and the number of the object of each.
-        test: `(m, C)` of the test images at the end.
-        test_labels: `(m,)` int64.
-        head_before, head_test: the same of the head, where a readout answers; else equal.
-        memory_bytes: bytes kept at the end.
-        split: hash of the table of frames.
-        plan: hash of the settings.
+    Returns:
+        `before`, `(n, C)` of images of the training objects, before any image of the object was learned; their `labels`
+        and `objects`, `(n,)` int64; `test`, `(m, C)` of the test images at the end, and `test_labels`; `head_before`
+        and `head_test`, the same of the head where a readout answers, else equal; `memory_bytes` kept at the end;
+        `split` and `plan`, hashes of the table of frames and of the settings.
     """
-
-    before: np.ndarray
-    labels: np.ndarray
-    objects: np.ndarray
-    test: np.ndarray
-    test_labels: np.ndarray
-    head_before: np.ndarray
-    head_test: np.ndarray
-    memory_bytes: int
-    split: str
-    plan: str
-
-    @classmethod
-    def read(cls, path: Path) -> "Outputs":
-        """Read what `record` wrote."""
-        with np.load(path, allow_pickle=False) as file:
-            return cls(**{name: file[name] if file[name].ndim else file[name].item() for name in file})
+    with np.load(path, allow_pickle=False) as file:
+        return SimpleNamespace(**{name: file[name] if file[name].ndim else file[name].item() for name in file})
 
 
 class BeforeLearning(SupervisedPlugin):
@@ -67,10 +46,6 @@ class BeforeLearning(SupervisedPlugin):
 
     Args:
         objects: number of the object of each row of the frame table.
-
-    Attributes:
-        first, test: outputs by way to answer, lists of `(B, C)`.
-        labels, seen: labels and objects of `first`; `test_labels`: those of `test`.
     """
 
     def __init__(self, objects: Sequence[int]):
@@ -110,8 +85,9 @@ class BeforeLearning(SupervisedPlugin):
             strategy.is_training, strategy.mbatch = True, batch
 
     def _add(self, strategy, outputs: dict[str, list[Tensor]]) -> None:
-        for name, forward in ways(strategy).items():
-            outputs[name].append(strategy.seen_classes.mask_answers(forward()).double().cpu())
+        head = CRUMBStrategy.forward if isinstance(strategy, ReadoutStrategy) else type(strategy).forward
+        for name, forward in ((ANSWER, type(strategy).forward), (HEAD, head)):
+            outputs[name].append(strategy.seen_classes.mask_answers(forward(strategy)).double().cpu())
 
     def before_eval(self, strategy, **kwargs):
         self.test, self.test_labels = {ANSWER: [], HEAD: []}, []
@@ -119,12 +95,6 @@ class BeforeLearning(SupervisedPlugin):
     def after_eval_iteration(self, strategy, **kwargs):
         self._add(strategy, self.test)
         self.test_labels += strategy.mb_y.tolist()
-
-
-def ways(strategy) -> dict[str, Callable[[], Tensor]]:
-    """Return the functions that compute outputs of the batch of a strategy: its own, and its head's."""
-    head = partial(CRUMBStrategy.forward, strategy) if isinstance(strategy, ReadoutStrategy) else strategy.forward
-    return {ANSWER: strategy.forward, HEAD: head}
 
 
 def record(settings: RunSettings) -> None:
@@ -135,7 +105,7 @@ def record(settings: RunSettings) -> None:
     """
     plan, path = RunPlan.of(settings), Path(settings.output) / OUTPUTS
     if path.exists():
-        if Outputs.read(path).plan != plan.sha256:
+        if read_outputs(path).plan != plan.sha256:
             raise ValueError(f"{path} was made with other settings; use another --output, or remove it")
         return
     set_up_process(plan.threads, plan.run)
@@ -151,15 +121,12 @@ def record(settings: RunSettings) -> None:
         for experience in stream.benchmark.train_stream:
             strategy.train(experience, eval_streams=[], shuffle=False)
         strategy.eval(tests)
-        found = Outputs(
-            *(torch.cat(plugin.first[ANSWER]).numpy(), np.array(plugin.labels), np.array(plugin.seen)),
-            *(torch.cat(plugin.test[ANSWER]).numpy(), np.array(plugin.test_labels)),
-            *(torch.cat(some[HEAD]).numpy() for some in (plugin.first, plugin.test)),
-            *(recorder.ledger.result()["memory_bytes"], table.content_hash(), plan.sha256),
-        )
+        memory_bytes = recorder.ledger.result()["memory_bytes"]
+    some = {"before": plugin.first[ANSWER], "test": plugin.test[ANSWER]}
+    some |= {"head_before": plugin.first[HEAD], "head_test": plugin.test[HEAD]}
+    found = {name: torch.cat(parts).numpy() for name, parts in some.items()}
+    found |= {"labels": plugin.labels, "objects": plugin.seen, "test_labels": plugin.test_labels}
     data = io.BytesIO()
-    np.savez_compressed(data, **asdict(found))
+    np.savez_compressed(data, **found, memory_bytes=memory_bytes, split=table.content_hash(), plan=plan.sha256)
     with atomic_write(path) as unfinished:
         Path(unfinished).write_bytes(data.getvalue())
-    right = found.test.argmax(1) == found.test_labels
-    print(f"final accuracy {100 * right.mean():.2f} %")

@@ -16,14 +16,7 @@ Functions = Mapping[str, Callable[[], object]]
 
 
 def bench_parser(doc: str, threads: int = 2, repeats: int = 5, json: bool = True) -> argparse.ArgumentParser:
-    """A parser with the options of benchmarks; scripts add their own.
-
-    Args:
-        doc: docstring of the script, which is the description.
-        threads: default of --threads.
-        repeats: default of --repeats.
-        json: whether figures can be printed as JSON.
-    """
+    """A parser with the options of benchmarks, whose description is the docstring of the script."""
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -90,3 +83,25 @@ def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
     if done.returncode:
         raise RuntimeError(f"{command} failed: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def dataset_of(images, labels):
+    """An Avalanche data set of tensors of images and labels."""
+    from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+    from torch.utils.data import TensorDataset
+
+    return AvalancheDataset(
+        [TensorDataset(images, labels)], data_attributes=[DataAttribute(labels.tolist(), "targets")]
+    )
+
+
+def crumb_of(model, batch: int, memories: int = 417, **settings):
+    """CRUMB with the paper's optimiser, one epoch an experience, and no evaluation."""
+    import torch
+
+    from crumb_avalanche import CodeBuffer, CRUMBStrategy
+
+    weights = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4)
+    own = dict(first_epochs=1, train_mb_size=batch, evaluator=None, **settings)
+    return CRUMBStrategy(model=model, optimizer=optimizer, storage_policy=CodeBuffer(memories), **own)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.engines import Engine, InProcess, LocalProcesses, RayCluster, is_finished
-from support.sweep import RETRIES, grid, sweep
+from support.engines import Engine, InProcess, LocalProcesses, is_finished
+from support.sweep import grid, sweep
 from support.tables import Cell, Finding, find
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
@@ -22,24 +22,12 @@ QUICK = dict(weights="none", backbone="small_cnn", image_size=32, first_epochs=1
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The common part of a command line.
-
-    Attributes:
-        roots: folder of images by benchmark, in the order of the command line.
-        runs: seeds.
-        base: settings that all runs share, without benchmark and protocol.
-        engine: engine that does the runs, each with one thread.
-        retries: restarts of a run whose process died.
-        output: folder of runs, tables and pictures.
-        quick: whether to use rendered shapes, to try the script.
-        table_only: whether to do no new runs.
-    """
+    """The common part of a command line: benchmarks with their folders, seeds, and settings that all runs share."""
 
     roots: dict[str, str | None]
     runs: list[int]
     base: RunSettings
     engine: Engine
-    retries: int
     output: Path
     quick: bool
     table_only: bool
@@ -68,14 +56,12 @@ class CommonOptions:
             for run in runs:
                 is_finished(run)
             return {}
-        return sweep(runs, self.engine, retries=self.retries)
+        return sweep(runs, self.engine)
 
     def found(self, cells: Sequence[Cell], **shared) -> tuple[list[Finding], dict[Path, str]]:
         """Do the unfinished runs of the cells, run by run; return what all runs found, and the failed ones.
 
-        Args:
-            cells: cells of a table; those of one folder share their runs, those without settings have none.
-            shared: settings of `crumb run` of all cells.
+        Cells of one folder share their runs, those without settings have none. All share some settings of `crumb run`.
         """
         folders = {cell.folder: cell for cell in cells if cell.folder is not None and cell.settings}
         todo = [
@@ -97,8 +83,7 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
 
     Args:
         doc: docstring of the script, whose first line is the description.
-        output: default folder; a script of one benchmark writes to a folder of its name below.
-        several: whether the script takes several benchmarks.
+        output: default folder; a script that does not take several benchmarks writes to a folder of its name below.
     """
     parser = argparse.ArgumentParser(description=doc.strip().splitlines()[0], allow_abbrev=False)
     count = dict(nargs="+") if several else dict(nargs=1)
@@ -124,29 +109,18 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument(
         "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are always tested"
     )
-    where = parser.add_argument_group("where the runs are done")
-    where.add_argument("--engine", default="processes", choices=["in_process", "processes", "ray"])
-    where.add_argument("--processes", type=int, default=1, help="number of runs at a time on this machine")
-    where.add_argument("--address", default="auto", help="head of a Ray cluster, HOST:PORT")
-    where.add_argument("--retries", type=int, default=RETRIES, help="restarts of a run whose process or node died")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time; 0 does them in this process")
     return parser
 
 
 def own_presets(chosen: argparse.Namespace, rows: str = "every row of this table") -> None:
-    """Refuse --preset, in a script whose rows have presets of their own.
-
-    Raises:
-        ValueError: --preset was given.
-    """
+    """Refuse --preset, in a script whose rows have presets of their own."""
     if chosen.preset != "paper":
         raise ValueError(f"--preset {chosen.preset}: {rows} has its own preset; leave it out")
 
 
 def common_options(chosen: argparse.Namespace) -> CommonOptions:
-    """The common options of a parsed command line.
-
-    Args:
-        chosen: arguments parsed by a parser of `parser_for`.
+    """The common options of a command line that a parser of `parser_for` parsed.
 
     Raises:
         ValueError: more folders than benchmarks, a benchmark twice, or runs that are no numbers.
@@ -178,13 +152,11 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     output = Path(chosen.output or usual)
     if chosen.quick:
         base = replace(base, **{**QUICK, "feature_cache": str(output / "feature_cache")})
-    engines = {"in_process": InProcess, "ray": lambda: RayCluster(chosen.address)}
     return CommonOptions(
         dict(zip(names, [*roots, *[None] * len(names)])),
         base.run_numbers(),
         replace(base, runs=None),
-        engines.get(chosen.engine, lambda: LocalProcesses(chosen.processes))(),
-        chosen.retries,
+        LocalProcesses(chosen.processes) if chosen.processes else InProcess(),
         output,
         chosen.quick,
         chosen.table_only,

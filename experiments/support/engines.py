@@ -1,4 +1,4 @@
-"""Work on a cell of a sweep, the settings of one run, and the engines that do it: here, in processes, on Ray."""
+"""Work on a cell of a sweep, the settings of one run, and the engines that do it: here, or in processes."""
 
 import contextlib
 import multiprocessing
@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing.connection import wait
@@ -27,7 +27,7 @@ class State(Enum):
 
     DONE = "done"
     FAILED = "it raised an error, and would again"
-    DIED = "its process or node died, which may not happen again"
+    DIED = "its process died, which may not happen again"
     BUSY = "another process works in the folder"
 
 
@@ -53,12 +53,7 @@ def learn(cell: RunSettings) -> None:
 
 
 def is_finished(cell: RunSettings) -> bool:
-    """Whether the cell has a result; removes files that a kill may have left beside it.
-
-    Raises:
-        FinishedRunError: the folder holds a finished run with other settings.
-        DamagedRunError: a file of the finished run cannot be read.
-    """
+    """Whether the cell has a result, of its settings; removes files that a kill may have left beside it."""
     folder = Path(cell.output)
     if cell.overwrite or not (folder / RESULT).exists():
         return False
@@ -90,8 +85,9 @@ def run_cell(cell: RunSettings, work: Work = learn) -> Outcome:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        text = traceback.format_exc()
-        full = next((cause for cause in _causes(error) if getattr(cause, "errno", None) in DISK_FULL), None)
+        text, full = traceback.format_exc(), error
+        while full is not None and getattr(full, "errno", None) not in DISK_FULL:
+            full = full.__cause__
         if full is not None:
             text += f"the disk of {folder} is full ({full}): make room and give the same command again\n"
         elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
@@ -100,27 +96,15 @@ def run_cell(cell: RunSettings, work: Work = learn) -> Outcome:
         return Outcome(State.FAILED, text)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
 def record(cell: RunSettings, text: str) -> None:
-    """Write ``error.txt`` if possible; the sweep reports the error in any case."""
+    """Write ``error.txt`` if possible."""
     with contextlib.suppress(OSError):
         Path(cell.output).mkdir(parents=True, exist_ok=True)
         write_text(Path(cell.output) / ERROR, text)
 
 
 class InProcess(contextlib.AbstractContextManager):
-    """Cells one after the other in this process, for debugging; peak memory is that of the largest cell so far.
-
-    As every engine, a context manager that ends running cells on exit.
-
-    Attributes:
-        running: cells that were started and not yet returned by ``ended``.
-    """
+    """Cells one after the other in this process, for debugging; as every engine, ends `running` cells on exit."""
 
     def __init__(self):
         self.running: list[RunSettings] = []
@@ -148,12 +132,6 @@ class LocalProcesses(contextlib.AbstractContextManager):
     """Cells in parallel on this machine, each in a process of its own that dies with this one.
 
     No process inherits memory, threads or RNG state of another cell, and a killed process affects no other cell.
-
-    Args:
-        processes: number of cells at a time.
-
-    Raises:
-        ValueError: less than one process.
     """
 
     def __init__(self, processes: int = 1):
@@ -201,18 +179,14 @@ class LocalProcesses(contextlib.AbstractContextManager):
             if process.pid is not None:
                 process.join()
                 if outcome.state is State.DIED:
-                    outcome = Outcome(State.DIED, _verdict(process.exitcode))
-                    record(cell, outcome.text + "\n")
+                    text = f"its process ended with {process.exitcode} and gave no answer"
+                    if process.exitcode < 0:
+                        text = f"its process was killed by signal {-process.exitcode}, perhaps for want of memory"
+                    outcome = Outcome(State.DIED, text)
+                    record(cell, text + "\n")
             answer.close()
             ended.append((cell, outcome))
         return ended
-
-
-def _verdict(exit_code: int) -> str:
-    """Describe the exit code of a process that gave no answer."""
-    if exit_code < 0:
-        return f"its process was killed by signal {-exit_code}, perhaps for want of memory"
-    return f"its process ended with {exit_code} and gave no answer"
 
 
 def _in_child(answer, cell: RunSettings, work: Work) -> None:
@@ -231,65 +205,4 @@ def _in_child(answer, cell: RunSettings, work: Work) -> None:
     answer.send(run_cell(cell, work))
 
 
-class RayCluster(contextlib.AbstractContextManager):
-    """Cells in parallel on a Ray cluster; each takes as many CPUs as its settings have ``threads``.
-
-    All nodes need run folders, images and this checkout under the same paths. Ray's own retries are off: the sweep
-    itself restarts cells whose worker or node died, and counts restarts. Ray would restart a worker that ran out of
-    memory without end.
-
-    Args:
-        address: address of the head, ``HOST:PORT``; ``auto`` finds a head on this machine.
-        cells_per_process: cells after which a worker is replaced; 0 is no limit. With more than 1, imports are done
-            once, and the peak memory of a run is that of the largest cell of its worker so far.
-
-    Raises:
-        ImportError: Ray is not installed.
-        ConnectionError: no cluster at that address.
-    """
-
-    def __init__(self, address: str = "auto", cells_per_process: int = 1):
-        self.address = address
-        self.cells_per_process = cells_per_process
-        self._tasks: dict = {}
-        self._open = contextlib.ExitStack()
-
-    @property
-    def running(self) -> list[RunSettings]:
-        return list(self._tasks.values())
-
-    def __enter__(self) -> "RayCluster":
-        from crumb_avalanche.system.ray_cluster import connected
-
-        self._ray = self._open.enter_context(connected(self.address))
-        self._run = self._ray.remote(max_retries=0, max_calls=self.cells_per_process)(run_cell)
-        return self
-
-    def __exit__(self, *error):
-        self._tasks.clear()
-        self._open.close()
-
-    def has_room(self) -> bool:
-        """Whether CPUs are free; without running cells always, as the first one may wait for a node."""
-        taken = sum(cell.threads or 1 for cell in self.running)
-        return not taken or taken < self._ray.cluster_resources().get("CPU", 0)
-
-    def start(self, cell: RunSettings, work: Work) -> None:
-        self._tasks[self._run.options(num_cpus=cell.threads or 1).remote(cell, work)] = cell
-
-    def ended(self, seconds: float) -> list[tuple[RunSettings, Outcome]]:
-        done = self._ray.wait(list(self._tasks), timeout=seconds)[0] if self._tasks else []
-        return [(cell, self._outcome(task, cell)) for task, cell in ((task, self._tasks.pop(task)) for task in done)]
-
-    def _outcome(self, task, cell: RunSettings) -> Outcome:
-        try:
-            return self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:  # such as a module that this node lacks
-            record(cell, f"{error}\n")
-            return Outcome(State.FAILED, str(error))
-        except self._ray.exceptions.RayError as error:
-            reason = (str(error).splitlines() or [""])[0]
-            return Outcome(State.DIED, f"its worker or node died ({type(error).__name__}: {reason})")
-
-
-Engine = InProcess | LocalProcesses | RayCluster
+Engine = InProcess | LocalProcesses

@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,26 +38,14 @@ METHODS: dict[str, tuple[FeatureMoments, Callable[[int], ClosedForm]]] = {
 
 
 def discriminant(length: int, kept: int) -> RegularizedDiscriminant:
-    """Build the statistics of `rda` with as many directions as the budget buys beside the means of 50 classes.
-
-    Args:
-        length: number of features.
-        kept: number of the last ones, those of the head's input.
-    """
+    """The statistics of `rda` with as many directions as the budget buys beside the means of 50 classes."""
     statistics = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
     statistics.make_room(MOST_CLASSES, BUDGET, length)
     return statistics
 
 
-@dataclass(frozen=True)
-class Stream:
-    """A data set as lessons.
-
-    Attributes:
-        name: its name.
-        tables: `tables(run)` returns the table of a run.
-        left_out: number of classes that are never taught where unknown classes are measured.
-    """
+class Stream(NamedTuple):
+    """A data set, the table of each run, and the number of classes left out where unknown classes are measured."""
 
     name: str
     tables: Callable[[int], FrameTable]
@@ -87,18 +76,7 @@ class Measured:
 def features_of(
     model: SplitModel, moments: FeatureMoments, table: FrameTable, folder: Path | None, key: str
 ) -> np.ndarray:
-    """Compute the features of all rows of a table, or read those of an earlier call.
-
-    Args:
-        model: the network.
-        moments: the features.
-        table: the images.
-        folder: folder of kept features, or None.
-        key: text that stands for the network.
-
-    Returns:
-        `(N, D)` float32.
-    """
+    """Features `(N, D)` of all rows of a table, or those that an earlier call kept for this text of the network."""
     from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
     settings = (key, repr(vars(moments)), model.image_size, str(table.root), *table.path)
@@ -150,9 +128,7 @@ def run_stream(
 
     Args:
         method: a key of `METHODS`.
-        table: table of the run.
-        features: `(N, D)` of its rows.
-        kept: number of the last features, those of the head's input.
+        table, features: table of the run, and `(N, D)` of its rows, of which the last `kept` are the head's input.
         unknown: labels of the classes left out.
         seed: order of the lessons.
         candidates: whether to measure other scores for unknown classes, for Gaussian methods.
@@ -205,12 +181,7 @@ def candidate_scores(
 ) -> dict[str, Tensor]:
     """Return the scores that the chosen one is compared with, `(B,)` each, larger for known images.
 
-    Args:
-        statistics: Gaussians.
-        confidence: fitted to `observed`.
-        observed: evidence of the lessons, by which sums are standardised.
-        found: evidence of `features`.
-        features: `(B, D)`.
+    Sums are standardised by the evidence of the lessons, `observed`, which `confidence` was fitted to.
     """
     residual, nearest, background, cosine = distances(statistics, features)
     temperature = confidence.temperature(found)

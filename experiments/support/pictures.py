@@ -1,15 +1,15 @@
-"""Pictures of the scripts: bars by row, in one or several panels."""
+"""Pictures of the scripts: bars by row, and curves, in one or several panels."""
 
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, pstdev, stdev
 
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from crumb_avalanche.report.palette import COLOURS
+from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
 from crumb_avalanche.report.pictures import STYLE
 
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
@@ -18,11 +18,7 @@ Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
 def bars(panels: Mapping[str, Series], title: str, label: str = "", xlim: tuple = (None, None)) -> Figure:
     """Plot panels of rows: a bar at the mean of the values of each series, with their deviation and a dot for each.
 
-    Args:
-        panels: values by title of the panel, name of the series, and row; a series of the paper has diamonds, no bars.
-        title: title of the figure.
-        label: label of all x axes; without it the titles of the panels are their labels.
-        xlim: limits of the x axes.
+    A series of the paper has diamonds, no bars. Without a label of all x axes, the titles of the panels are theirs.
     """
     rows = list(dict.fromkeys(row for series in panels.values() for values in series.values() for row in values))
     count = max(sum("paper" not in name for name in series) for series in panels.values())
@@ -53,6 +49,39 @@ def bars(panels: Mapping[str, Series], title: str, label: str = "", xlim: tuple 
         legend = {text: handle for one in figure.axes for handle, text in zip(*one.get_legend_handles_labels()) if text}
         if len(legend) > 1:
             figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2)
+    return figure
+
+
+def curves(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], title: str, **settings) -> Figure:
+    """Plot panels of lines through the mean of the values at each place, with their root-mean-square error.
+
+    A line of one place is horizontal. The settings are those of all axes; the label of the y axis stands once.
+    """
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(1.5 + 4.3 * columns, 0.8 + 3.6 * rows), layout="constrained")
+        set_title(figure, title)
+        grid, handles = figure.subplots(rows, columns, squeeze=False), {}
+        for axes in grid.flat[len(panels) :]:
+            axes.set_axis_off()
+        for axes, (text, lines) in zip(grid.flat, panels.items()):
+            for name, points in lines.items():
+                place = names.index(name)
+                style = dict(color=COLOURS[place % len(COLOURS)], ls=LINES[place // len(COLOURS) % len(LINES)])
+                points = dict(sorted(points.items()))
+                means, errors = ([of(values) for values in points.values()] for of in (fmean, pstdev))
+                if len(points) == 1:
+                    handles[name] = axes.axhline(means[0], **style)
+                elif points:
+                    style |= dict(marker=MARKERS[place % len(MARKERS)], ms=4, capsize=2)
+                    handles[name] = axes.errorbar(list(points), means, yerr=errors, **style)
+            axes.set(title=text, **settings)
+            axes.grid(axis="y", color="0.9", lw=0.6)
+            axes.label_outer()
+        if handles:
+            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=5)
     return figure
 
 

@@ -28,13 +28,7 @@ CHUNK = 32  # images of a batch
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with a `result.json`.
-
-    Attributes:
-        folder: folder of the run.
-        number: seed of the run.
-        result: content of `result.json`.
-    """
+    """A run with a `result.json`: its folder, seed and result."""
 
     folder: Path
     number: int
@@ -114,19 +108,16 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Compare two finished runs bit by bit: what was learned where it was kept, accuracies, answers, and results.
-
-    Args:
-        one: run folder.
-        other: run folder.
+    """Compare two run folders bit by bit, but for times: what was learned, where it was kept, accuracies and answers.
 
     Returns:
-        A line for each difference; for a value of the result, with both values. Times are not compared.
+        A line for each difference.
     """
     found = []
     if len({(folder / MATRIX).read_bytes() for folder in (one, other)}) > 1:
         found.append(MATRIX)
-    learned = [tensors_of(folder) for folder in (one, other)]
+    files = [folder / LEARNER for folder in (one, other)]
+    learned = [read_tensors(path)[0] if path.exists() else {} for path in files]
     for name in sorted(learned[0].keys() | learned[1].keys()):
         values = [tensors.get(name) for tensors in learned]
         if values[0] is None or values[1] is None or not torch.equal(*values):
@@ -142,27 +133,9 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors that a run learned, by name; none if it kept no learner.
-
-    Raises:
-        TensorFileError: the file is damaged.
-    """
-    path = folder / LEARNER
-    return read_tensors(path)[0] if path.exists() else {}
-
-
 @dataclass(frozen=True)
 class RebuiltRun:
-    """The test images of a run, and its model before and after the stream.
-
-    Attributes:
-        table: frame table.
-        rows: rows of the test images in the order of the batches.
-        before: model with its codebook before the stream.
-        after: model with its codebook after the stream.
-        datasets: of the test images, or of their cached maps.
-    """
+    """The test images of a run, their rows of the table in the order of the batches, and its model at both ends."""
 
     table: object
     rows: np.ndarray

@@ -1,7 +1,7 @@
 """Accuracy of a network on perturbed maps and images of another style, and its advantage over a control."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +36,7 @@ def feature_perturbation(maps: Tensor, generator: Generator) -> Tensor:
     return maps * kept.view(batch, channels, 1, 1)
 
 
-MAP_PERTURBATIONS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
-    "spatial": spatial_perturbation,
-    "feature": feature_perturbation,
-}
+MAP_PERTURBATIONS = {"spatial": spatial_perturbation, "feature": feature_perturbation}
 
 
 @torch.no_grad()
@@ -63,13 +60,7 @@ def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> di
 
 
 def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """Predictions `row`, `label` and `answer`, as the statistics take them.
-
-    Args:
-        logits: `(N, classes)`.
-        labels: `(N,)`.
-        among: classes that may be answered; default all.
-    """
+    """Predictions of logits `(N, classes)` as the statistics take them, among all classes or some."""
     if among is not None:
         allowed = np.full(logits.shape[1], -np.inf)
         allowed[list(among)] = 0
@@ -86,15 +77,7 @@ def drops_of(plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]) -> 
 
 @dataclass(frozen=True)
 class RunDrops:
-    """Relative drops on batches of one pair of runs, by perturbation.
-
-    Attributes:
-        number: number of the run.
-        crumb: drops of CRUMB, `(batches,)` by perturbation.
-        control: drops of the control, `(batches,)` by perturbation.
-        kept: whether both runs pass the first-task filter.
-        split: hash of the table of frames, which runs may share.
-    """
+    """Relative drops `(batches,)` by perturbation of a pair of runs; `kept`: both pass the first-task filter."""
 
     number: int
     crumb: dict[str, np.ndarray]
@@ -108,10 +91,8 @@ class Advantage:
     """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB's accuracy drops less.
 
     Attributes:
-        crumb: mean relative drop of CRUMB.
-        control: mean relative drop of the control.
-        mean: mean advantage.
-        error: standard error of the advantage over runs; None for one run.
+        crumb, control: mean relative drops.
+        mean, error: mean advantage, and its standard error over runs; None for one run.
         over_runs: the advantage of each run.
         s4: the paper's test, Wilcoxon's signed-rank test over all batches of all runs.
     """
@@ -125,7 +106,6 @@ class Advantage:
 
     @property
     def runs(self) -> int:
-        """Number of runs."""
         return len(self.over_runs.differences)
 
 
@@ -152,15 +132,11 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
 
 
 class StyleImages:
-    """Images of another style in folders of their class by shape, for the classes of a network.
+    """Images of another style in folders of their class by shape; `paths` and `labels`: those that a network knows.
 
     Args:
         root: folder with a folder of images for each class.
         classes: names of the classes in the order of the network's outputs.
-
-    Attributes:
-        paths: images whose class the network has.
-        labels: `(N,)` outputs of the network.
 
     Raises:
         ValueError: a missing folder, or no common class.
@@ -181,11 +157,6 @@ class StyleImages:
         if not self.paths:
             raise ValueError(f"{root} has no folder of images that is named like one of {', '.join(known)}")
         self.labels = np.array(labels)
-
-    @property
-    def classes(self) -> list[int]:
-        """Outputs of the network that have images."""
-        return sorted(set(self.labels.tolist()))
 
     def batches(self, image_size: int, size: int = 32) -> Iterable[Tensor]:
         """Yield batches of uint8 images in the order of `labels`."""
@@ -209,9 +180,9 @@ def drops_of_network(
     plain = columns(logits[PLAIN], labels)
     drops = {name: drops_of(plain, columns(logits[name], labels)) for name in MAP_PERTURBATIONS}
     if style is not None:
-        some = np.isin(labels, style.classes)
+        classes = np.unique(style.labels)
+        some = np.isin(labels, classes)
         other = logits_of(model, style.batches(model.image_size))[PLAIN]
-        drops[STYLE] = drops_of(
-            columns(logits[PLAIN][some], labels[some], style.classes), columns(other, style.labels, style.classes)
-        )
+        its = columns(logits[PLAIN][some], labels[some], classes)
+        drops[STYLE] = drops_of(its, columns(other, style.labels, classes))
     return drops

@@ -11,24 +11,17 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
-from crumb_avalanche.runs.settings import as_dict
 
 OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
 MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}  # (weights, codebook)
 CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
 OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
+SHARED = ("epochs", "batch_size", "images_per_class", "seed")  # settings of files that have to be those given
 
 
 @dataclass(frozen=True)
 class Starts:
-    """A folder of pretrained files.
-
-    Attributes:
-        folder: folder of the files; None if all rows start from stock weights.
-        base: settings that make `ours`; all starts share `weights` and `data`.
-        mobilenet_weights: weights for the start of MobileNetV2.
-        given: files elsewhere, by name of the start.
-    """
+    """A folder of pretrained files, or None, the settings that make `ours`, and files elsewhere by name."""
 
     folder: Path | None
     base: PretrainSettings
@@ -56,11 +49,7 @@ class Starts:
         return self.folder / f"{name}.safetensors"
 
     def settings(self, name: str, changes: dict) -> PretrainSettings:
-        """Settings of `crumb pretrain` that make a start.
-
-        Raises:
-            ValueError: the folder of the images is not known.
-        """
+        """Settings of `crumb pretrain` that make a start."""
         made = replace(self.base, **changes, output=str(self._path(name)))
         if name == FRESH:
             return replace(made, epochs=1, learning_rate=0.0, seed=self.base.seed + 1)  # nothing is learned
@@ -82,11 +71,7 @@ class Starts:
         return names
 
     def make(self, rows: Iterable[dict], pretrain: bool) -> list[str]:
-        """Combine files, and make missing ones or say how to; return the commands, or why there are none.
-
-        Args:
-            rows: rows of the table.
-            pretrain: whether to make missing files.
+        """Combine the files of rows, and make missing ones or return the commands that do.
 
         Raises:
             ValueError: an existing file was made with other settings.
@@ -104,11 +89,11 @@ class Starts:
                 said.append(str(error))
                 continue
             if file:
-                its, wanted = decisive(made_with(file)), decisive(as_dict(settings))
-                if its.pop("data", wanted["data"]) != wanted["data"]:
-                    print(f"{file} has images of another folder than {wanted['data']}; used as it is")
-                if others := differences(its, wanted):
-                    raise ValueError(f"{file} was made with {others}; ask for the same, or give another --starts")
+                its = made_with(file)
+                other = [name for name in SHARED if its.get(name) != getattr(settings, name)]
+                if other:
+                    text = ", ".join(f"{name}={its.get(name)}" for name in other)
+                    raise ValueError(f"{file} was made with {text}; ask for the same, or give another --starts")
             elif pretrain:
                 print(f"\npretraining {settings.output}", flush=True)
                 settings.output = str(self._path(f"{name}.part"))  # an interrupted file is no finished one
@@ -122,11 +107,7 @@ class Starts:
         return said
 
     def mix(self, name: str) -> None:
-        """Combine a file from its parts if they exist, always anew, as the parts may have changed.
-
-        Raises:
-            ValueError: the codebooks have different shapes.
-        """
+        """Combine a file from its parts if they exist, always anew, as the parts may have changed."""
         from crumb_avalanche.system.tensor_file import write_tensors
         from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
@@ -144,43 +125,12 @@ class Starts:
         notes = json.dumps({**notes, "codebook_from": codebook.name})
         write_tensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
 
-    def unlike_ours(self, row: dict) -> str:
-        """How the start of a row differs from that of "Ours", besides the change of the row; empty if equal."""
-        start, changes = row.get("start", OURS), row.get("pretraining", {})
-        if start in (STOCK, OURS, *MIXED) or not (file := self.file(start)) or not (ours := self.file(OURS)):
-            return ""
-        own = {*changes, *(["weights"] if "backbone" in changes else [])}
-        own |= {"data", "dataset_root"} if start in OTHER_IMAGES else set()
-        its, that = (
-            {key: value for key, value in decisive(made_with(path)).items() if key not in own} for path in (file, ours)
-        )
-        found = differences(its, that)
-        return found and f"pretrained with {found} as Ours"
-
 
 def made_with(file: Path) -> dict:
     """Settings that a pretrained file was made with."""
     from crumb_avalanche.training.pretraining import read_pretrained
 
     return read_pretrained(file)[1]
-
-
-def decisive(settings: dict) -> dict:
-    """The settings that affect the result of `crumb pretrain`, with absolute paths."""
-    from crumb_avalanche.runs.pretrain import NON_RESULT_SETTINGS
-
-    names = {item.name for item in fields(PretrainSettings)} - NON_RESULT_SETTINGS - {"device"}
-    chosen = {name: value for name, value in settings.items() if name in names}
-    for name in ("data", "weights"):
-        if Path(chosen.get(name, "")).exists():
-            chosen[name] = str(Path(chosen[name]).resolve())
-    return chosen
-
-
-def differences(its: dict, other: dict) -> str:
-    """Format settings that differ as ``epochs=1, not 20; ...``."""
-    names = [name for name in its if name in other and its[name] != other[name]]
-    return "; ".join(f"{name}={its[name]}, not {other[name]}" for name in names)
 
 
 def command(settings: PretrainSettings) -> str:

@@ -22,13 +22,7 @@ Columns = Mapping[str, np.ndarray]  # `row`, `label` and `answer` of each test i
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of two methods in the runs that both have, in points.
-
-    Attributes:
-        differences: second minus first, by run number.
-        units: the independent differences: means over the runs of one split if several splits are shared by runs,
-            otherwise the runs' own.
-    """
+    """Differences in points of two methods by run, second minus first, and the independent ones among them (units)."""
 
     differences: dict[int, float]
     units: tuple[float, ...]
@@ -56,11 +50,7 @@ class Paired:
         return float(stats.ttest_1samp(self.units, 0.0).pvalue)
 
     def verdict(self, p_holm: float | None) -> str:
-        """Return what the comparison decides: ``higher``, ``lower``, ``not shown`` or ``not decided``.
-
-        Args:
-            p_holm: the p-value, corrected for the family that the comparison is claimed with.
-        """
+        """What the comparison decides at a p-value that is corrected for the family that it is claimed with."""
         if len(self.units) < LEAST_UNITS or p_holm is None:
             return "not decided"
         if p_holm >= LEVEL:
@@ -69,13 +59,10 @@ class Paired:
 
 
 def paired(ours: Mapping[int, float], others: Mapping[int, float], splits: Mapping[int, Hashable]) -> Paired | None:
-    """Compare two methods over the runs that both have; None without any.
+    """Compare accuracies in percent of two methods by run number; None without a run that both have.
 
-    Args:
-        ours: accuracy in percent of one method by run number.
-        others: accuracy of the other.
-        splits: what a run was tested on, such as the hash of its table of frames. Runs of one split count as one unit,
-            unless all runs have the same: then the test set is fixed, and what differs between runs is the unit.
+    Runs of one split, such as the hash of a table of frames, count as one unit, unless all runs have the same: then the
+    test set is fixed, and what differs between runs is the unit.
     """
     differences = {number: others[number] - value for number, value in ours.items() if number in others}
     if not differences:
@@ -107,13 +94,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a test of the paper.
-
-    Attributes:
-        pairs: number of samples on each side.
-        difference: mean of second minus first.
-        p: two-sided p-value; 1 if all pairs are equal; None with too few pairs.
-    """
+    """A test of the paper: number of pairs, mean of second minus first, two-sided p-value; None with too few pairs."""
 
     pairs: int
     difference: float
@@ -141,18 +122,7 @@ def wilcoxon_test(first: np.ndarray, second: np.ndarray) -> Comparison:
 
 
 def fixed_batches(images: int, size: int = BATCH, seed: int = 0) -> np.ndarray:
-    """Draw batches of image positions without replacement; the same in every call.
-
-    All batches are whole; the remaining images are in none. A test set smaller than one batch is one batch.
-
-    Args:
-        images: number of images in the test set.
-        size: number of images in a batch.
-        seed: seed of the draw, the same for all methods and runs.
-
-    Returns:
-        `(batches, size)` int64.
-    """
+    """Draw whole batches of image positions, `(batches, size)`, the same for all methods and runs."""
     order = np.random.default_rng(seed).permutation(images)
     size = min(size, images)
     return order[: images // size * size].reshape(-1, size)
@@ -165,21 +135,15 @@ def batch_accuracies(columns: Columns) -> np.ndarray:
 
 
 def paired_batches(ours: Sequence[Columns], others: Sequence[Columns]) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies of two methods on the same batches, pooled over runs.
+    """Accuracies in percent of two methods on the same batches, `(runs * batches,)` each.
 
     Args:
-        ours: predictions of one method, one entry for each run.
-        others: predictions of the other method, for the same runs in the same order.
-
-    Returns:
-        Two arrays `(runs * batches,)` in percent.
+        ours, others: predictions of the two methods, for the same runs in the same order.
 
     Raises:
-        ValueError: different numbers of runs, or a pair of runs with different test images or labels.
+        ValueError: a pair of runs with different test images or labels.
     """
-    if len(ours) != len(others):
-        raise ValueError(f"{len(ours)} runs cannot be paired with {len(others)}: give the runs that both have")
-    for number, (one, other) in enumerate(zip(ours, others)):
+    for number, (one, other) in enumerate(zip(ours, others, strict=True)):
         for name in ("row", "label"):
             if not np.array_equal(one[name], other[name]):
                 raise ValueError(
@@ -200,13 +164,8 @@ def relative_drops(accuracies: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
 def first_task_filter(first_accuracies: Sequence[float]) -> tuple[tuple[int, ...], float | None]:
     """Leave out runs that failed on their first task (supplement, "Data cleaning").
 
-    A run has to reach 80 %; if no run of a method does, 60 %; if none does, 40 %.
-
-    Args:
-        first_accuracies: accuracies in percent after the first experience, one for each run of a method.
-
-    Returns:
-        Indices of the kept runs, and the required accuracy; None if no run reaches the lowest, so that none is kept.
+    A run of a method has to reach 80 % after the first experience; if no run does, 60 %; if none does, 40 %. Returns
+    the indices of the kept runs, and the required accuracy; None if none is kept.
     """
     for cut in FIRST_TASK_CUTS:
         kept = tuple(place for place, accuracy in enumerate(first_accuracies) if accuracy >= cut)

@@ -27,30 +27,26 @@ def sweep(
     retries: int = RETRIES,
     work: Work = learn,
 ) -> dict[Path, str]:
-    """Do all unfinished runs.
-
-    The same call resumes an interrupted sweep: finished cells are skipped, failed and interrupted ones restarted.
-    Several sweeps may share cells; a sweep waits for cells that another one works on.
+    """Do all unfinished runs; the same call resumes an interrupted sweep, and waits for cells of another sweep.
 
     Args:
         cells: settings of the runs in the order in which they start; ``output`` is the folder of each.
         engine: engine that runs the cells; default one process after the other.
         progress: whether to show a bar with the running cells and the time left.
-        retries: number of restarts of a cell whose process or node died; a cell that raised an error is not restarted.
+        retries: number of restarts of a cell whose process died; a cell that raised an error is not restarted.
         work: work on a cell; writes ``result.json`` to the folder last.
 
     Returns:
         Folders of the failed runs with the last line of the error; ``error.txt`` in the folder has the traceback.
 
     Raises:
-        FinishedRunError: a folder holds a finished run with other settings.
-        ValueError: two cells share a folder.
+        ValueError: two cells share a folder, or a folder holds a finished run with other settings.
     """
     folders = [Path(cell.output).resolve() for cell in cells]
     twice = [folder for folder, count in Counter(folders).items() if count > 1]
     if twice:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
-    waiting = deque(filter(_to_do, cells))
+    waiting = deque(cell for cell in cells if not finished(cell))
     failed: dict[Path, str] = {}
     deaths: Counter[str] = Counter()
     common = os.path.commonpath([folder.parent for folder in folders]) if cells else ""
@@ -90,12 +86,12 @@ def sweep(
     return failed
 
 
-def _to_do(cell: RunSettings) -> bool:
-    """Whether the cell is unfinished; a damaged result fails later, in the work on the cell."""
+def finished(cell: RunSettings) -> bool:
+    """Whether the cell is finished; a damaged result fails later, in the work on the cell."""
     try:
-        return not is_finished(cell)
+        return is_finished(cell)
     except DamagedRunError:
-        return True
+        return False
 
 
 def _first_free(waiting: deque[RunSettings]) -> RunSettings | None:
@@ -109,14 +105,7 @@ def _first_free(waiting: deque[RunSettings]) -> RunSettings | None:
 
 
 def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[RunSettings]:
-    """A cell for each row and run, run by run, so that an interrupted sweep has some runs of every row.
-
-    Args:
-        base: settings that all rows share.
-        output: folder; a cell is in ``output/ROW/runN``.
-        runs: seeds.
-        rows: changes of the settings, by name of the row.
-    """
+    """A cell in ``output/ROW/runN`` for each run and row, which has changes of the settings that all rows share."""
     return [
         replace(base, **changes, run=run, output=str(output / name / f"run{run}"))
         for run in runs

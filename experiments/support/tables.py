@@ -25,7 +25,6 @@ from crumb_avalanche.system.atomic_file import write_text
 ROWS = Path(__file__).parents[1] / "rows"
 PAPER_VALUES = Path(__file__).parent / "paper_values.csv"
 FINAL = "final_top1_percent"
-PAPER_COLUMNS = ("table", "dataset", "protocol", "method_or_row", "quantity", "value", "differs_from_ours_p01")
 DIFFERS = {"yes": True, "no": False, "": None}
 
 
@@ -52,43 +51,24 @@ def chosen_rows(rows: Mapping[str, object], names: Sequence[str] | None) -> list
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A number of the paper.
-
-    Attributes:
-        value: number as printed.
-        differs: whether it differs from "Ours" at p < 0.01 in the paper; None where the paper has no test.
-    """
+    """A number of the paper, and whether it differs from "Ours" there at p < 0.01; None where the paper has no test."""
 
     value: float
     differs: bool | None = None
 
 
 class PaperNumbers(dict):
-    """Map `(table, dataset, protocol, row, quantity)` to a `PaperValue`; `protocol` may be empty.
+    """The numbers of `paper_values.csv` by `(table, dataset, protocol, row, quantity)`; `protocol` may be empty.
 
     Rows of table `s5` are buffer sizes: budgets from the supplement, counts `n_x` from the published scripts (REMIND's
     from the supplement).
-
-    Args:
-        path: a file in the form of `paper_values.csv`, the only place that has the paper's numbers.
-
-    Raises:
-        ValueError: a malformed line, or a second line for the same cell.
     """
 
-    def __init__(self, path: Path = PAPER_VALUES):
+    def __init__(self):
         super().__init__()
-        with open(path, newline="") as file:
-            for place, line in enumerate(csv.DictReader(file), start=2):
-                if tuple(line) != PAPER_COLUMNS or None in line.values():
-                    raise ValueError(f"{path}: line {place} has not the columns {', '.join(PAPER_COLUMNS)} alone")
-                key = tuple(line[name] for name in PAPER_COLUMNS[:5])
-                if key in self:
-                    raise ValueError(f"{path}: line {place} gives {' '.join(key)} again; each cell stands once")
-                try:
-                    self[key] = PaperValue(float(line["value"]), DIFFERS[line["differs_from_ours_p01"]])
-                except (ValueError, KeyError) as error:
-                    raise ValueError(f"{path}: line {place}: {error} is no value, or not yes, no or empty") from error
+        with open(PAPER_VALUES, newline="") as file:
+            for *key, value, differs in list(csv.reader(file))[1:]:
+                self[tuple(key)] = PaperValue(float(value), DIFFERS[differs])
 
     def find(self, table: str, dataset: str, protocol: str, row: str, quantity: str = FINAL) -> PaperValue | None:
         """Look up a value; None where the paper has none."""
@@ -105,13 +85,11 @@ class Cell:
 
     Attributes:
         row: name of the row in the table.
-        benchmark: benchmark of our runs.
-        protocol: protocol of our runs.
+        benchmark, protocol: of our runs.
         folder: folder of the `runN` folders; None if nothing can be run.
         settings: settings of `crumb run` that differ from those of the table.
-        paper: the paper's number; None without one.
-        paper_dataset: data set of the paper's number.
-        reference: folder of the runs that the cell is tested against; None for the reference itself.
+        paper, paper_dataset: the paper's number, and the data set that it is of.
+        reference: folder of the runs that the cell is tested against.
         paper_reference: the paper's number of the reference.
         category: group of rows in the paper's table.
         note: reason why the cell was not run, or a remark.
@@ -132,17 +110,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Finding:
-    """A cell with its finished runs, compared with the reference's runs of the same numbers.
+    """A cell with its finished runs, compared with the reference's runs of the same numbers; None without common runs.
 
     Attributes:
-        cell: the cell.
-        runs: finished runs.
-        paired: differences to the reference, run by run; None without common runs.
-        p_holm: p-value of `paired`, corrected for all comparisons of the table and protocol.
-        s4: the paper's test against the reference, on batches of test images; None without common runs.
-        s4_holm: p-value of that test, corrected.
-        s4_filtered: the paper's test after the first-task filter on both sides.
-        s4_filtered_holm: p-value of that test, corrected.
+        paired: differences to the reference, run by run.
+        s4, s4_filtered: the paper's test on batches of test images, of all runs and after the first-task filter.
+        p_holm, s4_holm, s4_filtered_holm: the p-values, each corrected for all comparisons of the table and protocol.
     """
 
     cell: Cell
@@ -163,16 +136,6 @@ class Finding:
     def mean(self) -> float | None:
         """Mean final accuracy in percent."""
         return fmean(self.finals) if self.runs else None
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over runs (n - 1)."""
-        return stdev(self.finals) if len(self.runs) > 1 else None
-
-    @property
-    def verdict(self) -> str:
-        """What the comparison decides; empty without one."""
-        return "" if self.paired is None else self.paired.verdict(self.p_holm)
 
     @cached_property
     def filter(self) -> tuple[list[FinishedRun], float | None]:
@@ -223,10 +186,7 @@ def tested(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Compar
 def find(cells: Iterable[Cell], numbers: Sequence[int]) -> list[Finding]:
     """Read the runs of all cells, test each against its reference, and correct by Holm within benchmark and protocol.
 
-    Rows of one folder count once.
-
-    Raises:
-        ValueError: a damaged run folder, or runs tested on different images.
+    Cells of one folder count once.
     """
     findings = []
     for cell in cells:
@@ -297,7 +257,7 @@ EFFECT: Columns = {
     "95 % interval": lambda found: interval_text(found.paired),
     "of the runs": lambda found: each_text(found.paired),
     "p Holm": lambda found: p_text(found.p_holm),
-    "verdict": lambda found: found.verdict,
+    "verdict": lambda found: found.paired.verdict(found.p_holm) if found.paired else "",
     "as in S4": lambda found: ", ".join(filter(None, (p_text(found.s4_holm), p_text(found.s4_filtered_holm)))),
 }
 LEGEND = """ours: mean +- standard deviation of runs (n - 1). filtered, kept: mean and number of the runs that reach
@@ -330,7 +290,7 @@ def csv_columns(found: Finding) -> dict[str, object]:
         "paper": cell.paper and cell.paper.value,
         "paper_differs_p01": cell.paper and cell.paper.differs,
         "ours": found.mean,
-        "std": found.spread,
+        "std": stdev(found.finals) if len(found.runs) > 1 else None,
         "runs": len(found.runs) or None,
         "difference": found.difference,
         "filter_cut": found.filter[1],
@@ -399,9 +359,8 @@ def publish(
         csv_rows = [list(found[0]), *([("" if v is None else v) for v in line.values()] for line in found)]
     write_csv(output / f"{name}.csv", csv_rows)
     write_csv(output / f"{name}_runs.csv", run_rows(findings))
-    pictures = save(figure or findings_picture(findings, heading), output, name)
-    written = [output / f"{name}.{kind}" for kind in ("csv", "md")] + [output / f"{name}_runs.csv", *pictures]
-    print("\nwritten: " + ", ".join(map(str, written)))
+    save(figure or findings_picture(findings, heading), output, name)
+    print(f"\nwritten to {output}: {name}.csv, {name}.md, {name}_runs.csv, {name}.png, {name}.svg")
 
 
 def write_table(
@@ -416,8 +375,9 @@ def write_table(
     print("\n" + table(header, lines))
     write_text(output / f"{name}.md", markdown([header, ["---"] * len(header), *lines]))
     write_csv(output / f"{name}.csv", csv_rows or [header, *lines])
-    written = [output / f"{name}.{kind}" for kind in ("csv", "md")]
-    print("\nwritten: " + ", ".join(map(str, written + (save(figure, output, name) if figure else []))))
+    if figure is not None:
+        save(figure, output, name)
+    print(f"\nwritten to {output}: {name}.csv, {name}.md" + f", {name}.png, {name}.svg" * (figure is not None))
 
 
 ACCURACY = "accuracy over all classes at the end (%)"

@@ -1,9 +1,11 @@
-"""The options that all scripts share, and tables without any run."""
+"""The options that all scripts share."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from support.common_options import common_options, parser_for, run_script
+from support.engines import InProcess, LocalProcesses
 
 from crumb_avalanche.runs.plan import RunPlan
 
@@ -29,6 +31,10 @@ def test_settings():
     quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
     assert quick.roots == {"toy_shapes_short": None} and quick.runs == [0] and quick.base.preset == "paper"
     RunPlan.of(quick.settings("toy_shapes_short"))
+    assert isinstance(options("--processes", "0").engine, InProcess)
+    assert options("--processes", "3").engine.processes == 3
+    with pytest.raises(ValueError, match="processes is -1; at least one run at a time"):
+        LocalProcesses(-1)
 
 
 def test_protocols():
@@ -40,20 +46,14 @@ def test_protocols():
 
 def test_slow_bf16_is_warned_of(monkeypatch, recwarn):
     monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: False)
-    options("--precision", "fp32")
     options("--precision", "bf16", "--table-only")
     assert not [one for one in recwarn if "bf16" in str(one.message)]
     with pytest.warns(UserWarning, match="no instructions for bf16 .*: use --precision fp32"):
         assert options("--precision", "bf16").base.precision == "bf16"
 
 
-def test_an_error_is_one_line(capsys):
-    with pytest.raises(ValueError, match="runs is '1-'; write 0-9"):
-        options("--runs", "1-")
-
-    def wrong():
-        raise ValueError("what came, what to do")
-
+def test_an_error_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
     with pytest.raises(SystemExit, match=r"^1$"):
-        run_script(wrong)
-    assert capsys.readouterr().err == "error: what came, what to do\n"
+        run_script(lambda: options("--runs", "1-"))
+    assert capsys.readouterr().err.startswith("error: runs is '1-'; write 0-9")

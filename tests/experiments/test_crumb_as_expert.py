@@ -1,14 +1,13 @@
-"""CRUMB as one more expert: temperature and weight from predictions before learning, and the whole script."""
+"""CRUMB as one more expert: temperature and weight from predictions before learning."""
 
-import csv
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from called_script import called
-from crumb_as_expert import CRUMBS, EXPERTS, OURS, Objects, Pair, temperature_of, weights_of
+from crumb_as_expert import CRUMBS, OURS, Objects, Pair, temperature_of, weights_of
 from scipy.special import log_softmax
-from support.before_learning import OUTPUTS, Outputs, record
+from support.before_learning import OUTPUTS, read_outputs, record
 
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.runs.plan import RunPlan
@@ -27,7 +26,8 @@ def scores(right, seed=0):
 
 
 def outputs(before, test, labels=LABELS):
-    return Outputs(before, labels, np.arange(400) // 2, test, LABELS, before, test, 100, "split", "plan")
+    found = dict(before=before, head_before=before, test=test, head_test=test, labels=labels, test_labels=LABELS)
+    return SimpleNamespace(**found, objects=np.arange(400) // 2, memory_bytes=100, split="split", plan="plan")
 
 
 def test_each_object_counts_once():
@@ -55,54 +55,31 @@ def test_rows_count_the_bytes_of_both_and_the_images_whose_class_was_known():
     before[:10, :] = NO_DENSITY  # as before the first image of their class
     pair = Pair("toys", 3, outputs(before, scores(0.9)), outputs(scores(0.2, 1), scores(0.2, 2)))
     assert pair.objects.accuracy(pair.outputs[OURS][0]) == pytest.approx(100) and len(pair.objects.labels) == 390
-    assert [(one.row, one.weight, one.memory_bytes) for one in pair.of_each(" x")] == [
-        (f"{OURS} x", 0, 100), (f"{CRUMBS[0]} x", 1, 100), (f"{CRUMBS[1]} x", 1, 100),
-    ]  # fmt: skip
+    rows = [(one.row, one.weight, one.memory_bytes) for one in pair.of_each(" x")]
+    assert rows == [(f"{OURS} x", 0, 100), (f"{CRUMBS[0]} x", 1, 100), (f"{CRUMBS[1]} x", 1, 100)]
     together = pair.of_both()
     assert {one.memory_bytes for one in together} == {200} and len(together) == 12
     best = next(one for one in together if one.row == f"both, {CRUMBS[0]}, best on the test")
     assert best.accuracy == max(one.accuracy for one in together)
     with pytest.raises(ValueError, match="give both the same stream"):
-        Pair("toys", 3, outputs(before, scores(0.9)), outputs(before, scores(0.9), LABELS[::-1]))
+        Pair("toys", 3, outputs(before, before), outputs(before, before, LABELS[::-1]))
 
 
 @pytest.mark.parametrize("preset", ["recommended", "tuned"])
 def test_predictions_before_learning_change_nothing(preset, tmp_path):
-    quick = dict(benchmark="toy_shapes_short", weights="none", backbone="small_cnn", image_size=32, first_epochs=1)
     settings = RunSettings(
-        **quick, preset=preset, protocol="class_instance", run=0, threads=1, progress=False, output=str(tmp_path / "a")
+        **dict(benchmark="toy_shapes_short", weights="none", backbone="small_cnn", image_size=32, first_epochs=1),
+        **dict(preset=preset, protocol="class_instance", run=0, threads=1, progress=False, output=str(tmp_path / "a")),
     )
     record(settings)
-    found = Outputs.read(tmp_path / "a" / OUTPUTS)
+    found = read_outputs(tmp_path / "a" / OUTPUTS)
     result = run_once(RunPlan.of(replace(settings, output=str(tmp_path / "b"))), verbose=False)
     assert 100 * (found.test.argmax(1) == found.test_labels).mean() == pytest.approx(result["final_accuracy"], abs=1e-4)
     assert found.split == result["frame_table_sha256"]
-    sizes = np.unique(found.objects, return_counts=True)[1]
-    assert (sizes == 15).all(), "all frames of each object, once"
+    assert (np.unique(found.objects, return_counts=True)[1] == 15).all(), "all frames of each object, once"
     truth = found.before[np.arange(len(found.labels)), found.labels]
     first = [np.flatnonzero(found.labels == label)[0] for label in np.unique(found.labels)]
     assert (truth[first] < NO_DENSITY / 2).all(), "no image of these classes was learned yet"
     assert (truth > NO_DENSITY / 2).mean() > 0.5
     with pytest.raises(ValueError, match="made with other settings; use another --output"):
         record(replace(settings, budget_bytes=40_000))
-
-
-def rows_of(folder, *options):
-    done = called("crumb_as_expert", "--quick", "--output", folder, *options)
-    assert done.returncode == 0, done.stderr
-    with open(folder / "crumb_as_expert.csv") as file:
-        rows = {row["row"]: row for row in csv.DictReader(file)}
-    assert all(row in done.stdout for row in rows) and (folder / "crumb_as_expert.md").exists()
-    return rows
-
-
-def test_quick(tmp_path):
-    without = rows_of(tmp_path, "--experts", *EXPERTS[:3])
-    assert len(without) == 16 and "both, CRUMB, learned weight" in without
-    assert {row["stream"] for row in without.values()} == {"toy_shapes_short"}
-    complete = rows_of(tmp_path)
-    more = complete.keys() - without.keys()
-    assert {*CRUMBS} <= more and all("untrained" in row for row in more - {*CRUMBS}) and len(more) == 9
-    assert complete.items() >= without.items()
-    done = called("crumb_as_expert", "--output", tmp_path, "--preset", "reference")
-    assert done.returncode == 1 and "every expert has its own preset; leave it out" in done.stderr

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fig5_memory_blocks import Usage, most_used, strongest, summary, usage_of
+from fig5_memory_blocks import Usage, strongest, summary, usage_of
 from support.runs import rebuilt
 from torch import nn
 
@@ -12,59 +12,37 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.settings import RunSettings
 
 
-@pytest.fixture
-def model():
+def test_usage_against_a_loop():
     plastic = nn.Sequential()
-    plastic.add_module("pool", nn.AdaptiveAvgPool2d(1))
-    plastic.add_module("flatten", nn.Flatten())
-    plastic.add_module("head", nn.Linear(6, 2))
+    for name, layer in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("head", nn.Linear(6, 2))):
+        plastic.add_module(name, layer)
     codebook = Codebook(4, 3)
     codebook.blocks.data = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
-    return SplitModel(nn.Conv2d(3, 6, 1), plastic, "head", codebook, image_size=4)
-
-
-def maps_by_hand():
-    """Two maps of six channels and 2x2 locations: two slices a location."""
-    maps = torch.zeros(2, 6, 2, 2)
-    maps[0, 0, 0, 0] = 2.0  # block 1 in the first slice of one location
-    maps[0, 4, 0, 0] = 1.0  # block 2 in its second slice
-    maps[1, 2, :, :] = 3.0  # block 3 in the first slice of every location
-    return maps
-
-
-def test_usage_by_hand(model):
-    usage = usage_of(model, iter(maps_by_hand().split(1)), groups=1)
-    assert usage.counts.tolist() == [0, 1, 1, 4] and usage.zeros == 16 - 6
-    assert usage.zero_share == 10 / 16 and usage.shares.tolist() == [0, 1 / 6, 1 / 6, 4 / 6]
-    assert usage.codes.tolist() == [[[[1, -1], [-1, -1]]], [[[3, 3], [3, 3]]]]
-    assert most_used(usage.codes, 4, 3) == [3, 1]
-    assert usage_of(model, iter([maps_by_hand()]), groups=0).codes.shape == (2, 2, 2, 2)
-
-
-def test_usage_against_a_loop(model):
+    model = SplitModel(nn.Conv2d(3, 6, 1), plastic, "head", codebook, image_size=4)
     maps = torch.rand(5, 6, 3, 2, generator=torch.Generator().manual_seed(0))
     maps[maps < 0.5] = 0
-    counts, zeros = [0] * 4, 0
-    for image in maps:
+    counts, zeros, codes = [0] * 4, 0, np.zeros((5, 3, 2), int)
+    for number, image in enumerate(maps):
         for row in range(3):
             for column in range(2):
                 for piece in (image[:3, row, column], image[3:, row, column]):
                     zeros += not piece.any()
                     counts[1 + int(piece.argmax())] += bool(piece.any())
-    usage = usage_of(model, iter([maps]), groups=0)
-    assert usage.counts.tolist() == counts and usage.zeros == zeros
+                first = image[:3, row, column]
+                codes[number, row, column] = 1 + int(first.argmax()) if first.any() else -1
+    usage = usage_of(model, iter(maps.split(2)))
+    assert usage.counts.tolist() == counts and usage.zeros == zeros and (usage.codes == codes).all()
+    assert usage.shares.tolist() == (np.array(counts) / sum(counts)).tolist()
 
 
 def test_strongest():
-    codes = np.array([[[[1, 2]], [[1, 1]]], [[[2, 2]], [[2, 2]]], [[[1, 1]], [[1, 1]]]])  # three images, two slices
-    heat = (codes == 1).mean(axis=1)
+    heat = np.array([[[0.5, 0.5]], [[0, 0]], [[1, 1]]])  # three images
     assert strongest(heat, ["a", "b", "a"], 2) == [2, 1], "one of an object first"
-    assert strongest(heat, ["a", "b", "a"], 3) == [2, 1, 0]
-    assert strongest(heat, ["a", "b", "c"], 2) == [2, 0]
+    assert strongest(heat, ["a", "b", "a"], 3) == [2, 1, 0] and strongest(heat, ["a", "b", "c"], 2) == [2, 0]
 
 
 def test_summary():
-    codes = np.zeros((3, 1, 1, 1))
+    codes = np.zeros((3, 1, 1))
     before, after = Usage(np.array([5, 5, 0]), 10, codes), Usage(np.array([0, 4, 4]), 0, codes)
     rows = dict((name, values) for name, *values in summary(before, after))
     assert rows["slices that are all zero, %"] == ["50.00", "0.00"]

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from called_script import called
 from open_set import left_out_sets, photos, redrawn, run_rows, summary
 from PIL import Image
 from support.open_set import METHODS, Measured, Stream, auroc, features_of, lessons_of, run_stream
-from support.statistics import interval
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -34,12 +32,6 @@ def test_auroc_by_hand():
     assert auroc(torch.tensor([3.0, 4]), torch.tensor([1.0, 2])) == 1
     assert auroc(torch.tensor([1.0, 3]), torch.tensor([2.0])) == 0.5
     assert auroc(torch.tensor([1.0]), torch.tensor([1.0])) == 0.5, "ties count half"
-
-
-def test_interval_by_hand():
-    mean, half = interval([1.0, 3.0])  # deviation sqrt 2, t = 12.706 with one degree of freedom
-    assert mean == 2 and half == pytest.approx(12.706, abs=1e-3)
-    assert interval([5.0])[0] == 5 and math.isnan(interval([5.0])[1])
 
 
 def test_a_lesson_is_an_object_with_all_its_clips():
@@ -120,11 +112,8 @@ def test_quick(tmp_path):
     assert set(figures) == {"ece", "auroc", "known_rejected"}
     assert all(set(found) == {"shapes"} and 0 <= found["shapes"] <= 1 for found in figures.values())
     with open(tmp_path / "open_set_runs.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [(row["method"], bool(row["left_out"])) for row in rows] == [
-        *(("rda", False), ("rda", True), ("ncm", False), ("ncm", True)),
-    ]
-    assert (tmp_path / "open_set.png").stat().st_size > 5000
+        rows = [(row["method"], bool(row["left_out"])) for row in csv.DictReader(file)]
+    assert rows == [("rda", False), ("rda", True), ("ncm", False), ("ncm", True)]
 
 
 def test_features_are_kept(tmp_path, make_model, monkeypatch):
@@ -138,8 +127,3 @@ def test_features_are_kept(tmp_path, make_model, monkeypatch):
     assert np.array_equal(features_of(make_model(), moments, table, tmp_path, "small"), first)
     with pytest.raises(TypeError):  # images are read for another network
         features_of(make_model(), moments, table, tmp_path, "other")
-
-
-def test_without_data():
-    done = called("open_set")
-    assert done.returncode == 1 and "--eth80" in done.stderr and "--quick" in done.stderr

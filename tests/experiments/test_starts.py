@@ -13,7 +13,7 @@ from PIL import Image
 from support.common_options import common_options, parser_for
 from support.starts import Starts, command
 from support.tables import PaperNumbers, find
-from table4_ablations import ROWS, cells_of, folder_of, settings_of, starts_of
+from table4_ablations import ROWS, cells_of, folder_of, settings_of
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
@@ -60,37 +60,6 @@ def test_what_rows_change():
     assert of("MeRec replay")["method"] == {"per_channel": False, "clamp": False}
 
 
-def test_rows_with_starts(tmp_path):
-    for name in ("ours", "init_uniform"):
-        (tmp_path / f"{name}.safetensors").write_bytes(b"")
-    some = starts(tmp_path)
-    for name in ("Ours", "Ours p.t. + im. rep.", "Freeze memory"):
-        assert of(name, some)["pretrained"] == str(tmp_path / "ours.safetensors")
-    assert "pretrained" not in of("Vanilla pretrain", some)
-    assert of("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
-    assert of("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
-    assert of("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("name", "flag"), [("CIFAR100 pretrain", "--cifar100-start"), ("Tiny-ImageNet pretrain", "--tiny-imagenet-start")]
-)
-def test_a_start_from_other_images_alone_fills_its_row(tmp_path, name, flag):
-    file = tmp_path / "made.safetensors"
-    parser = parser_for("Doc.", "runs")
-    for option in ("--cifar100-start", "--tiny-imagenet-start", "--starts", "--pretrain-data", "--pretrain-root"):
-        parser.add_argument(option)
-    parser.set_defaults(make_starts=False, mobilenet_weights="torchvision")
-    parser.set_defaults(images_per_class=0, pretrain_epochs=10, pretrain_batch_size=128)
-    chosen = parser.parse_args([flag, str(file)])
-    with pytest.raises(ValueError, match=rf"{flag} .*made\.safetensors: no such file; .*crumb pretrain"):
-        starts_of(chosen, common_options(chosen))
-    file.write_bytes(b"")
-    some = starts_of(chosen, common_options(chosen))
-    assert of(name, some)["pretrained"] == str(file) and "pretrained" not in of("Ours", some)
-    assert some.described.endswith("without CRUMB pretraining, but where the row says otherwise")
-
-
 def test_commands_that_make_starts(tmp_path):
     def commands(*names, some=None):
         said = (some or starts(tmp_path)).make([ROWS[name] for name in names], False)
@@ -117,18 +86,6 @@ def written_start(folder, name, **changes):
     state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
     made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
     write_tensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
-
-
-def test_starts_with_other_settings(tmp_path):
-    written_start(tmp_path, "ours", epochs=1)
-    written_start(tmp_path, "no_direct_loss", epochs=30, direct_weight=0.0)
-    some, name = starts(tmp_path), "Ours - direct loss"
-    cells = cells_of(["Ours", name], options(tmp_path), ["class_iid"], some, 200)
-    assert [cell.note for cell in cells] == ["", "pretrained with epochs=30, not 1 as Ours"]
-    with pytest.raises(ValueError, match=r"ours\.safetensors was made with epochs=1, not 10; ask for the same, or"):
-        some.make([ROWS["Ours"]], True)
-    written_start(tmp_path, "no_direct_loss", epochs=1, direct_weight=0.0)
-    assert some.unlike_ours(ROWS[name]) == ""
 
 
 def test_mixed_starts_follow_their_parts(tmp_path):
@@ -186,3 +143,23 @@ def test_a_quick_table_with_starts(tmp_path):
     assert not (ours["codebook.blocks"] == fresh["codebook.blocks"]).all()
     plastic = next(name for name in ours if name.startswith("plastic_layers"))
     assert (mixed[plastic] == ours[plastic]).all()
+
+
+def test_starts_that_exist(tmp_path):
+    written_start(tmp_path, "ours", epochs=1)
+    written_start(tmp_path, "init_uniform", epochs=1)
+    some = starts(tmp_path)
+    for name in ("Ours", "Ours p.t. + im. rep.", "Freeze memory"):
+        assert of(name, some)["pretrained"] == str(tmp_path / "ours.safetensors")
+    assert "pretrained" not in of("Vanilla pretrain", some)
+    assert of("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
+    assert of("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
+    assert of("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
+    with pytest.raises(ValueError, match=r"ours\.safetensors was made with epochs=1; ask for the same, or"):
+        some.make([ROWS["Ours"]], True)
+    alone = replace(starts(), given={"cifar100": tmp_path / "ours.safetensors"})
+    assert of("CIFAR100 pretrain", alone)["pretrained"] == str(tmp_path / "ours.safetensors")
+    assert "pretrained" not in of("Ours", alone)
+    assert alone.described.endswith("without CRUMB pretraining, but where the row says otherwise")
+    done = called("table4_ablations", "--cifar100-start", tmp_path / "none.safetensors")
+    assert "--cifar100-start" in done.stderr and "no such file; make it with crumb pretrain" in done.stderr

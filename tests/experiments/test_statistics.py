@@ -53,8 +53,6 @@ def test_runs_that_cannot_be_paired():
     one = columns([1] * 100)
     with pytest.raises(ValueError, match=r"pair 0: the two runs were tested on different images .row differs."):
         paired_batches([one], [columns([1] * 100, shift=1)])
-    with pytest.raises(ValueError, match="2 runs cannot be paired with 1: give the runs that both have"):
-        paired_batches([one, one], [one])
     with pytest.raises(ValueError, match="label differs"):
         paired_batches([one], [{**one, "label": one["label"] + 1}])
 
@@ -82,12 +80,9 @@ def test_tests_without_variance_or_pairs():
     assert paired_t_test(one[:0], one[:0]) == wilcoxon_test(one[:0], one[:0]) == Comparison(0, 0.0, None)
 
 
-def test_relative_drops():
+def test_relative_drops_and_holm_by_hand():
     drops = relative_drops(np.array([80.0, 50.0, 0.0]), np.array([60.0, 60.0, 0.0]))
     np.testing.assert_allclose(drops, [0.25, -0.2, np.nan])
-
-
-def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
     assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == [] and holm([None]) == [None]
 

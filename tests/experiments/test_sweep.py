@@ -7,37 +7,27 @@ import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from support.engines import ERROR, InProcess, LocalProcesses, RayCluster, State, run_cell
+from support.engines import ERROR, InProcess, LocalProcesses, State, run_cell
 from support.sweep import exit_code, grid, sweep
 
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 
-FOLDER = Path(__file__).parents[2] / "experiments"
 
-
-@pytest.fixture(autouse=True)
-def scripts_are_found(monkeypatch):
-    """Scripts are importable in the processes of a sweep too."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-
-
-class Light(LocalProcesses):
-    """Processes that do not import the library, for work without it."""
+class Forked(LocalProcesses):
+    """Processes that are forked from that of the tests, so that none imports anything."""
 
     def __init__(self, processes: int = 1):
         super().__init__(processes)
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("fork")
 
 
 def finish(settings: RunSettings) -> None:
@@ -64,8 +54,6 @@ def die_once(settings: RunSettings) -> None:
 
 def die_at_the_end(settings: RunSettings) -> None:
     """SIGKILL run 1 when its result is written."""
-    from crumb_avalanche.runs.plan import RunPlan  # which takes seconds to import
-
     finish(settings)
     write_text(Path(settings.output) / "config.yaml", str(RunPlan.of(settings)))
     if settings.run == 1:
@@ -99,7 +87,7 @@ def accuracies(cells: list[RunSettings]) -> list[float | None]:
     return [json.loads(path.read_text())["final_accuracy"] if path.exists() else None for path in paths]
 
 
-@pytest.mark.parametrize("engine", [InProcess, Light])
+@pytest.mark.parametrize("engine", [InProcess, Forked])
 def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, capsys):
     cells = cells_of(tmp_path)
     failed = sweep(cells, engine(), work=raise_in_run_1)
@@ -123,7 +111,7 @@ def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, cap
 
 def test_each_cell_has_a_new_process(tmp_path):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, Light(2), work=finish, progress=False)
+    assert not sweep(cells, Forked(2), work=finish, progress=False)
     numbers = {json.loads((Path(cell.output) / RESULT).read_text())["process"] for cell in cells}
     assert len(numbers) == 3 and os.getpid() not in numbers
 
@@ -131,14 +119,14 @@ def test_each_cell_has_a_new_process(tmp_path):
 @pytest.mark.parametrize("work", [die_once, die_at_the_end])
 def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, Light(), work=work)
+    assert not sweep(cells, Forked(), work=work)
     assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
     assert f"died: {Path(cells[1].output)}: its process was killed by signal 9" in capsys.readouterr().err
 
 
 def test_a_cell_killed_each_time_fails(tmp_path):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, Light(), work=always_die, retries=1)
+    failed = sweep(cells, Forked(), work=always_die, retries=1)
     said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
     assert failed == {Path(cells[1].output): said} and accuracies(cells) == [10, None, 12]
     assert (Path(cells[1].output) / ERROR).read_text() == said + "\n"
@@ -146,7 +134,7 @@ def test_a_cell_killed_each_time_fails(tmp_path):
 
 def test_a_worker_out_of_memory_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, Light(), work=take_all_memory)
+    failed = sweep(cells, Forked(), work=take_all_memory)
     assert failed == {Path(cells[1].output): "out of memory (MemoryError): do fewer runs at a time"}
     assert accuracies(cells) == [10, None, 12]
 
@@ -164,10 +152,8 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
         (Path(cells[1].output) / f"{ERROR}.{os.getpid()}.part").symlink_to("/dev/full")
     failed = sweep(cells[1:], InProcess(), work=finish, progress=False)
     assert list(failed) == [Path(cells[1].output)]
-    assert (
-        "run1 is full ([Errno 28] No space left on device): make room and give the same"
-        in failed[Path(cells[1].output)]
-    )
+    said = "run1 is full ([Errno 28] No space left on device): make room and give the same"
+    assert said in failed[Path(cells[1].output)]
     assert (Path(cells[0].output) / RESULT).read_bytes() == before
     assert accuracies(cells) == [10, None, 12]
     assert (Path(cells[1].output) / ERROR).exists() is not error_too
@@ -176,42 +162,29 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
     assert accuracies(cells) == [10, 11, 12]
 
 
-def test_a_full_disk_is_recognised_by_its_error_number(tmp_path):
+def test_a_full_disk_is_recognised_by_its_error_number_and_behind_another_error(tmp_path):
     def quota(settings):
         raise OSError(errno.EDQUOT, "Quota exceeded")
 
-    assert "is full ([Errno 122] Quota exceeded)" in run_cell(cells_of(tmp_path)[0], quota).error
-
-
-def test_a_full_disk_behind_another_error_is_recognised(tmp_path):
     def checkpoint(settings):
         raise ValueError("the checkpoint cannot be written") from OSError(errno.ENOSPC, "No space left on device")
 
     cell = cells_of(tmp_path)[0]
-    assert (
-        f"the disk of {Path(cell.output)} is full ([Errno 28] No space left on device)"
-        in run_cell(cell, checkpoint).error
-    )
-
-
-def test_a_cell_locked_by_another_process_is_busy(tmp_path):
-    with locked(tmp_path):
-        assert run_cell(RunSettings(output=str(tmp_path)), finish).state is State.BUSY
+    assert "is full ([Errno 122] Quota exceeded)" in run_cell(cell, quota).error
+    said = f"the disk of {Path(cell.output)} is full ([Errno 28] No space left on device)"
+    assert said in run_cell(cell, checkpoint).error
 
 
 def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
-    cells = cells_of(tmp_path)
+    cells, order = cells_of(tmp_path), []
     Path(cells[0].output).mkdir(parents=True)
-    order = []
+    held, let_go = threading.Event(), threading.Event()
 
     def work(settings):
         order.append(settings.run)
         finish(settings)
         if settings.run == 2:
             let_go.set()
-
-    let_go = threading.Event()
-    held = threading.Event()
 
     def hold():
         with locked(Path(cells[0].output)):
@@ -221,45 +194,37 @@ def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
     other = threading.Thread(target=hold)
     other.start()
     held.wait(20)
+    assert run_cell(cells[0], finish).state is State.BUSY
     assert not sweep(cells, InProcess(), work=work, progress=False)
     other.join()
     assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
 
 
+def drive(output: Path) -> None:
+    sweep(cells_of(output, 1), Forked(), work=work_for_long)
+
+
 def test_workers_die_with_their_driver(tmp_path):
-    code = f"""
-import sys
-sys.path[:0] = [{str(FOLDER)!r}, {str(Path(__file__).parent)!r}]
-if __name__ == "__main__":
-    from pathlib import Path
-    import test_sweep as tests
-    tests.sweep(tests.cells_of(Path({str(tmp_path)!r}), 1), tests.Light(), work=tests.work_for_long)
-"""
-    (tmp_path / "driver.py").write_text(code)
-    driver = subprocess.Popen([sys.executable, str(tmp_path / "driver.py")], stderr=subprocess.DEVNULL)
-    cell = cells_of(tmp_path, 1)[0]
-    deadline = time.monotonic() + 300  # two processes start, which takes seconds, on a busy machine many
-    while not (Path(cell.output) / "at_work").exists() and time.monotonic() < deadline:
+    driver = multiprocessing.get_context("fork").Process(target=drive, args=(tmp_path,))
+    driver.start()
+    cell, deadline = cells_of(tmp_path, 1)[0], time.monotonic() + 60
+    place = Path(cell.output) / "at_work"
+    while not place.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert in_use(Path(cell.output))
     driver.kill()
-    driver.wait()
-    deadline = time.monotonic() + 60
-    while in_use(Path(cell.output)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    driver.join()
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.kill(int((Path(cell.output) / "at_work").read_text()), 0)
+            os.kill(int(place.read_text()), 0)
             time.sleep(0.02)
-    assert not sweep([cell], InProcess(), work=finish, progress=False)
+    assert not in_use(Path(cell.output)) and not sweep([cell], InProcess(), work=finish, progress=False)
 
 
 def test_wrong_calls_are_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
     with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
         sweep([cell, cell])
-    with pytest.raises(ValueError, match="processes is 0; at least one run at a time"):
-        LocalProcesses(0)
     finish(cell)
     (Path(cell.output) / "config.yaml").write_text("epochs: 7\n")
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
@@ -278,25 +243,3 @@ def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
     assert [(Path(cell.output) / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
     (Path(cells[0].output) / RESULT).write_text("[]")
     assert "it holds a list, not names and values" in run_cell(cells[0], finish).error
-
-
-def test_the_command_line_chooses_the_engine(monkeypatch):
-    from support.common_options import common_options, parser_for  # which the processes of Light need not import
-
-    def chosen(*given):
-        return common_options(parser_for("Doc.", "runs").parse_args([*given]))
-
-    assert isinstance(chosen("--engine", "in_process").engine, InProcess)
-    assert chosen("--processes", "3").engine.processes == 3 and chosen().retries == 2
-    ray = chosen("--engine", "ray", "--address", "head:6379").engine
-    assert isinstance(ray, RayCluster) and ray.address == "head:6379"
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'crumb-avalanche\[ray\]'; or choose another --engine"), ray:
-        pass
-
-
-def test_a_missing_cluster_is_an_error():
-    pytest.importorskip("ray")
-    words = r"there is no Ray cluster at 127.0.0.1:1 \(.*refused\); start one with  ray start --head  and"
-    with pytest.raises(ConnectionError, match=words), RayCluster("127.0.0.1:1"):
-        pass

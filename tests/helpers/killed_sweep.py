@@ -6,12 +6,11 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.engines import LocalProcesses, RayCluster
+from support.engines import LocalProcesses
 from support.sweep import exit_code, grid, sweep
 
 from crumb_avalanche.runs.run_folder import RESULT
@@ -120,40 +119,6 @@ def two_nodes(cpus: int) -> Iterator:
         yield cluster, nodes
     finally:
         cluster.shutdown()
-
-
-def parents(processes: list[int]) -> set[int]:
-    """Ids of the parent processes."""
-    chosen = [f"-p{process}" for process in processes] or ["-p0"]
-    return set(map(int, subprocess.run(["ps", "-oppid=", *chosen], capture_output=True, text=True).stdout.split()))
-
-
-def lose_a_node(cells: list[RunSettings], cpus: int, cells_per_process: int) -> tuple[int | None, dict[Path, str]]:
-    """Do the cells on two nodes; kill one when a third of the cells is finished and the node has work.
-
-    Returns:
-        The number of cells that were finished at the kill, None without a kill; and the failed cells with their errors.
-    """
-    lost: list[int] = []
-    over = threading.Event()
-    with two_nodes(cpus) as (cluster, nodes):
-
-        def lose():
-            raylet = nodes[0].all_processes["raylet"][0].process.pid
-            while not over.is_set() and (finished(cells) < len(cells) // 3 or raylet not in parents(workers(cells))):
-                time.sleep(0.02)
-            if not over.is_set():
-                lost.append(finished(cells))
-                cluster.remove_node(nodes[0], allow_graceful=False)
-
-        thread = threading.Thread(target=lose)
-        thread.start()
-        try:
-            failed = sweep(cells, RayCluster(cluster.address, cells_per_process))
-        finally:
-            over.set()
-            thread.join()
-    return (lost or [None])[0], failed
 
 
 if __name__ == "__main__":  # killed_sweep.py CLIPS OUTPUT CELLS PROCESSES

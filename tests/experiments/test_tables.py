@@ -2,33 +2,40 @@
 
 import csv
 import json
-import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
-from bytes_dial import behind, points_of
 from bytes_dial import settings_of as settings_of_dial
 from competitors import label_of, line_of
-from cost_of_replay import ALL_MAPS, CRUMB, SINGLE, CostSettings
-from fig3_curves import curves, picture, protocols_of, room_for_all
+from fig3_curves import csv_rows_of, panels_of_curves, protocols_of, room_for_all
 from made_runs import EXPERIMENTS, made_run
 from PIL import Image
 from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
 from scipy.stats import ttest_rel
 from support.common_options import common_options, parser_for
+from support.pictures import curves
 from support.statistics import holm
-from support.tables import Cell, PaperNumbers, PaperValue, chosen_rows, csv_columns, find, publish, rows_of, shown
+from support.tables import (
+    PAPER_VALUES,
+    Cell,
+    PaperNumbers,
+    PaperValue,
+    chosen_rows,
+    csv_columns,
+    find,
+    publish,
+    rows_of,
+    shown,
+)
 from table1_accuracy import METHODS, cells_of
-from table2_cost import lines_of, measured
 from table3_codes_vs_images import COUNTS, paper_row
 from table3_codes_vs_images import cells_of as cells_of_table3
 
 from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_csv, write_json
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 PAPER = PaperNumbers()
@@ -61,11 +68,11 @@ def cells(tmp_path):
 
 def test_means_differences_and_filter(cells):
     ours, half, not_run, needs = find(cells, [0, 1, 2])
-    assert (ours.mean, ours.spread) == (pytest.approx(82.5), pytest.approx(12.5**0.5))
+    assert ours.mean == pytest.approx(82.5) and csv_columns(ours)["std"] == pytest.approx(12.5**0.5)
     assert ours.paired is None and ours.s4 is None and ours.difference == pytest.approx(82.5 - 78.22)
     assert half.mean == pytest.approx(57.5) and half.paired.mean == pytest.approx(-25)
     assert half.paper_effect == pytest.approx(73.5 - 78.22)
-    assert half.paired.differences == pytest.approx({0: -20, 1: -30}) and half.verdict == "not decided"
+    assert half.paired.differences == pytest.approx({0: -20, 1: -30})
     assert half.p_holm == half.paired.p == pytest.approx(ttest_rel([60, 55], [80, 85]).pvalue)
     assert half.s4.pairs == 4 and half.s4.difference == pytest.approx(-25) and half.s4.p < 0.05
     assert ([run.number for run in half.filter[0]], half.mean_filtered, half.s4_filtered.pairs) == ([0], 60, 2)
@@ -152,28 +159,10 @@ def test_numbers_of_every_table():
     assert PAPER.find("table4", "core50", "class_instance", "Half capacity") == PaperValue(73.55, True)
     assert PAPER.find("table1", "imagenet", "class_iid", "gss") is None
     assert {key[0] for key in PAPER} == {"table1", "table2", "table3", "table4", "s5"}
+    assert len(PAPER) == len(PAPER_VALUES.read_text().splitlines()) - 1, "each cell stands once"
     percents = {f"{value.value:.2f}" for key, value in PAPER.items() if key[0] in ("table3", "table4")}
     for path in EXPERIMENTS.rglob("*.py"):
         assert not [number for number in percents if number in path.read_text()], f"{path} has numbers of the paper"
-
-
-LINE = "table4,core50,class_iid,Ours,final_top1_percent,79.93,no"
-
-
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
-        ([LINE, LINE], "line 3 gives table4 core50 class_iid Ours final_top1_percent again"),
-        ([LINE.replace("79.93", "many")], "line 2: could not convert string to float: 'many'"),
-        ([LINE.replace(",no", ",perhaps")], "line 2: 'perhaps' is no value, or not yes, no or empty"),
-        ([LINE[:20]], "line 2 has not the columns table, dataset"),
-    ],
-)
-def test_a_wrong_line_of_the_paper_is_named(tmp_path, lines, words):
-    header = "table,dataset,protocol,method_or_row,quantity,value,differs_from_ours_p01"
-    (tmp_path / "values.csv").write_text("\n".join([header, *lines]))
-    with pytest.raises(ValueError, match=rf"values\.csv: {words}"):
-        PaperNumbers(tmp_path / "values.csv")
 
 
 def test_rows_are_existing_settings():
@@ -183,24 +172,6 @@ def test_rows_are_existing_settings():
     for row in rows_of("bytes_dial").values():
         RunPlan.of(RunSettings(**{"preset": "recommended", **row.get("settings", {})}))
     assert chosen_rows(RECOMMENDED, ["slda", "ncm"]) == ["recommended", "slda", "ncm"]
-
-
-def test_budgets():
-    names = ("budget_images", "budget_bytes", "mem_size")
-
-    def budgets(*given):
-        rows = [settings_of_recommended(row, "x", *given) for row in ("recommended", "0.60 MB", "map_replay")]
-        return [{name: row[name] for name in names if name in row} for row in rows]
-
-    own = [{"budget_bytes": 600_000}, {"mem_size": 417}]
-    assert budgets() == [{}, *own] and budgets(False, 7) == budgets(True, 7) == [{"budget_bytes": 7}, *own]
-    assert budgets(True) == [{"budget_images": 60.0}, *own]
-    changes = settings_of_dial(["rda", "ncm"], [10, 20], "class_iid")
-    assert {name: one["budget_bytes"] for name, one in changes.items()} == {
-        "rda/10": 10,
-        "rda/20": 20,
-        "ncm/0": 50_000_000,
-    }
 
 
 def test_every_number_of_the_paper_has_its_cell(tmp_path):
@@ -217,26 +188,6 @@ def test_every_number_of_the_paper_has_its_cell(tmp_path):
     (ours, images) = cells_of_table3(options(tmp_path, "--benchmark", "eth80"), ["class_iid"], [400], "file")
     settings = dict(protocol="class_iid", strategy="crumb", mem_size=400, codebook_dim=8, pretrained="file")
     assert ours.settings == settings and "pretrained" not in images.settings
-
-
-def test_an_offline_bound_runs_once_for_both_protocols(tmp_path):
-    given = options(tmp_path, "--benchmark", "eth80", "cifar100", "--dataset-root", "A", "B", "--runs", "0-1")
-    done = []
-    given = replace(given, engine=None)
-    object.__setattr__(given, "table_only", False)
-    cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
-    type(given).do, kept = lambda self, runs: done.extend(runs) or {}, type(given).do
-    try:
-        findings, _ = given.found(cells, family="fair")
-    finally:
-        type(given).do = kept
-    folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]
-    assert folders[:5] == [
-        *("eth80/class_instance/crumb/run0", "eth80/joint/offline/run0", "eth80/class_iid/crumb/run0"),
-        *("cifar100/class_iid/crumb/run0", "cifar100/joint/offline/run0"),
-    ]
-    assert [one.run for one in done] == [0] * 5 + [1] * 5, "run by run"
-    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(cells) == 6
 
 
 def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
@@ -258,31 +209,6 @@ def test_rows_of_competitors(tmp_path):
     assert label_of("remind_single", found.runs) == "remind, one image at a time"
 
 
-def test_what_is_ahead_is_said(tmp_path):
-    def made(row, budget, right, size, run=0):
-        folder = made_run(tmp_path / "eth80" / row / str(budget) / f"run{run}", right)
-        (folder / "ledger.json").write_text(f'{{"memory_bytes": {size}, "images_per_second": 50.0}}')
-
-    made("rda", 100, 160, 90)
-    made("rda", 400, 180, 300)
-    made("rda", 400, 100, 300, run=1)  # no run of the others
-    made("ncm", 0, 120, 50)
-    made("slda", 0, 170, 200)
-    made("crumb", 400, 178, 390)
-    points = points_of(tmp_path, [0, 1])
-    assert [key[1:] for key in points] == [("rda", 100), ("rda", 400), ("slda", 0), ("ncm", 0), ("crumb", 400)]
-    crumb = ("eth80", "crumb", 400)
-    slda, ncm = behind({key: point for key, point in points.items() if key != crumb})
-    assert slda.startswith("eth80: slda in 200 bytes is above by ") and "ncm" in ncm and "too few for us" in ncm
-    assert behind({key: points[key] for key in (("eth80", "rda", 400), crumb)}) == []
-
-
-def test_protocols_of_the_figures():
-    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
-    assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
-    assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
-
-
 def test_room_for_the_largest_class_of_any_run(tmp_path):
     for name, frames in (("a", 2), ("b", 4), ("c", 12)):  # of each object; every run holds another one out
         for kind in ("cup", "pear"):
@@ -292,22 +218,6 @@ def test_room_for_the_largest_class_of_any_run(tmp_path):
                 Image.new("RGB", (8, 8)).save(path)
     given = options(tmp_path, "--benchmark", "clip_folder", "--dataset-root", str(tmp_path), "--runs", "0-7")
     assert room_for_all(given, "clip_folder") == 2 * 16, "where the object of two frames is held out"
-
-
-def test_curves_of_made_runs(tmp_path):
-    folder = tmp_path / "eth80" / "class_iid" / "crumb"
-    for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
-        changed(made_run(folder / f"run{run}", 100), accuracy_after=after)
-    made_run(tmp_path / "eth80" / "joint" / "offline" / "run0", 180, joint=True)
-    given = options(tmp_path, "--benchmark", "eth80")
-    findings = find(cells_of(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
-    rows = [row[2:] for row in curves(findings)[1:]]
-    assert rows[:3] == [["Ours", 0, 1, "90.0000"], ["Ours", 0, 2, ""], ["Ours", 0, 3, "50.0000"]]
-    assert rows[6:] == [["Upper bound", 0, 2, "90.0000"]]
-    figure = picture(findings, "A title")
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
-    line, *_ = figure.axes[0].containers[0]
-    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
 
 
 @pytest.mark.parametrize(
@@ -334,28 +244,49 @@ def test_counts_and_bytes_of_buffers():
     assert remind_formula(10_000, (512, 13, 13), PAPER) == pytest.approx(remind, abs=1)
 
 
-def costs(path, crumb_seconds):
-    rows = [("seconds_whole_run", CRUMB, crumb_seconds), ("seconds_whole_run", SINGLE, 7200)]
-    rows += [("peak_bytes", CRUMB, 3e7), ("held_bytes", CRUMB, 1e7)]
-    rows += [("peak_bytes", ALL_MAPS, 8e8), ("held_bytes", ALL_MAPS, 2e8)]
-    write_csv(path, [["quantity", "method", "by", "value"], *([one, method, "", value] for one, method, value in rows)])
-    return path
+def test_budgets():
+    names = ("budget_images", "budget_bytes", "mem_size")
+
+    def budgets(*given):
+        rows = [settings_of_recommended(row, "x", *given) for row in ("recommended", "0.60 MB", "map_replay")]
+        return [{name: row[name] for name in names if name in row} for row in rows]
+
+    own = [{"budget_bytes": 600_000}, {"mem_size": 417}]
+    assert budgets() == [{}, *own] and budgets(False, 7) == budgets(True, 7) == [{"budget_bytes": 7}, *own]
+    assert budgets(True) == [{"budget_images": 60.0}, *own]
+    assert settings_of_dial("rda", 10, "class_iid")["budget_bytes"] == 10
+    assert settings_of_dial("ncm", 0, "class_iid")["budget_bytes"] == 50_000_000
 
 
-def test_lines_of_table_2(tmp_path):
-    files = [costs(tmp_path / "a.csv", 1800), costs(tmp_path / "b.csv", 5400), tmp_path / "none.csv"]
-    assert measured(files[0]) == {"peak_ram_gb": (0.04, 1.0), "runtime_hours": (0.5, 2.0)}
-    memory, time = lines_of("cifar100", files, PAPER)
-    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][1] == pytest.approx(50)
-    assert list(time.values())[3:11] == ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
-    for line in lines_of("imagenet", files[2:], PAPER):
-        assert line["ratios"][1] is None and line["ours"] == line["runs"] == line["difference"] == ""
-    (memory, _) = lines_of("eth80", files[:1], PAPER)
-    assert memory["paper's data set"] == "cifar100" and memory["difference"] == "" and memory["ours"] == "4.0 %"
-    part = costs(tmp_path / "cost_of_replay.csv", 1800)
-    write_json(tmp_path / "made_with.json", asdict(CostSettings(stream_images=100, experiences=2, table_images=80)))
-    for line in lines_of("cifar100", [part], PAPER):
-        words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
-        assert (
-            line["measured on a part only"] == words and line["difference"] == "" and not math.isnan(line["ratios"][1])
-        )
+def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
+    given = options(tmp_path, "--benchmark", "eth80", "cifar100", "--dataset-root", "A", "B", "--runs", "0-1")
+    done = []
+    monkeypatch.setattr(type(given), "do", lambda self, runs: done.extend(runs) or {})
+    cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
+    findings, _ = given.found(cells, family="fair")
+    folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]
+    assert folders[:5] == [
+        *("eth80/class_instance/crumb/run0", "eth80/joint/offline/run0", "eth80/class_iid/crumb/run0"),
+        *("cifar100/class_iid/crumb/run0", "cifar100/joint/offline/run0"),
+    ]
+    assert [one.run for one in done] == [0] * 5 + [1] * 5, "run by run"
+    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(cells) == 6
+
+
+def test_curves_of_made_runs(tmp_path):
+    folder = tmp_path / "eth80" / "class_iid" / "crumb"
+    for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
+        changed(made_run(folder / f"run{run}", 100), accuracy_after=after)
+    made_run(tmp_path / "eth80" / "joint" / "offline" / "run0", 180, joint=True)
+    given = options(tmp_path, "--benchmark", "eth80")
+    findings = find(cells_of(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
+    rows = [row[2:] for row in csv_rows_of(findings)[1:]]
+    assert rows[:3] == [["Ours", 0, 1, "90.0000"], ["Ours", 0, 2, ""], ["Ours", 0, 3, "50.0000"]]
+    assert rows[6:] == [["Upper bound", 0, 2, "90.0000"]]
+    figure = curves(panels_of_curves(findings), "A title")
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
+    line, *_ = figure.axes[0].containers[0]
+    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
+    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
+    assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
+    assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
