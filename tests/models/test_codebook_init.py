@@ -1,35 +1,32 @@
-"""Distributions of the initialised blocks."""
+"""Distributions of the initialised blocks, and calibration: chosen images, scale and seed."""
 
 import math
-import re
 
 import pytest
 import torch
+from PIL import Image
 
-from crumb_avalanche.models.codebook import (
-    INITIALISERS,
-    Codebook,
-    MapStatistics,
-    init_dense_matched_,
-    init_kmeans_,
-    init_matched_,
-    init_normal_,
-    init_sampled_,
-    init_spherical_,
-    init_uniform_,
-)
-from crumb_avalanche.models.search import faiss
+from crumb_avalanche.models.calibration import calibrate, sample_of
+from crumb_avalanche.models.codebook import INITIALISERS, Codebook, MapStatistics
+from crumb_avalanche.models.layers import REFERENCE_SCALE
+from crumb_avalanche.models.weights import check_and_load
 
-needs_faiss = pytest.mark.skipif(faiss is None, reason="needs faiss")
+pytest.importorskip("faiss")
 
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def relu_maps(scale=14.0, seed=9):
+def relu_maps(scale=14.0):
     """Half zeros, half a half-normal."""
-    return torch.randn(8, 16, 10, 10, generator=generator(seed)).relu() * scale
+    return torch.randn(8, 16, 10, 10, generator=generator(9)).relu() * scale
+
+
+def initialised(name, maps, size=(256, 16), seed=0):
+    codebook = Codebook(*size)
+    INITIALISERS[name](codebook, maps, generator(seed))
+    return codebook.blocks.detach()
 
 
 def test_statistics_by_hand():
@@ -40,94 +37,55 @@ def test_statistics_by_hand():
     signed = MapStatistics.measure(torch.tensor([-1.0, 1, 0, 0]).view(1, 1, 2, 2))
     assert signed.signed and signed.sparsity == 0.5
     assert signed.scale == pytest.approx(math.sqrt(2 / 3))
+    for value in (0.0, 3.0):
+        with pytest.raises(ValueError, match="the feature maps are constant"):
+            MapStatistics.measure(torch.full((1, 2, 2, 2), value))
 
 
-@pytest.mark.parametrize("value", [0.0, 3.0])
-def test_constant_maps_have_no_scale(value):
-    with pytest.raises(ValueError, match="the feature maps are constant"):
-        MapStatistics.measure(torch.full((1, 2, 2, 2), value))
-
-
-def test_dense_matched_is_the_scaled_half_normal():
-    codebook, maps = Codebook(256, 16), relu_maps()
-    init_dense_matched_(codebook, maps, generator())
-    spread = 5 / 3 * MapStatistics.measure(maps).scale
-    blocks = codebook.blocks.detach()
-    assert (blocks > 0).all()
+def test_matched_is_the_scaled_half_normal_with_the_maps_fraction_of_zeros():
+    maps = relu_maps()
+    dense, sparse, measured = initialised("dense_matched", maps), initialised("matched", maps), MapStatistics
+    spread = 5 / 3 * measured.measure(maps).scale
     # 4,096 draws of |N(0, spread)|, whose mean is spread * sqrt(2 / pi).
-    assert float(blocks.mean()) == pytest.approx(spread * math.sqrt(2 / math.pi), rel=0.05)
-    assert float(blocks.square().mean().sqrt()) == pytest.approx(spread, rel=0.05)
+    assert (dense > 0).all() and float(dense.mean()) == pytest.approx(spread * math.sqrt(2 / math.pi), rel=0.05)
+    assert float(dense.square().mean().sqrt()) == pytest.approx(spread, rel=0.05)
+    assert int((sparse == 0).sum()) == round(measured.measure(maps).sparsity * 4096)
+    assert torch.equal(sparse[sparse != 0], dense[sparse != 0])
+    nearly_empty = torch.zeros(1, 4, 50, 50)
+    nearly_empty[0, 0, 0, :2] = torch.tensor([1.0, 2.0])  # 0.9998 zeros: rounds to all 8 entries
+    assert int((initialised("matched", nearly_empty, (2, 4)) != 0).sum()) == 1
 
 
-def test_matched_is_dense_matched_with_the_maps_fraction_of_zeros():
-    dense, sparse, maps = Codebook(256, 16), Codebook(256, 16), relu_maps()
-    init_dense_matched_(dense, maps, generator())
-    init_matched_(sparse, maps, generator())
-    zero = sparse.blocks == 0
-    assert int(zero.sum()) == round(MapStatistics.measure(maps).sparsity * 4096)
-    assert torch.equal(sparse.blocks[~zero], dense.blocks[~zero])
-
-
-def test_matched_always_leaves_one_value():
-    maps = torch.zeros(1, 4, 50, 50)
-    maps[0, 0, 0, :2] = torch.tensor([1.0, 2.0])  # 0.9998 zeros: rounds to all 8 entries
-    codebook = Codebook(2, 4)
-    init_matched_(codebook, maps, generator())
-    assert int((codebook.blocks != 0).sum()) == 1
-
-
-@pytest.mark.parametrize("init", [init_dense_matched_, init_matched_])
-def test_signed_maps_get_signed_rows(init):
-    maps = torch.randn(4, 16, 10, 10, generator=generator()) * 3
-    codebook = Codebook(256, 16)
-    init(codebook, maps, generator())
-    assert float(codebook.blocks.detach().mean()) == pytest.approx(0, abs=0.2)
-    assert float(codebook.blocks.detach().std()) == pytest.approx(3, rel=0.05)
-
-
-def test_normal_and_uniform_ignore_the_maps():
-    normal, uniform = Codebook(256, 16), Codebook(256, 16)
-    init_normal_(normal, relu_maps(1000), generator())
-    init_uniform_(uniform, relu_maps(1000), generator())
-    assert float(normal.blocks.detach().mean()) == pytest.approx(0, abs=0.06)
-    assert float(normal.blocks.detach().std()) == pytest.approx(1, rel=0.05)
-    assert float(uniform.blocks.detach().min()) >= 0 and float(uniform.blocks.detach().max()) < 1
-    assert float(uniform.blocks.detach().mean()) == pytest.approx(0.5, abs=0.02)
+@pytest.mark.parametrize(
+    ("name", "mean", "spread"), [("matched", 0, 3), ("dense_matched", 0, 3), ("normal", 0, 1), ("uniform", 0.5, 0.289)]
+)
+def test_signed_maps_get_signed_rows_and_two_rules_ignore_the_maps(name, mean, spread):
+    blocks = initialised(name, torch.randn(4, 16, 10, 10, generator=generator()) * 3)
+    assert float(blocks.mean()) == pytest.approx(mean, abs=0.07 * spread)
+    assert float(blocks.std()) == pytest.approx(spread, rel=0.05)
+    assert name != "uniform" or (blocks.min() >= 0 and blocks.max() < 1)
 
 
 def test_sampled_takes_values_of_the_maps():
-    maps, codebook = torch.tensor([1.0, 2, 4, 8]).view(1, 4, 1, 1), Codebook(64, 4)
-    init_sampled_(codebook, maps, generator())
-    values, counts = codebook.blocks.unique(return_counts=True)
-    assert values.tolist() == [1, 2, 4, 8]
-    assert int(counts.min()) > 40  # 64 each on average
+    values, counts = initialised("sampled", torch.tensor([1.0, 2, 4, 8]).view(1, 4, 1, 1), (64, 4)).unique(
+        return_counts=True
+    )
+    assert values.tolist() == [1, 2, 4, 8] and int(counts.min()) > 40  # 64 each on average
 
 
-@needs_faiss
-def test_kmeans_finds_clusters():
+def test_kmeans_finds_clusters_and_spherical_rows_the_means_of_directions():
     centres = torch.tensor([[0.0, 9], [9, 0], [9, 9]])
     slices = centres.repeat(40, 1) + torch.rand(120, 2, generator=generator()) * 0.1
     maps = torch.cat([slices, torch.zeros(50, 2)]).t().reshape(1, 2, 17, 10)  # zero slices do not count
-    codebook = Codebook(3, 2)
-    init_kmeans_(codebook, maps, generator())
-    found = sorted(codebook.blocks.round().tolist())
-    assert found == [[0, 9], [9, 0], [9, 9]]
-
-
-@needs_faiss
-def test_spherical_rows_are_means_of_the_slices_of_a_direction():
-    # Two directions with slices of length 1 and 9, and an outlier: k-means would take 1 and 9 of one direction apart.
+    assert sorted(initialised("kmeans", maps, (3, 2)).round().tolist()) == [[0, 9], [9, 0], [9, 9]]
+    # Two directions with slices of length 1 and 9: k-means would take 1 and 9 of one direction apart.
     slices = torch.tensor([[0.0, 1], [0, 9], [1, 0], [9, 0]]).repeat(20, 1)
-    maps = torch.cat([slices, torch.zeros(20, 2)]).t().reshape(1, 2, 10, 10)  # zero slices do not count
-    codebook = Codebook(2, 2)
-    init_spherical_(codebook, maps, generator())
-    assert sorted(codebook.blocks.tolist()) == [[0, 5], [5, 0]]
+    maps = torch.cat([slices, torch.zeros(20, 2)]).t().reshape(1, 2, 10, 10)
+    assert sorted(initialised("spherical", maps, (2, 2)).tolist()) == [[0, 5], [5, 0]]
 
 
-@needs_faiss
 def test_spherical_rows_give_a_smaller_error_than_kmeans_where_lengths_vary():
-    random = torch.randn(4000, 4, generator=generator(5)).abs() ** 3
-    maps = random.t().reshape(1, 4, 40, 100)
+    maps = (torch.randn(4000, 4, generator=generator(5)).abs() ** 3).t().reshape(1, 4, 40, 100)
     errors = []
     for name in ("spherical", "kmeans"):
         codebook = Codebook(16, 4)
@@ -136,25 +94,94 @@ def test_spherical_rows_give_a_smaller_error_than_kmeans_where_lengths_vary():
     assert errors[0] < 0.9 * errors[1]
 
 
-@needs_faiss
-def test_kmeans_needs_as_many_slices_as_rows():
+@pytest.mark.parametrize("name", INITIALISERS)
+def test_same_seed_same_blocks_filled_in_place(name):
+    codebook = Codebook(16, 4)
+    before = codebook.blocks
+    INITIALISERS[name](codebook, relu_maps(), generator(1))
+    assert codebook.blocks is before and before.requires_grad and before.isfinite().all() and before.any()
+    assert torch.equal(initialised(name, relu_maps(), (16, 4), 1), before)
+    assert not torch.equal(initialised(name, relu_maps(), (16, 4), 2), before)
+
+
+class Recorded:
+    """Images that record which of them were read."""
+
+    def __init__(self, count):
+        self.images = torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator(1))
+        self.asked = []
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, place):
+        self.asked.append(place)
+        return self.images[place], 0
+
+
+@pytest.mark.parametrize(("count", "asked"), [(26, [0, 5, 10, 15, 20, 25]), (3, [0, 1, 2])])
+def test_images_are_spread_over_the_data_set(make_model, count, asked):
+    data = Recorded(count)
+    calibrate(make_model(), data, measured_images=6)
+    assert data.asked == asked
+
+
+def test_blocks_are_taken_from_maps_that_have_the_scale_already(make_model):
+    blocks = []
+    for seed in (1, 1, 2):
+        data, model = Recorded(6), make_model()
+        assert calibrate(model, data, "sampled", seed) is model
+        maps = model.features(data.images)
+        assert float(maps[maps > 0].std()) == pytest.approx(REFERENCE_SCALE, rel=1e-4)
+        # Each value is one of the maps'.
+        apart = (model.codebook.blocks.detach().reshape(-1, 1) - maps.reshape(1, -1)).abs().min(1).values
+        assert apart.max() < 1e-4
+        blocks.append(model.codebook.blocks.detach().clone())
+    assert torch.equal(blocks[0], blocks[1]) and not torch.equal(blocks[0], blocks[2])
+
+
+def test_sixteen_locations_of_a_map_are_enough():
+    maps = torch.arange(2 * 3 * 8 * 8.0).view(2, 3, 8, 8)
+    found = sample_of([maps[:1], maps[1:]])
+    assert found.shape == (2, 3, 1, 16) and torch.equal(found[:, :, 0], maps.flatten(2)[:, :, ::4])
+    assert sample_of([maps[:, :, :3, :3]]).shape == (2, 3, 1, 9)
+
+
+def two_slices():
     maps = torch.zeros(1, 2, 2, 2)
     maps[0, 0, 0] = 1
-    with pytest.raises(ValueError, match=re.escape("2 slices that are not zero cannot make 3 k-means centres")):
-        init_kmeans_(Codebook(3, 2), maps, generator())
+    return maps
+
+
+NO_IMAGES = r"no images .*=(64|0)\).* benchmark\.train_stream\[0\]\.dataset"
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=needs_faiss) if n in ("kmeans", "spherical") else n for n in INITIALISERS]
+    ("call", "words"),
+    [
+        (lambda model: calibrate(model, Recorded(4), "magic"), "codebook_init is 'magic'; known are matched, "),
+        (lambda model: calibrate(model, [(Image.new("RGB", (16, 16)), 0)]), r"are Image, not tensors; .* ToTensor\(\)"),
+        (lambda model: calibrate(model, []), NO_IMAGES),
+        (lambda model: calibrate(model, object()), NO_IMAGES),
+        (lambda model: calibrate(model, Recorded(2), measured_images=0), NO_IMAGES),
+        (lambda model: initialised("kmeans", two_slices(), (3, 2)), "2 slices that are not zero cannot make 3 k-means"),
+    ],
 )
-def test_same_seed_same_blocks(name):
-    def blocks(seed):
-        codebook = Codebook(16, 4)
-        before = codebook.blocks
-        INITIALISERS[name](codebook, relu_maps(), generator(seed))
-        assert codebook.blocks is before and before.requires_grad  # filled in place
-        assert torch.isfinite(before).all() and before.any()
-        return before.detach()
+def test_errors_say_what_to_give(make_model, call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call(make_model())
 
-    assert torch.equal(blocks(1), blocks(1))
-    assert not torch.equal(blocks(1), blocks(2))
+
+def test_calibrated_is_part_of_the_state_and_files_without_it_count_as_calibrated(make_model):
+    model, twin = make_model(codebook=False), make_model(codebook=False)
+    twin.load_state_dict(model.state_dict())
+    assert not model.is_calibrated and not twin.is_calibrated
+    calibrate(model, Recorded(4))
+    twin.load_state_dict(model.state_dict())
+    assert twin.is_calibrated
+    foreign = {name: value for name, value in model.state_dict().items() if name != "calibrated"}
+    for load in (lambda one: one.load_state_dict(foreign), lambda one: check_and_load(one, foreign, "a file")):
+        other = make_model(codebook=False)
+        load(other)
+        assert other.is_calibrated
+    assert make_model().is_calibrated, "its codebook was filled by hand"
