@@ -8,10 +8,12 @@ graph for good.
 import functools
 import hashlib
 import os
+import platform
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +31,7 @@ from crumb_avalanche.models.engines import (
     onnx_of,
     refuse_elsewhere,
 )
-from crumb_avalanche.models.quantization import quantized
+from crumb_avalanche.models.quantization import LARGEST, LARGEST_WITHOUT_VNNI, quantized
 from crumb_avalanche.system.process import return_freed_memory
 
 IMAGES = 64  # that ranges are measured on
@@ -116,7 +118,11 @@ def _measured(model: Split, images: Iterable[Tensor] | None) -> Tensor:
 
 def _calibrated(model: Split, measured: Tensor) -> tuple[Calibration, Extract]:
     """Measure ranges, and compare the maps of the same images with torch's."""
-    graph = quantized(onnx_of(model.feature_extractor, measured[:2]), measured, model.pixel_mean, model.pixel_std)
+    flags = Path("/proc/cpuinfo")
+    vnni = "vnni" in flags.read_text(encoding="utf-8") if flags.exists() else platform.machine() == "arm64"
+    largest = LARGEST if vnni else LARGEST_WITHOUT_VNNI
+    given = onnx_of(model.feature_extractor, measured[:2])
+    graph = quantized(given, measured, model.pixel_mean, model.pixel_std, largest)
     run = openvino_engine(graph)
     maps = [torch.cat([maps_of(model, one, some) for some in measured.split(8)]) for one in (run, None)]
     difference = _difference(*maps)

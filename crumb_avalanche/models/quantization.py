@@ -22,6 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LARGEST = 127  # of a weight in 8 bits
+# Of a weight in 7 bits: a CPU without VNNI adds two products in 16 bits, which 255 * 127 * 2 do not fit.
+LARGEST_WITHOUT_VNNI = 64
+DAMPING = 0.01  # of the mean diagonal, added to second moments, which may be singular
 PATCHES = 64  # of each image that a convolution's inputs are measured on
 # Inputs, as of 3 x 3 of 64 channels, whose second moments are kept and whose weights are rounded together.
 LARGEST_BLOCK = 576
@@ -48,14 +52,14 @@ class _Conv:
     moments: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
-def quantized(graph: bytes, images: Tensor, mean: Tensor, std: Tensor) -> bytes:
-    """Quantise an ONNX graph.
+def quantized(graph: bytes, images: Tensor, mean: Tensor, std: Tensor, largest: int = LARGEST) -> bytes:
+    """Quantise an ONNX graph of F, from ``images`` to ``maps``.
 
     Args:
-        graph: of F, from ``images`` to ``maps``.
+        graph: to quantise.
         images: ``(B, 3, h, w)`` normalised images to measure on.
-        mean: ``(1, 3, 1, 1)``, subtracted from pixels from 0 to 1 when they are normalised.
-        std: ``(1, 3, 1, 1)``, that they are divided by then.
+        mean, std: ``(1, 3, 1, 1)``, by which pixels from 0 to 1 are normalised.
+        largest: of a weight.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -73,7 +77,7 @@ def quantized(graph: bytes, images: Tensor, mean: Tensor, std: Tensor) -> bytes:
         Path(given).write_bytes(graph)
         quant_pre_process(given, prepared, skip_symbolic_shape=True)
         model = onnx.load(prepared)
-        overrides, excluded = _prepare(model, images, mean, std)
+        overrides, excluded = _prepare(model, images, mean, std, largest)
         onnx.save(model, prepared)
         quantize_static(
             prepared,
@@ -89,7 +93,9 @@ def quantized(graph: bytes, images: Tensor, mean: Tensor, std: Tensor) -> bytes:
         return Path(written).read_bytes()
 
 
-def _prepare(model: Any, images: Tensor, mean: Tensor, std: Tensor) -> tuple[dict[str, list[dict]], list[str]]:
+def _prepare(
+    model: Any, images: Tensor, mean: Tensor, std: Tensor, largest: int
+) -> tuple[dict[str, list[dict]], list[str]]:
     """Change a graph in the three steps, and return scales that are known and the nodes to leave in float32."""
     weights = _Weights(model)
     overrides: dict[str, list[dict]] = {}
@@ -105,7 +111,7 @@ def _prepare(model: Any, images: Tensor, mean: Tensor, std: Tensor) -> tuple[dic
     zero = np.array(0, np.int8)
     for conv in convs:
         name = conv.node.input[1]
-        weights[name], scales = rounded(weights[name], conv.moments, conv.groups)
+        weights[name], scales = rounded(weights[name], conv.moments, conv.groups, largest)
         overrides[name] = [{"axis": 0, "scale": scale, "zero_point": zero} for scale in scales.numpy()]
     return overrides, excluded
 
@@ -277,13 +283,9 @@ class _Ends:
                 yield node.output[0], start
 
 
-LARGEST = 127  # of a weight in 8 bits
-DAMPING = 0.01  # of the mean diagonal, added to second moments, which may be singular
-
-
 @torch.no_grad()
-def rounded(weight: Tensor, moments: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """Round weights to multiples of a scale of each output, so that the outputs stay near.
+def rounded(weight: Tensor, moments: Tensor, groups: int = 1, largest: int = LARGEST) -> tuple[Tensor, Tensor]:
+    """Round weights to multiples of a scale of each output, near in its outputs; return ``(O,)`` scales too.
 
     They are rounded one after the other, and those that follow make up for the error on what the layer takes in (GPTQ,
     Frantar et al. 2023, https://arxiv.org/abs/2210.17323).
@@ -292,12 +294,10 @@ def rounded(weight: Tensor, moments: Tensor, groups: int = 1) -> tuple[Tensor, T
         weight: ``(O, C / groups, ...)``.
         moments: ``(groups * blocks, K, K)`` second moments of the inputs of each block of an output.
         groups: of the convolution.
-
-    Returns:
-        the rounded weights, and ``(O,)`` scales.
+        largest: multiple of a scale.
     """
     count = moments.shape[1]
-    scale = weight.flatten(1).abs().amax(1).div(LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = weight.flatten(1).abs().amax(1).div(largest).clamp_min(torch.finfo(torch.float32).tiny)
     mean = moments.diagonal(dim1=1, dim2=2).mean(1)
     damping = DAMPING * torch.where(mean > 0, mean, 1.0)
     damped = moments + damping.view(-1, 1, 1) * torch.eye(count, dtype=moments.dtype)
@@ -307,7 +307,7 @@ def rounded(weight: Tensor, moments: Tensor, groups: int = 1) -> tuple[Tensor, T
     left = (weight.double().flatten(1) / scale[:, None]).view(groups, len(weight) // groups, -1, count).transpose(1, 2)
     found = torch.empty_like(left)  # groups, blocks, outputs, K
     for place in range(count):
-        found[..., place] = left[..., place].round().clamp(-LARGEST, LARGEST)
+        found[..., place] = left[..., place].round().clamp(-largest, largest)
         error = (left[..., place] - found[..., place]) / factor[..., place, place, None]
         left[..., place:] -= error[..., None] * factor[..., place, None, place:]
     whole = found.transpose(1, 2).reshape(len(weight), -1).float() * scale[:, None]

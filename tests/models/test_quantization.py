@@ -6,7 +6,7 @@ from torch import nn
 
 from crumb_avalanche.models import quantization
 from crumb_avalanche.models.engines import onnx_of
-from crumb_avalanche.models.quantization import DAMPING, LARGEST, quantized, rounded
+from crumb_avalanche.models.quantization import DAMPING, quantized, rounded
 
 MEAN, STD = torch.tensor([0.5, 0.4, 0.3]).view(1, 3, 1, 1), torch.tensor([0.2, 0.25, 0.3]).view(1, 3, 1, 1)
 
@@ -32,9 +32,7 @@ class Fire(nn.Module):
 @pytest.fixture(params=[1, 0], ids=["padded", "bare"])
 def network(request):
     pytest.importorskip("onnxruntime")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        made = Fire(request.param).eval()
+    made = Fire(request.param).eval()
     with torch.no_grad():  # uneven ranges of channels, for which the layer after them makes up
         for layer, part in ((made.small, slice(0, 6)), (made.large, slice(6, 12))):
             scales = 10 ** torch.linspace(-1, 1, 6)
@@ -95,62 +93,46 @@ def test_the_steps_take_noise_away(network, images, monkeypatch):
         return difference(ran(quantized(graph, images, MEAN, STD), images), expected)
 
     after = noise()
-    assert noise() == after
+    torch.set_num_threads(2)  # one again for the next test
+    assert noise() == after, "neither another time nor other threads change the graph"
+    torch.set_num_threads(1)
     monkeypatch.setattr(quantization, "_equalize", lambda *given: None)
     assert noise() > 1.2 * after
     monkeypatch.setattr(quantization, "_prepare", lambda *given: ({}, []))
     assert noise() > 1.2 * after
 
 
-def test_the_number_of_threads_does_not_change_the_graph(network, images):
-    threads, graphs = torch.get_num_threads(), set()
-    try:
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            graphs.add(quantized(onnx_of(network, images[:2]), images, MEAN, STD))
-    finally:
-        torch.set_num_threads(threads)
-    assert len(graphs) == 1
-
-
-def rounded_slowly(row, moments, largest):
+def rounded_slowly(row, moments, scale, largest):
     """Round one output's weights by the formula of optimal brain surgery, with an inverse for each of them."""
     row, found = row.double().clone(), []
-    scale = (largest / LARGEST).double()
     moments = moments + DAMPING * moments.diagonal().mean() * torch.eye(len(moments))
     for place in range(len(row)):
         inverse = torch.linalg.inv(moments[place:, place:])
-        found.append((row[place] / scale).round().clamp(-LARGEST, LARGEST) * scale)
+        found.append((row[place] / scale).round().clamp(-largest, largest) * scale)
         row[place:] -= (row[place] - found[-1]) / inverse[0, 0] * inverse[0]
     return torch.stack(found).float()
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_rounding_makes_up_for_errors_as_the_slow_formula_does(groups, blocks):
+@pytest.mark.parametrize(("groups", "blocks", "largest"), [(1, 1, 127), (2, 1, 64), (1, 3, 64), (2, 3, 127)])
+def test_rounding_makes_up_for_errors_as_the_slow_formula_does(groups, blocks, largest):
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(4, 6, 2, 2, generator=generator)
     count = weight[0].numel() // blocks
     inputs = 0.1 * torch.randn(groups * blocks, 500, count, generator=generator).double()
     inputs += torch.randn(groups * blocks, 500, 1, generator=generator).double()  # alike, as pixels beside each other
     moments = inputs.mT @ inputs
-    found, scales = rounded(weight, moments, groups)
+    found, scales = rounded(weight, moments, groups, largest)
     steps = found / scales.view(-1, 1, 1, 1)
-    assert torch.allclose(steps, steps.round(), atol=1e-4) and steps.abs().max() <= LARGEST
-    plain = (weight / scales.view(-1, 1, 1, 1)).round() * scales.view(-1, 1, 1, 1)
-    errors = {"found": 0.0, "plain": 0.0}
+    assert torch.allclose(steps, steps.round(), atol=1e-4) and steps.abs().max() <= largest + 1e-4
     for output, row in enumerate(weight.flatten(1)):
         for block in range(blocks):
             part, place = slice(block * count, (block + 1) * count), output // (4 // groups) * blocks + block
-            slow = rounded_slowly(row[part], moments[place], row.abs().max())
+            slow = rounded_slowly(row[part], moments[place], (row.abs().max() / largest).double(), largest)
             assert torch.allclose(found[output].flatten()[part], slow, atol=1e-6)
-            for name, one in (("found", found), ("plain", plain)):
-                errors[name] += float((inputs[place] @ (one[output].flatten() - row)[part].double()).square().sum())
-    assert errors["found"] < 0.2 * errors["plain"]
 
 
 def test_inputs_that_are_always_zero_round_plainly():
     weight = torch.tensor([[[[0.5]], [[-0.2]]], [[[0.0]], [[0.0]]]])
     found, scales = rounded(weight, torch.zeros(1, 2, 2, dtype=torch.float64))
-    assert torch.allclose(found, weight, atol=0.5 / LARGEST) and torch.isfinite(found).all()
-    assert scales[0] == pytest.approx(0.5 / LARGEST) and scales[1] > 0
+    assert torch.allclose(found, weight, atol=0.5 / 127) and torch.isfinite(found).all()
+    assert scales[0] == pytest.approx(0.5 / 127) and scales[1] > 0
