@@ -227,9 +227,7 @@ def flipped(content, *places):
         (lambda content: content[:HEAD] + bytes(10 * MAP), 6, 6),
     ],
 )
-def test_damaged_maps_are_computed_again_with_a_warning(
-    tmp_path, model, images, filled, damage, filled_again, damaged
-):
+def test_damaged_maps_are_computed_again_with_a_warning(tmp_path, model, images, filled, damage, filled_again, damaged):
     store, wanted = filled
     content = damage(store.path.read_bytes())
     store.path.unlink()
