@@ -1,10 +1,12 @@
-"""The demo's network, and SqueezeNet, MobileNetV2 and ResNet-18 as torchvision has them, without its import.
+"""The demo's network, EfficientNet-Lite, and SqueezeNet, MobileNetV2 and ResNet-18 as torchvision has them.
 
 Importing torchvision takes 170 MB and seconds, because it loads torch's compiler; an answer to a photo needs neither.
-Names and order of their layers, initial weights for a seed and outputs are those of torchvision, to the bit.
+Of torchvision's networks, names and order of layers, initial weights for a seed and outputs are the same to the bit.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -68,16 +70,33 @@ class SqueezeNet(nn.Module):
         return self.classifier(self.features(images)).flatten(1)
 
 
+class SamePaddedConv2d(nn.Conv2d):
+    """Convolution that pads as TensorFlow's "SAME": as few zeros as the size needs, an odd one below and on the right.
+
+    Torch's convolution of stride 2 pads an image of an even size on the other sides.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Compute ``(B, outputs, ceil(H / stride), ceil(W / stride))`` of ``(B, inputs, H, W)``."""
+        edges: list[int] = []
+        for side, kernel, stride in zip(maps.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1]):
+            zeros = max(stride * (math.ceil(side / stride) - 1) + kernel - side, 0)
+            edges += [zeros // 2, zeros - zeros // 2]
+        return super().forward(nn.functional.pad(maps, edges))
+
+
 class Conv2dNormActivation(nn.Sequential):
     """Convolution with batch norm and ReLU6.
 
     Args:
         inputs, outputs: numbers of channels.
         kernel, stride, groups: of the convolution.
+        same: pad strides as ``SamePaddedConv2d``.
     """
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1):
-        convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, same: bool = False):
+        kind, padding = (SamePaddedConv2d, 0) if same and stride > 1 else (nn.Conv2d, kernel // 2)
+        convolution = kind(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
         super().__init__(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 
 
@@ -86,16 +105,17 @@ class InvertedResidual(nn.Module):
 
     Args:
         inputs, outputs: numbers of channels.
-        stride: of the 3x3 convolution.
-        expansion: channels of the 3x3 convolution for each input channel.
+        stride, kernel: of the convolution of single channels.
+        expansion: channels of that convolution for each input channel.
+        same: see ``Conv2dNormActivation``.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int):
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int = 3, same: bool = False):
         super().__init__()
         self.is_residual = stride == 1 and inputs == outputs
         inner = inputs * expansion
         layers = [] if expansion == 1 else [Conv2dNormActivation(inputs, inner, 1)]
-        layers += [Conv2dNormActivation(inner, inner, 3, stride, groups=inner)]
+        layers += [Conv2dNormActivation(inner, inner, kernel, stride, groups=inner, same=same)]
         self.conv = nn.Sequential(*layers, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -104,18 +124,26 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """MobileNetV2 for 1,000 classes."""
+    """MobileNetV2 for 1,000 classes, or another network of its blocks.
 
-    def __init__(self):
+    Args:
+        stages: channels, number of blocks, stride of the first one and kernel of each stage, whose blocks expand their
+            channels sixfold but in the first stage; default table 2 of the paper.
+        same: see ``Conv2dNormActivation``.
+    """
+
+    STAGES = ((16, 1, 1, 3), (24, 2, 2, 3), (32, 3, 2, 3), (64, 4, 2, 3), (96, 3, 1, 3), (160, 3, 2, 3), (320, 1, 1, 3))
+
+    def __init__(self, stages: Iterable[tuple[int, int, int, int]] = STAGES, same: bool = False):
         super().__init__()
-        self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2))
-        inputs = 32
-        # Expansion, channels, number of blocks, stride of the first one (table 2 of the paper).
-        stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2)]
-        for expansion, outputs, blocks, stride in [*stages, (6, 320, 1, 1)]:
+        self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2, same=same))
+        inputs, expansion = 32, 1
+        for outputs, blocks, stride, kernel in stages:
             for block in range(blocks):
-                self.features.append(InvertedResidual(inputs, outputs, 1 if block else stride, expansion))
+                one = InvertedResidual(inputs, outputs, 1 if block else stride, expansion, kernel, same)
+                self.features.append(one)
                 inputs = outputs
+            expansion = 6
         self.features.append(Conv2dNormActivation(inputs, 1280, 1))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
         _start_convolutions(self)
@@ -125,6 +153,36 @@ class MobileNetV2(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
         return self.classifier(nn.functional.adaptive_avg_pool2d(self.features(images), 1).flatten(1))
+
+
+class EfficientNetLite(MobileNetV2):
+    """EfficientNet-Lite for 1,000 classes: EfficientNet (Tan and Le, ICML 2019) for small devices.
+
+    It has neither squeeze-and-excitation nor swish, so it is MobileNetV2 with other stages, padded as in TensorFlow.
+
+    Args:
+        width: factor of the channels of all stages; Lite0 1, Lite1 1, Lite2 1.1.
+        depth: factor of the blocks of all stages but the first and the last; Lite0 1, Lite1 1.1, Lite2 1.2.
+    """
+
+    STAGES = (
+        (16, 1, 1, 3),
+        (24, 2, 2, 3),
+        (40, 2, 2, 5),
+        (80, 3, 2, 3),
+        (112, 3, 1, 5),
+        (192, 4, 2, 5),
+        (320, 1, 1, 3),
+    )
+
+    def __init__(self, width: float = 1.0, depth: float = 1.0):
+        stages = []
+        for channels, blocks, stride, kernel in self.STAGES:
+            channels = round(channels * width / 8) * 8
+            stages.append((channels, math.ceil(blocks * depth) if blocks > 1 else 1, stride, kernel))
+        super().__init__(stages, same=True)
+        for norm in _layers(self, nn.BatchNorm2d):
+            norm.eps = 1e-3  # TensorFlow's
 
 
 class BasicBlock(nn.Module):
@@ -221,6 +279,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "squeezenet1_0": lambda: SqueezeNet(nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11)),
     "squeezenet1_1": lambda: SqueezeNet(nn.Conv2d(3, 64, 3, stride=2), pools=(2, 5, 8)),
     "mobilenet_v2": MobileNetV2,
+    "efficientnet_lite0": EfficientNetLite,
+    "efficientnet_lite1": partial(EfficientNetLite, depth=1.1),
+    "efficientnet_lite2": partial(EfficientNetLite, width=1.1, depth=1.2),
     "resnet18": ResNet,
     "small_cnn": SmallCNN,
 }
