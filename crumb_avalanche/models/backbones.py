@@ -1,21 +1,41 @@
 """Splits of known networks, and of timm's by name; ``split_at`` splits any other.
 
-Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``.
+Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``. EfficientNet-Lite is cut
+before the last stride.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
-from crumb_avalanche.models.backbone_names import PREFIX, Preprocessing, is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import (
+    PREFIX,
+    PREPROCESSING,
+    PUBLISHED,
+    Preprocessing,
+    is_timm,
+    preprocessing_of,
+    published_by,
+    source_of,
+    timm_name,
+)
 from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.timm_networks import split_timm
-from crumb_avalanche.models.weights import check_and_load, read_weights, torchvision_weights
+from crumb_avalanche.models.timm_networks import split_timm, timm_weights
+from crumb_avalanche.models.weights import (
+    WeightsError,
+    check_and_load,
+    in_order,
+    packaged_weights,
+    read_weights,
+    torchvision_weights,
+)
+from crumb_avalanche.system.rng_state import preserve_rng_state
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]
 Ends = dict[str, nn.Module]
@@ -85,11 +105,18 @@ def _of_avalanche(name: str, *arguments: Any, **settings: Any) -> nn.Module:
     return network
 
 
+def _mobilenet_ends(network: Any) -> Ends:
+    return _pooled(network.classifier[1], dropout=network.classifier[0])
+
+
 _SQUEEZENET = Backbone(12, _features, _squeezenet_ends)
 BACKBONES: dict[str, Backbone] = {
     "squeezenet1_0": _SQUEEZENET,
     "squeezenet1_1": _SQUEEZENET,
-    "mobilenet_v2": Backbone(8, _features, lambda n: _pooled(n.classifier[1], dropout=n.classifier[0])),
+    "mobilenet_v2": Backbone(8, _features, _mobilenet_ends),
+    "efficientnet_lite0": Backbone(12, _features, _mobilenet_ends),
+    "efficientnet_lite1": Backbone(16, _features, _mobilenet_ends),
+    "efficientnet_lite2": Backbone(16, _features, _mobilenet_ends),
     "resnet18": Backbone(8, _resnet_layers, lambda n: _pooled(n.fc)),  # REMIND's cut, between the last two blocks
     "small_cnn": Backbone(12, _features, lambda n: _pooled(n.classifier)),
     # For small images, not cut; the networks of some of the paper's competitors.
@@ -114,7 +141,27 @@ BACKBONES: dict[str, Backbone] = {
 }
 
 
+def register_backbone(name: str, backbone: Backbone, preprocessing: Preprocessing | None = None) -> None:
+    """Add a network to ``BACKBONES``, or replace one: runs and learners take it by name.
+
+    Args:
+        name: of the network.
+        backbone: how it is built and cut; ``build`` must be given.
+        preprocessing: what it expects of its images; default ``Preprocessing()``.
+    """
+    BACKBONES[name] = backbone
+    PREPROCESSING[name] = preprocessing or Preprocessing()
+
+
 CODEBOOK_DIM = 16  # the paper's
+
+
+@lru_cache(maxsize=64)
+def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
+    """Return the number of channels of the map at the cut; see ``split_backbone``. Does not change the RNG state."""
+    with preserve_rng_state():
+        model = split_backbone(name, None, n_classes=1, codebook=None, cut_layer=cut_layer, image_size=image_size)
+    return model.map_shape[0]
 
 
 def usual_codebook_dim(model: SplitModel) -> int:
@@ -141,10 +188,12 @@ def split_backbone(
     Args:
         name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra ``timm``), with the last stage, or the
             last block of a transformer, after the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
-            (MobileNetV2) and 512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``,
-            ``resnet32`` and ``mlp`` are Avalanche's, for small images, and are not cut.
-        weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the library of the network publishes; a path
-            reads a ``.npz``, ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
+            (MobileNetV2), 112x14x14 (EfficientNet-Lite0) and 512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64
+            pixels. ``slim_resnet18``, ``resnet32`` and ``mlp`` are Avalanche's, for small images, and are not cut.
+        weights: ``"torchvision"`` takes the published weights of the network: torchvision's or timm's, which are
+            downloaded, or those of ``efficientnet_lite0`` from an installed package (extra ``weights``). ``"timm"`` and
+            ``"package"`` name these sources. A path reads a ``.npz``, ``.safetensors`` or ``.pth`` file; ``None`` keeps
+            the random initialisation.
         n_classes: outputs of the new head.
         codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values (see
             ``usual_codebook_dim``), unless F is empty; ``None`` makes a model without one.
@@ -171,16 +220,17 @@ def split_backbone(
         )
     wanted = Preprocessing(**preprocessing) if preprocessing else preprocessing_of(name)
     image_size = image_size or wanted.size
+    if weights == "torchvision":
+        weights = published_by(name)
     if timm:
         _only_squeezenet(relu_logits, head_kernel)
-        source = "timm" if weights == "torchvision" else weights
-        model = split_timm(name, source, n_classes=n_classes, cut_layer=cut_layer, image_size=image_size)
-        model.set_normalization(wanted.mean, wanted.std)
-        model.normalization_set = False  # the Normalize of a data set's own transform replaces it
-        model.interpolation = wanted.interpolation
+        model = split_timm(name, weights, n_classes=n_classes, cut_layer=cut_layer, image_size=image_size)
     else:
         model = _split_own(name, weights, cut_layer, relu_logits, head_kernel, image_size)
         model.reset_head(n_classes)
+    model.set_normalization(wanted.mean, wanted.std)
+    model.normalization_set = False  # the Normalize of a data set's own transform replaces it
+    model.interpolation = wanted.interpolation
     if isinstance(codebook, bool):
         codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
     check_codebook(codebook, model.map_shape[0])
@@ -204,8 +254,8 @@ def _split_own(
     if isinstance(cut_layer, str):
         raise ValueError(f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number")
     network = NETWORKS[name]() if known.build is None else known.build(image_size)
-    if weights == "torchvision":
-        check_and_load(network, torchvision_weights(name), f"torchvision's weights of {name}")
+    if weights in PUBLISHED:
+        _load_published(network, name, weights)
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
     layers, cut = known.layers(network), known.cut if cut_layer is None else cut_layer
@@ -224,3 +274,16 @@ def _split_own(
     for part, module in {**({"features": rest} if layers else {}), **ends}.items():
         plastic_layers.add_module(part, module)
     return SplitModel(frozen, plastic_layers, "head", image_size=image_size)
+
+
+def _load_published(network: nn.Module, name: str, weights: str) -> None:
+    """Load the weights that one of ``PUBLISHED`` has of one of ``BACKBONES``."""
+    usual = published_by(name)
+    if weights not in (usual, "timm" if name.startswith("efficientnet_lite") else usual):
+        raise WeightsError(f"{weights!r} has no weights of {name}; leave --weights out to take those of {usual!r}")
+    source = source_of(name, weights)
+    if weights == "torchvision":
+        state = torchvision_weights(name)
+    else:
+        state = in_order(packaged_weights() if weights == "package" else timm_weights(timm_name(name)), network, source)
+    check_and_load(network, state, source)

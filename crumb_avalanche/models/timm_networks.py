@@ -1,9 +1,8 @@
 """Networks of timm as backbones: ``timm:NAME``, with timm's weights and preprocessing. Needs the extra ``timm``."""
 
-from functools import lru_cache
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from crumb_avalanche.models.backbone_names import PREFIX, config_of, import_timm
 from crumb_avalanche.models.layers import Layout
@@ -11,17 +10,8 @@ from crumb_avalanche.models.split_at import CutError, split_after
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, read_weights
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.rng_state import preserve_rng_state
 
 _CURE = "give a file (--weights FILE), or 'none' for random weights (in Python weights=FILE or None)"
-
-
-@lru_cache(maxsize=64)
-def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
-    """Return the number of channels of the map at the cut; see ``split_timm``. Does not change the RNG state."""
-    with preserve_rng_state():
-        model = split_timm(name, None, n_classes=1, cut_layer=cut_layer, image_size=image_size)
-    return model.map_shape[0]
 
 
 def split_timm(
@@ -75,6 +65,11 @@ def split_timm(
         ) from error
     model.stages = tuple(stages[: stages.index(stage) + 1]) if stage in stages else (stage,) if stage else ()
     return model
+
+
+def timm_weights(name: str) -> dict[str, Tensor]:
+    """Download the weights of ``timm:NAME``; errors as for ``split_timm``."""
+    return _network(name, "timm", config_of(name).input_size[-1]).state_dict()
 
 
 def _network(name: str, weights: str | None, image_size: int) -> nn.Module:

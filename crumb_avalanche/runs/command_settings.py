@@ -37,9 +37,10 @@ class PretrainSettings(InRange):
         dataset_root: folder that holds a torchvision data set or receives its download.
         output: the .safetensors file to write. An interrupted pretraining resumes from the folder OUTPUT.checkpoints.
         overwrite: replace an existing file.
-        weights: 'torchvision' or 'timm' (both download what the backbone's library publishes), a .npz, .safetensors or
-            .pth file, or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        weights: 'torchvision' (the published ones, which most backbones download), a .npz, .safetensors or .pth file,
+            or 'none' for random weights.
+        backbone: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn or
+            timm:NAME.
         cut_layer: number of leading layers that are frozen, or for timm:NAME of stages or the name of the last frozen
             module; default the paper's cut.
         image_size: resize images to this many pixels square; default 224, or what timm:NAME was trained with.
@@ -184,9 +185,10 @@ class NewLearnerSettings(InRange):
 
     Attributes:
         method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
-        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download) or a weight file;
-            default that of the backbone's library.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, mobilenet_v2, resnet18, small_cnn or timm:NAME.
+        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download), 'package' (extra
+            weights) or a weight file; default the published ones of the backbone.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn
+            or timm:NAME.
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
@@ -250,7 +252,7 @@ class PredictSettings(InRange):
         json: print one JSON object a line.
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
             one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
@@ -297,7 +299,7 @@ class LearnerSettings(InRange):
         names: what the action needs besides.
         output: the file that merge writes.
         new_class: let rename and merge make a class whose name is nearly that of another one.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
     """
 
     action: str
@@ -317,7 +319,7 @@ class ExportSettings(InRange):
         to: format; onnx runs in ONNX Runtime and many others, without torch and this package.
         output: the file to write; default MODEL with the format's extension.
         images: photos on which the result is compared with the learner; default noise.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download) or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
         threads: CPU threads; 0 takes one per core.
     """
 

