@@ -56,11 +56,7 @@ VARIANTS = {
     "crumb, learning rate found": ["--family", "fair", "--learning-rate", "null", "--budget-images", "7"],
     "remind, one image at a time": [
         *("--strategy", "remind", "--method.samples_at_a_time", "true", "--method.replays", "4"),
-        *("--method.decay_per_class", "true"),
     ],
-    "icarl, whole old network": ["--strategy", "icarl", "--method.half_old_network", "false", "--budget-images", "230"],
-    "ewc, online": ["--strategy", "ewc", "--method.online", "true", "--method.decay", "0.5"],
-    "gss, head only": ["--strategy", "gss", "--method.head_only", "true"],
     "er, ring": ["--strategy", "er", "--method.ring_below", "100"],
     "slda, maps": ["--strategy", "slda", "--method.maps", "true", "--budget-images", "300"],
     "fecam, one covariance": ["--strategy", "fecam", "--method.covariance", "common"],

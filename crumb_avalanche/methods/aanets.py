@@ -16,14 +16,11 @@ from torch.func import functional_call
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import (
     HerdedFrames,
-    ImageMemoryPlugin,
+    HerdingPlugin,
     OldNetwork,
-    allot,
     distillation_loss,
     draw,
     draw_from,
-    experience_features,
-    herd,
     memory_strategy,
 )
 from crumb_avalanche.models.penultimate import evaluating
@@ -44,18 +41,12 @@ class AANetsSettings(InRange):
         a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
         distillation: weight of the distillation loss; 0 keeps no old network, so the budget holds more images.
         temperature: temperature of the distillation.
-        half_old_network: keep the old network as float16.
-        count_stable_branch: charge the second branch to the budget, since no other method has one (1.05 MB at
-            SqueezeNet's cut: a budget of 15 images then holds 4 exemplars). Off: it counts as part of the network, as
-            in the paper.
     """
 
     outer_every: Count = 50
     a_learning_rate: NotNegative = 1e-2
     distillation: NotNegative = 0.25
     temperature: Positive = 2.0
-    half_old_network: bool = True
-    count_stable_branch: bool = True
 
 
 def put(network: nn.Module, name: str, module: nn.Module) -> None:
@@ -206,7 +197,7 @@ class OldBranches(OldNetwork):
     """The old network without the weights of the stable branch, which never change."""
 
     @staticmethod
-    def bytes_of(model, half):
+    def bytes_of(model, half=True):
         layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
         changing, state = layers.changing(), layers.state_dict()
         tensors = [state[name] for name in changing]
@@ -218,7 +209,7 @@ class OldBranches(OldNetwork):
         self.state = {name: value for name, value in self.state.items() if name in changing}
 
 
-class AANetsPlugin(ImageMemoryPlugin):
+class AANetsPlugin(HerdingPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
     An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
@@ -234,21 +225,20 @@ class AANetsPlugin(ImageMemoryPlugin):
         super().__init__(storage_policy)
         self.settings = settings
         self.random = np.random.default_rng(seed)
-        self.old_network = OldBranches(settings.half_old_network) if settings.distillation else None
+        self.old_network = OldBranches() if settings.distillation else None
         self._old: list[int] = []  # classes of earlier experiences
         self._steps = 0
         self._branch_bytes = 0
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the old network, and of the stable branch if it is charged."""
+        """Bytes of the old network, and of the stable branch, since no other method has one."""
         return (0 if self.old_network is None else self.old_network.bytes) + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         self._steps = 0
-        if self.settings.count_stable_branch:
-            self._branch_bytes = strategy.model.plastic_layers.stable_bytes
+        self._branch_bytes = strategy.model.plastic_layers.stable_bytes
 
     def before_backward(self, strategy, **kwargs):
         if not self._old:
@@ -280,7 +270,7 @@ class AANetsPlugin(ImageMemoryPlugin):
         with model.stopwatch.measure("replay"):
             if not self._old:
                 model.plastic_layers.aggregate()
-            self._choose_exemplars(strategy)
+            self.herd(strategy)
             if self._old and self._steps < self.settings.outer_every:
                 nothing = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
@@ -312,20 +302,6 @@ class AANetsPlugin(ImageMemoryPlugin):
         with torch.no_grad():
             share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
 
-    def _choose_exemplars(self, strategy) -> None:
-        """Herd the frames of the experience and cut the lists of all classes, so that they share the budget."""
-        buffer = self.storage_policy
-        features, labels = experience_features(strategy)
-        kept, chosen = [], []
-        for label, quota in allot(buffer.max_size, strategy.seen_classes.seen).items():
-            members = buffer.slots.by_class.get(label, [])[:quota]
-            frames = (labels == label).nonzero().flatten()
-            kept += members
-            if len(frames) and quota > len(members):
-                best = herd(features[frames.to(features.device)], quota - len(members))
-                chosen += frames[best].tolist()
-        self.hold(strategy, kept, chosen)
-
     def state_dict(self):
         return super().state_dict() | {
             "random": self.random.bit_generator.state,
@@ -345,10 +321,8 @@ class AANetsPlugin(ImageMemoryPlugin):
 
 def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
     """Return the bytes besides the exemplars."""
-    count = OldBranches.bytes_of(model, settings.half_old_network) if settings.distillation else 0
-    if settings.count_stable_branch:
-        count += AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
-    return count
+    count = OldBranches.bytes_of(model) if settings.distillation else 0
+    return count + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
 
 
 @register(

@@ -34,7 +34,6 @@ class BiCSettings(InRange):
             authors use SGD with this rate; Adam's steps do not depend on the scale of the logits, which the feature
             scale sets here.)
         bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
-        half_old_network: keep the old network as float16; see ``OldNetwork``.
     """
 
     temperature: Positive = 2.0
@@ -42,7 +41,6 @@ class BiCSettings(InRange):
     bias_epochs: Count = 200
     bias_learning_rate: Positive = 0.1
     bias_decay: NotNegative = 0.1
-    half_old_network: bool = True
 
 
 def spread(count: int, total: int) -> list[int]:
@@ -301,11 +299,10 @@ class BiCPlugin(ImageMemoryPlugin):
     stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
     settings=BiCSettings,
     buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network) + 8 * n_classes,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model) + 8 * n_classes,
 )
 def build_bic(recipe: Recipe) -> StreamStrategy:
     """Build BiC on the plastic layers."""
     method = recipe.method
     buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
-    old_network = OldNetwork(method.half_old_network)
-    return memory_strategy(recipe, BiCPlugin(buffer, old_network, method, recipe.n_classes))
+    return memory_strategy(recipe, BiCPlugin(buffer, OldNetwork(), method, recipe.n_classes))

@@ -4,16 +4,15 @@ import copy
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar, get_origin
 
 import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.methods.form_budget import FitsBudget
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
-from crumb_avalanche.system.setting_ranges import check_arguments
+from crumb_avalanche.system.setting_ranges import check_arguments, checked, hints_of
 from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -43,10 +42,9 @@ class Scores(nn.Module):
 class ClosedForm(FitsBudget, ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
-    The positional arguments of a subclass's constructor follow from the stream and the budget: ``n_classes``, the
-    number of classes, which ``grow`` raises; ``length``, the number of features ``D``; and others, such as ``seed``.
-    Keyword-only arguments are the settings of the method, whose types carry their range; ``registry.register`` makes
-    flags of them.
+    A subclass declares the settings of the method as annotated attributes, whose types carry their range and whose
+    values are the defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the constructor and attributes
+    of an instance, and ``registry.register`` makes flags of them.
 
     No number of classes has to be known in advance: ``grow`` adds classes at any time. The statistics of ``n_classes``
     classes do not depend on when the classes were added.
@@ -73,13 +71,37 @@ class ClosedForm(FitsBudget, ABC):
     _derived: tuple[Any, int] = (None, 0)  # what ``derived_bytes`` depends on, and the bytes
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
 
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "__init__" in vars(cls):
-            setattr(cls, "__init__", _recorded(cls.__init__))  # noqa: B010
+    def __init__(self, n_classes: int, length: int, *decided: Any, **keywords: Any) -> None:
+        """Check and record all arguments, and allocate the statistics.
 
-    @abstractmethod
-    def __init__(self, n_classes: int, length: int, *decided: Any, **settings: Any): ...
+        Args:
+            n_classes: number of classes, which ``grow`` raises.
+            length: number of features ``D``.
+            decided: what else ``_allocate`` takes, such as ``seed``; also by keyword.
+            keywords: settings.
+
+        Raises:
+            ValueError: a value has another type or is out of its range.
+            TypeError: an argument is unknown.
+        """
+        given = {
+            name: checked(name, keywords.pop(name, getattr(self, name)), hint) for name, hint in self.hints().items()
+        }
+        bound = inspect.signature(self._allocate).bind(n_classes, length, *decided, **keywords)
+        bound.apply_defaults()
+        arguments = check_arguments(type(self)._allocate, bound.arguments)
+        self.settings = {**arguments, **given}
+        vars(self).update(given)
+        self._allocate(**arguments)
+
+    @classmethod
+    def hints(cls) -> dict[str, Any]:
+        """Return the types of the settings by name: of all public annotated attributes that have a value."""
+        return {
+            name: hint
+            for name, hint in hints_of(cls).items()
+            if ClassVar not in (hint, get_origin(hint)) and not name.startswith("_") and hasattr(cls, name)
+        }
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
         memo.update({id(part): part for part in (getattr(self, name) for name in self._cached)})
@@ -334,22 +356,6 @@ class ClosedForm(FitsBudget, ABC):
             )
         for label in (labels.min(), labels.max()) if len(labels) else ():
             self._check_label(int(label))
-
-
-def _recorded(init: Callable) -> Callable:
-    """Return a constructor that checks its arguments by their types and records them as ``settings``."""
-    signature = inspect.signature(init)
-
-    @wraps(init)
-    def checked_init(self: ClosedForm, *arguments: Any, **keywords: Any) -> None:
-        bound = signature.bind(self, *arguments, **keywords)
-        bound.apply_defaults()
-        values = check_arguments(init, dict([*bound.arguments.items()][1:]))
-        if "settings" not in vars(self):  # else called by the constructor of a subclass
-            self.settings = dict(values)
-        init(self, **values)
-
-    return checked_init
 
 
 def grown(rows: Tensor, count: int) -> Tensor:

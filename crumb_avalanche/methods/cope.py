@@ -3,9 +3,9 @@
 De Lange and Tuytelaars, Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
 """
 
+import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
@@ -29,14 +29,10 @@ class CoPESettings(InRange):
     Attributes:
         prototype_momentum: weight of the old prototype in an update.
         temperature: divisor of similarities.
-        random_prototypes: initialise prototypes at random, as the authors' code does, instead of with the mean of the
-            class in its first batch. A stream has a few dozen batches of a class: with a momentum of 0.99, a random
-            prototype stays mostly random, and predictions stay near chance.
     """
 
     prototype_momentum: Probability = 0.99
     temperature: Positive = 0.1
-    random_prototypes: bool = False
 
 
 class BalancedMemories(ClassBalancedReservoir):
@@ -78,7 +74,7 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
     pseudo = logsigmoid(sample).masked_fill(~same | itself, -torch.inf)
     attracted = torch.cat([pseudo, logsigmoid(prototype).diagonal().unsqueeze(1)], dim=1).logsumexp(1)
     attracted = attracted - same.sum(1).log()
-    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - np.log(2)
+    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - math.log(2)
     return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
 
 
@@ -94,17 +90,15 @@ class CoPEPlugin(ImageMemoryPlugin):
         settings: see ``CoPESettings``.
         n_classes: classes of the whole stream.
         length: ``D`` of an embedding.
-        seed: of random prototypes.
 
     Attributes:
         prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
     """
 
-    def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int, seed: int):
+    def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int):
         super().__init__(storage_policy)
         self.settings = settings
         self.prototypes = torch.zeros(n_classes, length)
-        self.random = np.random.default_rng(seed)
         self._head = HeadInput()
         self._batch: tuple[Tensor, Tensor] | None = None
 
@@ -125,13 +119,14 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def begin(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Initialise the prototypes of classes in the batch that have none yet."""
+        """Initialise the prototypes of classes in the batch that have none yet with their means.
+
+        The authors' code draws them at random. A stream has a few dozen batches of a class: with a momentum of 0.99, a
+        random prototype would stay mostly random.
+        """
         self.prototypes = self.prototypes.to(embeddings.device)
         for label in labels[~self.known[labels]].unique().tolist():
-            start = embeddings[labels == label].mean(0)
-            if self.settings.random_prototypes:
-                start = torch.from_numpy(self.random.random(len(start), dtype=np.float32)).to(start.device)
-            self.prototypes[label] = normalize(start, dim=0)
+            self.prototypes[label] = normalize(embeddings[labels == label].mean(0), dim=0)
 
     @torch.no_grad()
     def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -185,12 +180,11 @@ class CoPEPlugin(ImageMemoryPlugin):
             strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
 
     def state_dict(self):
-        return super().state_dict() | self.answer_state(None) | {"random": self.random.bit_generator.state}
+        return super().state_dict() | self.answer_state(None)
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self.load_answer_state(state)
-        self.random.bit_generator.state = state["random"]
 
     def answer_state(self, strategy):
         return {"prototypes": self.prototypes}
@@ -218,5 +212,5 @@ def build_cope(recipe: Recipe) -> StreamStrategy:
             "at an earlier layer"
         )
     buffer = ImageBuffer(recipe.mem_size, BalancedMemories(), recipe.seed)
-    plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model), recipe.seed)
+    plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model))
     return memory_strategy(recipe, plugin)

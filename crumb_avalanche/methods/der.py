@@ -26,13 +26,10 @@ class DarkReplaySettings(InRange):
     Attributes:
         alpha: weight of the loss of the stored logits.
         beta: weight of the loss of the stored labels; 0 is plain DER.
-        evaluation_logits: store the logits of the network in evaluation mode, after the step of their batch, instead of
-            those of the step itself, whose dropout the network would then have to reproduce.
     """
 
     alpha: NotNegative = 0.1
     beta: NotNegative = 0.5
-    evaluation_logits: bool = True
 
 
 class LogitImageBuffer(ImageBuffer):
@@ -104,12 +101,9 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 
     def offer(self, strategy, batch):
-        trained_on = self.batch is not None
-
+        # Those of the step, as the authors store, have dropout noise, which the network would have to reproduce.
         @torch.no_grad()
         def logits(positions: Sequence[int]) -> Tensor:
-            if trained_on and not self.settings.evaluation_logits:
-                return strategy.mb_output[positions]
             with evaluating(strategy.model):
                 return self.logits(strategy.model, batch.feature_map[positions])
 

@@ -33,10 +33,7 @@ class FeCAM(ClassGaussians):
     images. Avalanche's ``FeCAM`` shrinks twice, which equals once with ``s (2 + s)``: the default 3 is its 1. With
     fewer ``directions`` than a class needs, the rest of its variance is spread evenly.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        directions: largest number of principal directions of each class, ``length`` for full covariances.
-        total_directions: see ``ClassGaussians.limit``.
+    Attributes:
         covariance: ``class`` for a covariance of each class, as principal directions: as many as the budget buys, and
             the full covariance where it buys as many as there are features (``2 D**2`` bytes a class). ``common`` for
             one covariance of all classes, in ``2 D (D + 64)`` bytes.
@@ -48,32 +45,28 @@ class FeCAM(ClassGaussians):
         ValueError: ``shrink_others`` is above ``shrink_diagonal``.
     """
 
-    def __init__(
-        self,
-        n_classes: int,
-        length: int,
-        directions: int = 0,
-        total_directions: int | None = None,
-        *,
-        covariance: Literal["class", "common"] = "class",
-        shrink_diagonal: Positive = 3.0,
-        shrink_others: NotNegative = 3.0,
-        tukey: Factor = 0.5,
-    ):
-        if shrink_others > shrink_diagonal:
+    covariance: Literal["class", "common"] = "class"
+    shrink_diagonal: Positive = 3.0
+    shrink_others: NotNegative = 3.0
+    tukey: Factor = 0.5
+
+    def _allocate(
+        self, n_classes: int, length: int, directions: int = 0, whole: bool = False, total_directions: int | None = None
+    ) -> None:
+        if self.shrink_others > self.shrink_diagonal:
             raise ValueError(
-                f"shrink_diagonal is {shrink_diagonal} and shrink_others {shrink_others}; give shrink_others from 0 to "
-                "shrink_diagonal, or some covariance is singular"
+                f"shrink_diagonal is {self.shrink_diagonal} and shrink_others {self.shrink_others}; give shrink_others "
+                "from 0 to shrink_diagonal, or some covariance is singular"
             )
-        common = covariance == "common"
-        self._hold(n_classes, length, 0 if common else directions, common, total_directions)
+        common = self.covariance == "common"
+        super()._allocate(n_classes, length, 0 if common else directions, common, total_directions)
 
     @classmethod
     def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
         return {} if settings["covariance"] == "common" else super().bought(n_classes, length, items, settings)
 
     def transformed(self, features):
-        return features.sign() * features.abs() ** self.settings["tukey"]
+        return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
         means = self.classes.means[seen].double()
@@ -90,7 +83,7 @@ class FeCAM(ClassGaussians):
         """Return the summands of the unit matrix and of the matrix of ones, from the sums of ``C``'s elements."""
         length = self.settings["length"]
         variance, other = trace / length, (total - trace) / max(length * (length - 1), 1)
-        diagonal, others = self.settings["shrink_diagonal"] * variance, self.settings["shrink_others"] * other
+        diagonal, others = self.shrink_diagonal * variance, self.shrink_others * other
         return max(diagonal - others, LEAST_ROUND * variance), others
 
     def _common(self, matrix: Tensor, means: Tensor, size: float) -> "_Distances":

@@ -32,6 +32,10 @@ class FitsBudget:
     def __init__(self, n_classes: int, length: int, *decided: Any, **settings: Any): ...
 
     @abstractmethod
+    def _allocate(self, n_classes: int, length: int) -> None:
+        """Allocate the statistics; what else a subclass takes here follows from the stream and the budget."""
+
+    @abstractmethod
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the statistics."""
 
@@ -87,7 +91,7 @@ class FitsBudget:
             n_classes, length, kept, items, settings: see ``fixed_bytes`` and ``bought``.
             seed: seed of random draws, in forms that have some.
         """
-        drawn = {"seed": seed} if "seed" in inspect.signature(cls).parameters else {}
+        drawn = {"seed": seed} if "seed" in inspect.signature(cls._allocate).parameters else {}
         return cls(n_classes, length, **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)})
 
     @classmethod

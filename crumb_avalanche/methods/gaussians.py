@@ -112,13 +112,14 @@ class ClassGaussians(ClosedForm):
     classes: ClassMeans
     directions: ClassDirections | None
     scatter: PackedScatter | None
+    eight_bits = False  # whether directions are int8 instead of float16
 
     budgeted = True
     _free = frozenset({"n_classes", "total_directions"})
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        return ClassDirections.bytes_of_one(length, settings.get("eight_bits", False))
+        return ClassDirections.bytes_of_one(length, settings.get("eight_bits", cls.eight_bits))
 
     @staticmethod
     def each(n_classes: int, items: int) -> int:
@@ -188,20 +189,13 @@ class ClassGaussians(ClosedForm):
             self.directions.trim()
         self._solution = None
 
-    def _hold(
-        self,
-        n_classes: int,
-        length: int,
-        directions: int,
-        whole: bool,
-        total_directions: int | None = None,
-        eight_bits: bool = False,
+    def _allocate(
+        self, n_classes: int, length: int, directions: int = 0, whole: bool = False, total_directions: int | None = None
     ) -> None:
-        """Allocate the statistics of features of ``length`` columns."""
         self.classes = ClassMeans(n_classes, length)
         self.directions, self.scatter = None, PackedScatter(length) if whole else None
         if directions or not whole:
-            self.directions = ClassDirections(n_classes, length, directions, total_directions, eight_bits)
+            self.directions = ClassDirections(n_classes, length, directions, total_directions, self.eight_bits)
 
     def transformed(self, features: Tensor) -> Tensor:
         """Compute the values whose statistics are stored, from ``(B, D)`` float features."""

@@ -29,23 +29,13 @@ class GSSSettings(InRange):
 
     Attributes:
         compared: number of random memories whose gradients are compared with those of a frame.
-        head_only: use the gradient of the head only, not of all plastic layers. Saves time and, within a step, memory:
-            4 bytes a weight for each frame of a batch and each memory that is compared.
-        chunk: gradients computed at a time.
     """
 
     compared: Count = 10
-    head_only: bool = False
-    chunk: Count = 32
 
 
 def sample_gradients(
-    model: SplitModel,
-    maps: Tensor,
-    labels: Tensor,
-    mask: Callable[[Tensor], Tensor] | None,
-    head_only: bool = False,
-    chunk: int = 32,
+    model: SplitModel, maps: Tensor, labels: Tensor, mask: Callable[[Tensor], Tensor], chunk: int = 32
 ) -> Tensor:
     """Compute the gradient of each image's own cross-entropy, ``(B, weights)`` float32, in evaluation mode.
 
@@ -54,21 +44,16 @@ def sample_gradients(
         maps: ``(B, C, H, W)``.
         labels: ``(B,)`` int64.
         mask: masks the logits of unseen classes.
-        head_only: use the weights of the head only.
         chunk: images at a time.
     """
     layers = model.plastic_layers
     everything = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
     everything = {name: value.detach() for name, value in everything.items()}
-    learning = {
-        name: everything[name]
-        for name, parameter in layers.named_parameters()
-        if parameter.requires_grad and (not head_only or name.startswith(f"{model.head}."))
-    }
+    learning = {name: everything[name] for name, weight in layers.named_parameters() if weight.requires_grad}
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
         logits = functional_call(layers, {**everything, **weights}, (feature_map.unsqueeze(0),)).float()
-        return cross_entropy(logits if mask is None else mask(logits), label.unsqueeze(0))
+        return cross_entropy(mask(logits), label.unsqueeze(0))
 
     with evaluating(layers):
         gradients = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)(learning, maps, labels)
@@ -202,7 +187,7 @@ class GSSPlugin(ImageMemoryPlugin):
             if self._drawn is not None:
                 slots = self._drawn[0].tolist()
                 maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
-            gradients = sample_gradients(model, maps, labels, self.mask, settings.head_only, settings.chunk)
+            gradients = sample_gradients(model, maps, labels, self.mask)
         storage.rule.offer(gradients.cpu(), slots)
         super().offer(strategy, batch)
         self._drawn = None

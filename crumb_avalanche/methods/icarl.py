@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +10,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import (
     HerdedFrames,
-    ImageMemoryPlugin,
+    HerdingPlugin,
     OldNetwork,
-    allot,
     draw_from,
-    experience_features,
-    herd,
     memory_strategy,
-    unit_features,
 )
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class ICaRLSettings(InRange):
-    """Settings of iCaRL; its only other one is the number of exemplars, which the budget sets.
-
-    Attributes:
-        half_old_network: keep the old network as float16; see ``OldNetwork``.
-    """
-
-    half_old_network: bool = True
 
 
 def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
@@ -56,7 +39,7 @@ def relu_follows_head(model: SplitModel) -> bool:
     return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
 
 
-class ICaRLPlugin(ImageMemoryPlugin):
+class ICaRLPlugin(HerdingPlugin):
     """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
 
     New frames and as many exemplars of old classes (each again only after all were drawn) share a step, and the loss
@@ -113,36 +96,8 @@ class ICaRLPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        self._choose_exemplars(strategy)
+        self.herd(strategy)
         self.old_network.take(strategy.model)
-
-    def _choose_exemplars(self, strategy) -> None:
-        """Herd the classes of the experience and cut the lists of the others (paper, algorithms 2, 4 and 5).
-
-        A class that comes again is herded from its old exemplars and its new frames.
-        """
-        features, labels = experience_features(strategy)
-        lists, orders, kept, chosen = self.storage_policy.slots.by_class, {}, [], []
-        classes = dict.fromkeys([*lists, *sorted(set(labels.tolist()))])
-        for label, quota in allot(self.storage_policy.max_size, list(classes)).items():
-            members, positions = lists.setdefault(label, []), (labels == label).nonzero().flatten().tolist()
-            best = list(range(min(quota, len(members))))
-            if positions:
-                old = [self._stored_features(strategy, members)] if members else []
-                best = herd(torch.cat([*old, features[positions]]), quota)
-                orders[label] = [members[place] if place < len(members) else None for place in best]
-            kept += [members[place] for place in best if place < len(members)]
-            chosen += [positions[place - len(members)] for place in best if place >= len(members)]
-        self.hold(strategy, kept, chosen)
-        for label, order in orders.items():
-            new = iter([slot for slot in lists[label] if slot not in order])  # in the order in which they were chosen
-            lists[label] = [next(new) if slot is None else slot for slot in order]
-
-    def _stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
-        """Compute unit features ``(n, D)`` of stored images."""
-        parts = torch.tensor(slots).split(strategy.eval_mb_size)
-        rows = self.storage_policy.rows
-        return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
 
     @torch.no_grad()
     def before_eval(self, strategy, **kwargs):
@@ -154,7 +109,7 @@ class ICaRLPlugin(ImageMemoryPlugin):
         if not classes and self._loaded is not None:
             return self._loaded
         lists = [self.storage_policy.slots.by_class[label] for label in classes]
-        means = [self._stored_features(strategy, slots).mean(0) for slots in lists]
+        means = [self.stored_features(strategy, slots).mean(0) for slots in lists]
         return classes, normalize(torch.stack(means)) if means else None
 
     def before_eval_forward(self, strategy, **kwargs):
@@ -195,10 +150,9 @@ class ICaRLPlugin(ImageMemoryPlugin):
     summary="herded exemplars, distillation, nearest mean of exemplars",
     source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
     stores="raw images, and a copy of the plastic layers for distillation",
-    settings=ICaRLSettings,
     buffer=ImageBuffer,
     scores_answer=True,
-    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model, method.half_old_network),
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model),
 )
 def build_icarl(recipe: Recipe) -> StreamStrategy:
     """Build iCaRL on the plastic layers."""
@@ -210,4 +164,4 @@ def build_icarl(recipe: Recipe) -> StreamStrategy:
             stacklevel=2,
         )
     buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
-    return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork(recipe.method.half_old_network)))
+    return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork()))

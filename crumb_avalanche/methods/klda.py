@@ -29,29 +29,22 @@ class KernelLDA(FillsBudget, ClassGaussians):
     Deviation: the inverse is that of ``S + e v I``; which regulariser the paper uses is not known here. Its ensemble of
     several seeds is not built.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        seed: seed of ``W`` and ``p``.
+    Attributes:
         projection: number ``M`` of random Fourier features; 0 for as many as the budget buys, or 640 without a budget.
         gamma: ``g``, in units of 1 by the squared unit of the features. In a run these have a mean square of 1
             (``equal_lengths``), so that it does not depend on their scale.
         shrinkage: ``e``, share of the unit matrix in the covariance, in units of the mean variance.
     """
 
+    projection: Projection = 0
+    gamma: Positive = 1e-4
+    shrinkage: Positive = 0.1
+
     moments: ClassVar = dict(equal_lengths=True)
     _cached = ("_solution", "_drawn")
 
-    def __init__(
-        self,
-        n_classes: int,
-        length: int,
-        seed: int = 0,
-        *,
-        projection: Projection = 0,
-        gamma: Positive = 1e-4,
-        shrinkage: Positive = 0.1,
-    ):
-        self._hold(n_classes, projection or WITHOUT_BUDGET, directions=0, whole=True)
+    def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:  # type: ignore[override]
+        super()._allocate(n_classes, self.projection or WITHOUT_BUDGET, whole=True)
         self._drawn: tuple[Tensor, Tensor] | None = None
 
     def __getstate__(self):
@@ -63,14 +56,14 @@ class KernelLDA(FillsBudget, ClassGaussians):
             generator = torch.Generator().manual_seed(self.settings["seed"])
             weights = torch.randn(length, projection, generator=generator, dtype=torch.float64)
             phases = torch.rand(projection, generator=generator, dtype=torch.float64)
-            self._drawn = (2 * self.settings["gamma"]) ** 0.5 * weights, 2 * math.pi * phases
+            self._drawn = (2 * self.gamma) ** 0.5 * weights, 2 * math.pi * phases
         weights, phases = self._drawn
         return (2 / projection) ** 0.5 * (features.double() @ weights + phases).cos()
 
     def _solve(self, seen):
         common, _, _ = self.covariances(seen)
         variance = self.mean_variance(common, seen)
-        common.diagonal().add_(self.settings["shrinkage"] * variance)
+        common.diagonal().add_(self.shrinkage * variance)
         means = self.classes.means[seen].double()
         weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(common)).mT
         return weights, (weights * means).sum(1) / 2

@@ -34,32 +34,22 @@ class LowRankRda(BlendedGaussians):
     for a drift of the features (the paper's HopDC), because the network is frozen. The paper's values of the three
     weights are not known here.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        directions: largest number of principal directions of each class.
-        whole: whether to store the full common scatter; otherwise it is the sum over the classes' directions, and what
-            these leave out is spread evenly.
-        total_directions: see ``ClassGaussians.limit``.
+    Attributes:
         own: ``a_1``, weight of a class's own covariance.
         common: ``a_2``, weight of the common one.
         ridge: ``a_3``, weight of the unit matrix in units of the mean variance.
         rank: largest number of directions of a class, where the budget buys more.
     """
 
-    def __init__(
-        self,
-        n_classes: int,
-        length: int,
-        directions: int = 0,
-        whole: bool = False,
-        total_directions: int | None = None,
-        *,
-        own: NotNegative = 0.1,
-        common: Positive = 0.9,
-        ridge: Positive = 0.1,
-        rank: Count = 64,
-    ):
-        self._hold(n_classes, length, min(directions, rank), whole, total_directions)
+    own: NotNegative = 0.1
+    common: Positive = 0.9
+    ridge: Positive = 0.1
+    rank: Count = 64
+
+    def _allocate(
+        self, n_classes: int, length: int, directions: int = 0, whole: bool = False, total_directions: int | None = None
+    ) -> None:
+        super()._allocate(n_classes, length, min(directions, self.rank), whole, total_directions)
 
     @classmethod
     def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,4 +59,4 @@ class LowRankRda(BlendedGaussians):
         return {"directions": min(beside if whole else each, length), "whole": whole}
 
     def _weights(self):
-        return self.settings["own"], self.settings["common"], self.settings["ridge"]
+        return self.own, self.common, self.ridge

@@ -19,10 +19,6 @@ class ClassMeans(ClosedForm):
 
     The order of the images does not matter, up to rounding. ``forget`` leaves nothing of a class.
 
-    Args:
-        n_classes: number of classes; see ``grow``.
-        length: number of features ``D``.
-
     Attributes:
         means: ``(n_classes, D)`` float32.
         counts: ``(n_classes,)`` int32, images of each class.
@@ -30,7 +26,7 @@ class ClassMeans(ClosedForm):
 
     temperature = 0.014
 
-    def __init__(self, n_classes: int, length: int):
+    def _allocate(self, n_classes: int, length: int) -> None:
         self.means = torch.zeros(n_classes, length)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 

@@ -12,7 +12,7 @@ from avalanche.training.plugins import EWCPlugin, SupervisedPlugin
 from avalanche.training.utils import copy_params_dict
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive, Probability
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import (
     PatchedMAS,
@@ -40,13 +40,9 @@ class EWCSettings(InRange):
 
     Attributes:
         weight: weight of the sum of Fisher information times squared shift (the paper's port: 100).
-        online: keep one set of importances, summed over the experiences, instead of one for each.
-        decay: with ``online``, factor of the earlier sum at each new experience.
     """
 
     weight: NotNegative = 100.0
-    online: bool = False
-    decay: Probability = 1.0
 
 
 class StreamEWC(EWCPlugin):
@@ -61,19 +57,18 @@ class StreamEWC(EWCPlugin):
     """
 
     def __init__(self, settings: EWCSettings):
-        mode, decay = ("online", settings.decay) if settings.online else ("separate", None)
-        super().__init__(settings.weight, mode=mode, decay_factor=decay)
+        super().__init__(settings.weight)
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of importances and old weights: eight for a weight and experience; if ``online``, for a weight."""
+        """Bytes of importances and old weights: eight for a weight and experience."""
         kept = [*self.importances.values(), *self.saved_params.values()]
         return tensor_bytes(one.data for by_name in kept for one in by_name.values())
 
     def after_training_exp(self, strategy, **kwargs):
         with learning_view(strategy, strategy.seen_classes.mask) as view:
             super().after_training_exp(view, **kwargs)
-        *earlier, latest = self.importances.values()  # a single one if online
+        *earlier, latest = self.importances.values()
         limit = largest_importance(strategy, self.ewc_lambda)
         for name, importance in latest.items():
             held = sum((one[name].data for one in earlier), torch.zeros_like(importance.data))
@@ -99,11 +94,9 @@ class MASSettings(InRange):
 
     Attributes:
         weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
-        decay: factor of the importances so far when those of a new experience are added.
     """
 
     weight: NotNegative = 1.0
-    decay: Probability = 1.0
 
 
 class StreamMAS(PatchedMAS):
@@ -118,7 +111,6 @@ class StreamMAS(PatchedMAS):
 
     def __init__(self, settings: MASSettings):
         super().__init__(lambda_reg=settings.weight)
-        self.decay = settings.decay
 
     @property
     def statistics_bytes(self) -> int:
@@ -132,7 +124,7 @@ class StreamMAS(PatchedMAS):
             self.params = copy_params_dict(view.model)
         limit = largest_importance(strategy, self._lambda)
         for name, latest in importance.items():
-            earlier = self.decay * self.importance[name].data if self.importance else 0
+            earlier = self.importance[name].data if self.importance else 0
             latest.data = (latest.data + earlier).clamp(max=limit)
         self.importance = importance
 

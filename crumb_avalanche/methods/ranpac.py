@@ -106,35 +106,32 @@ class RandomProjection(RandomFeatures):
 
     Deviation: RanPAC trains its network on the first experience, which stays frozen here.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        seed: seed of ``W``.
+    Attributes:
         projection: number of columns ``M`` of ``W``; the Gram matrix takes ``4 * M**2`` bytes. The authors' 10,000 take
-            400 MB; 640 fit into the 2.26 MB of 15 images for up to 240 classes.
+            400 MB; 640 fit into the 2.26 MB of 15 images for up to 240 classes. 0 is as many as the budget buys, in
+            forms that fill it, or 640.
         ridge: summand of the Gram matrix's diagonal, in units of the diagonal's mean. 0 chooses it from ``RIDGES`` by
             generalised cross validation (Golub, Heath and Wahba, 1979) whenever the regression is solved. RanPAC
             chooses it on a held-out fifth of every step, which needs a second Gram matrix; this needs no byte more.
-
-    Attributes:
         activation: ``relu``; or ``sigmoid``, for features of size 1.
         gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
         sums: ``(n_classes, M)`` float32.
         counts: ``(n_classes,)`` int32, images of each class.
     """
 
+    projection: Projection = 640
+    ridge: NotNegative = 1e-3
+
     temperature = 0.06
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     remains_after_forget = "the share of the removed images in the Gram matrix"
     _cached = ("_solution", "_weights")
 
-    def __init__(
-        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 640, ridge: NotNegative = 1e-3
-    ):
-        projection = projection or WITHOUT_BUDGET
-        self.gram = torch.zeros(projection, projection)
-        self.sums = torch.zeros(n_classes, projection)
+    def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
+        columns = self.projection or WITHOUT_BUDGET
+        self.gram = torch.zeros(columns, columns)
+        self.sums = torch.zeros(n_classes, columns)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
-        self.length, self.ridge, self.seed = length, ridge, seed
         self._weights: Tensor | None = None
 
     def __getstate__(self):
@@ -147,10 +144,12 @@ class RandomProjection(RandomFeatures):
     def project(self, features: Tensor) -> Tensor:
         """Compute ``H``, ``(B, M)`` float64."""
         if self._weights is None:
-            generator = torch.Generator().manual_seed(self.seed)
-            self._weights = torch.randn(self.length, len(self.gram), generator=generator, dtype=torch.float64)
+            generator = torch.Generator().manual_seed(self.settings["seed"])
+            self._weights = torch.randn(
+                self.settings["length"], len(self.gram), generator=generator, dtype=torch.float64
+            )
         values = features.double() @ self._weights
-        return values.relu() if self.activation == "relu" else (values / self.length**0.5).sigmoid()
+        return values.relu() if self.activation == "relu" else (values / self.settings["length"] ** 0.5).sigmoid()
 
     def _update(self, features, labels):
         hidden = self.project(features)
@@ -198,17 +197,9 @@ class RandomProjection(RandomFeatures):
     stores=STORES,
 )
 class RanpacGCV(FillsBudget, RandomProjection):
-    """RanPAC that fills the budget and chooses its ridge as it learns.
+    """RanPAC that fills the budget and chooses its ridge as it learns."""
 
-    Args:
-        n_classes, length, seed, ridge: see ``RandomProjection``.
-        projection: number of random features; 0 for as many as the budget buys, or 640 without a budget.
-    """
-
-    def __init__(
-        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 0.0
-    ):
-        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)
+    projection, ridge = 0, 0.0
 
 
 @register(
@@ -223,16 +214,9 @@ class ACIL(FillsBudget, RandomProjection):
     Deviations: the ridge is in units of the mean of the Gram matrix's diagonal, so it grows with the images, where the
     authors' is a constant: 0.1 for ACIL and 100 for GACL. ACIL trains its network on the first classes; here it stays
     frozen.
-
-    Args:
-        n_classes, length, seed, ridge: see ``RandomProjection``.
-        projection: see ``RanpacGCV``.
     """
 
-    def __init__(
-        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 1e-2
-    ):
-        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)
+    projection, ridge = 0, 1e-2
 
 
 @register(
@@ -247,16 +231,9 @@ class FOAL(FillsBudget, RandomProjection):
     Deviations: F-OAL averages the outputs of all blocks of a transformer, which have equal sizes; here the means of the
     map at the cut and of the head's input, which may have different sizes, are joined, and the random projection adds
     them up. The ridge is in units of the mean of the Gram matrix's diagonal; the authors' is 1.
-
-    Args:
-        n_classes, length, seed, ridge: see ``RandomProjection``.
-        projection: see ``RanpacGCV``.
     """
 
     moments: ClassVar = dict(maps=True, equal_lengths=True)
     activation = "sigmoid"
 
-    def __init__(
-        self, n_classes: int, length: int, seed: int = 0, *, projection: Projection = 0, ridge: NotNegative = 1e-3
-    ):
-        super().__init__(n_classes, length, seed, projection=projection, ridge=ridge)
+    projection, ridge = 0, 1e-3

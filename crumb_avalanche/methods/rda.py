@@ -159,12 +159,7 @@ class RegularizedDiscriminant(ClassGaussians):
     time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C``
     classes, and projects all directions.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        directions: largest number of principal directions of each class.
-        whole: whether to store the full common scatter; otherwise it is the sum over the classes' directions.
-        total_directions: largest number of directions of all classes, or ``None`` for no limit; see ``limit``.
-        part: number of the last features that answer alone, too; 0 for none.
+    Attributes:
         own: share ``a`` of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
         own_images: ``k``, the images with which a class has half of the share ``a``; 0 gives every class ``a``, and
             serves streams of classes of unequal size better.
@@ -178,24 +173,30 @@ class RegularizedDiscriminant(ClassGaussians):
         head_share: share ``w`` of the answer that the head's input alone gives, where there are other features, too.
         drop_features: give up the features of the map, for good, when a further class leaves less than 8 directions of
             each class with them.
-
-    Raises:
-        ValueError: ``part`` is not below ``length``.
-
-    Attributes:
         classes: means and counts.
         directions: the directions, and the parts of the scatters' traces that these leave out.
         scatter: the full common scatter, or ``None``.
+
+    Raises:
+        ValueError: ``part``, the number of the last features that answer alone, too, is not below ``length``.
     """
 
-    directions: ClassDirections
+    own: Share = 0.1
+    own_images: NotNegative = 0.0
+    shrinkage: Positive = 1.0
+    diagonal: bool = True
+    span: bool = False
+    eight_bits: bool = True
+    head_share: Share = 1 / 3
+    drop_features: bool = True
 
+    directions: ClassDirections
     temperature = 2.7  # log-densities count as independent what hardly is
     moments: ClassVar = dict(maps=True, power=0.7, equal_lengths=True, cells=2)
     _free = frozenset({"n_classes", "total_directions", "part"})
     _changing = frozenset({"n_classes", "length", "total_directions", "part"})
 
-    def __init__(
+    def _allocate(
         self,
         n_classes: int,
         length: int,
@@ -203,21 +204,12 @@ class RegularizedDiscriminant(ClassGaussians):
         whole: bool = False,
         total_directions: int | None = None,
         part: int = 0,
-        *,
-        own: Share = 0.1,
-        own_images: NotNegative = 0.0,
-        shrinkage: Positive = 1.0,
-        diagonal: bool = True,
-        span: bool = False,
-        eight_bits: bool = True,
-        head_share: Share = 1 / 3,
-        drop_features: bool = True,
-    ):
+    ) -> None:
         if not 0 <= part < max(1, length):
             raise ValueError(f"part is {part}; give 0 or a number of features below length, {length}")
-        self._hold(n_classes, length, directions, whole, total_directions, eight_bits)
+        super()._allocate(n_classes, length, directions, whole, total_directions)
         if self.directions is None:  # present even if there may be none
-            self.directions = ClassDirections(n_classes, length, 0, eight_bits=eight_bits)
+            self.directions = ClassDirections(n_classes, length, 0, eight_bits=self.eight_bits)
 
     @classmethod
     def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
@@ -240,7 +232,7 @@ class RegularizedDiscriminant(ClassGaussians):
     def narrow(self, classes: int, budget: int, kept: int) -> str:
         length = self.settings["length"]
         needed = self._bytes_without_images(classes) + classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        if kept >= length or needed <= budget or not self.settings["drop_features"]:
+        if kept >= length or needed <= budget or not self.drop_features:
             return ""
         self.keep_features(kept)
         return (
@@ -280,8 +272,8 @@ class RegularizedDiscriminant(ClassGaussians):
             common = self.scatter.whole()
         common /= total
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
-        shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.settings["diagonal"] else variance
-        common.diagonal().add_(min(1.0, self.settings["shrinkage"] * length / total) * shares)
+        shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
+        common.diagonal().add_(min(1.0, self.shrinkage * length / total) * shares)
         root = mirrored(common).mT  # equal to common, in the order of axes in which the root takes its memory
         torch.linalg.cholesky(root, out=root)
         centre = means.mean(0)
@@ -293,8 +285,8 @@ class RegularizedDiscriminant(ClassGaussians):
         owners = torch.arange(len(means)).repeat_interleave(numbers)
         kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
         rest = outside / (outside + kept).clamp_min(1e-300)
-        own = self.settings["own"] * counts / (counts + self.settings["own_images"])
-        if self.settings["span"]:
+        own = self.own * counts / (counts + self.own_images)
+        if self.span:
             rows, places = directions @ projection, (means - centre) @ projection
         else:
             rows, places = torch.linalg.solve_triangular(root, directions.mT, upper=False).mT, white.mT
@@ -306,11 +298,11 @@ class RegularizedDiscriminant(ClassGaussians):
             groups.append(Group.of(members, together, places[members], round_part[members]))
         order = torch.cat([group.members for group in groups]).argsort()
         space = Span(projection, (means - centre) @ projection, lengths[: len(basis.mT)])
-        to_places = projection if self.settings["span"] else None
+        to_places = projection if self.span else None
         solution = Solution(centre, to_places, root, places, groups, order, space)
         if self.settings["part"]:
             alone = copy.deepcopy(self)
             alone.keep_features(self.settings["part"])
-            solution.part, solution.part_share = alone.solved(), self.settings["head_share"]
+            solution.part, solution.part_share = alone.solved(), self.head_share
             solution.temperature = self.temperature
         return solution

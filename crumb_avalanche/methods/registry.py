@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from importlib import import_module
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,18 +301,14 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
 
 def settings_of(form: "type[ClosedForm]") -> type:
-    """Make the dataclass of a closed form's settings: those of its features, and its keyword-only arguments."""
+    """Make the dataclass of a closed form's settings: those of its features, and its own."""
     from crumb_avalanche.methods.features import FeatureMoments
 
+    hints = hints_of(FeatureMoments)
     declared: list[Any] = [
-        (item.name, hints_of(FeatureMoments)[item.name], form.moments.get(item.name, item.default))
-        for item in fields(FeatureMoments)
+        (item.name, hints[item.name], form.moments.get(item.name, item.default)) for item in fields(FeatureMoments)
     ]
-    declared += [
-        (name, hints_of(form.__init__)[name], argument.default)
-        for name, argument in signature(form).parameters.items()
-        if argument.kind is Parameter.KEYWORD_ONLY
-    ]
+    declared += [(name, hint, getattr(form, name)) for name, hint in form.hints().items()]
     return make_dataclass(f"{form.__name__}Settings", declared, bases=(InRange,), frozen=True)
 
 

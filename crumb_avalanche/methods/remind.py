@@ -21,7 +21,7 @@ from crumb_avalanche.methods.remind_memory import (
     make_quantizer,
     random_resized_crops,
 )
-from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Positive, Range
+from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -46,9 +46,6 @@ class RemindSettings(InRange):
         crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
         mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
         weight_decay: weight decay of SGD.
-        decay_per_class: decay the learning rate with the number of images of the new image's class: from
-            ``rate_start``, geometrically every ``rate_step`` images, to ``rate_end`` after ``rate_images`` (and
-            further), instead of using the learning rate of all strategies as in the CRUMB paper's port.
     """
 
     sub_quantizers: Count = 32
@@ -60,19 +57,6 @@ class RemindSettings(InRange):
     crop_scale: Factor = 4 / 13
     mixup_alpha: NotNegative = 0.1
     weight_decay: NotNegative = 1e-5
-    decay_per_class: bool = False
-    rate_start: Positive = 0.1
-    rate_end: Positive = 0.001
-    rate_step: Large = 100
-    rate_images: Large = 1300
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.rate_end > self.rate_start:
-            raise ValueError(
-                f"rate_end={self.rate_end} and rate_start={self.rate_start}; rates decay: give a rate_end up to "
-                "rate_start"
-            )
 
     @property
     def replays_per_image(self) -> int:
@@ -91,46 +75,24 @@ class RemindPlugin(StoringPlugin):
         storage_policy: the buffer.
         settings: see ``RemindSettings``.
         seed: of k-means.
-        n_classes: classes of the whole stream.
     """
 
-    def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int, n_classes: int):
+    def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int):
         super().__init__(storage_policy)
         self.settings = settings
         self.seed = seed
-        self.images_of_class = torch.zeros(n_classes if settings.decay_per_class else 0, dtype=torch.int32)
         self._sample: LocationSample | None = None
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the centroids, and of the counters for decaying learning rates."""
-        counters = self.images_of_class
-        return self.storage_policy.quantizer.table_bytes + counters.numel() * counters.element_size()
+        """Bytes of the centroids."""
+        return self.storage_policy.quantizer.table_bytes
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         buffer = self.storage_policy
         if not buffer.quantizer.fitted:
             self._sample = LocationSample(len(strategy.adapted_dataset), self.settings.fit_vectors, buffer.slots.random)
-
-    def before_update(self, strategy, **kwargs):
-        if self.settings.decay_per_class and self.storage_policy.quantizer.fitted:
-            rate = self.rate(strategy.mb_y.tolist())
-            for group in strategy.optimizer.param_groups:
-                group["lr"] = rate
-
-    def rate(self, labels: list[int]) -> float:
-        """Count the images of a batch and return their mean learning rate.
-
-        One scheduler a class on a single optimiser would multiply the decays of all classes, hence the counters.
-        """
-        settings = self.settings
-        factor = (settings.rate_end / settings.rate_start) ** (settings.rate_step / settings.rate_images)
-        rates = []
-        for label in labels:
-            rates.append(settings.rate_start * factor ** (int(self.images_of_class[label]) // settings.rate_step))
-            self.images_of_class[label] += 1
-        return sum(rates) / len(rates)
 
     def before_forward(self, strategy, **kwargs):
         if not self.storage_policy.quantizer.fitted:
@@ -168,11 +130,10 @@ class RemindPlugin(StoringPlugin):
 
     def state_dict(self):
         sample = None if self._sample is None else self._sample.state_dict()
-        return super().state_dict() | {"images_of_class": self.images_of_class, "sample": sample}
+        return super().state_dict() | {"sample": sample}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        self.images_of_class.copy_(state["images_of_class"])
         self._sample = None
         if state["sample"] is not None:
             self._sample = LocationSample(0, self.settings.fit_vectors, self.storage_policy.slots.random)
@@ -201,7 +162,7 @@ class RemindStrategy(StreamStrategy):
     def __init__(self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, **stream_arguments):
         self.settings = settings
         self._replayed: tuple[Tensor, Tensor] | None = None
-        memory = RemindPlugin(storage_policy, settings, seed, stream_arguments["model"].n_classes)
+        memory = RemindPlugin(storage_policy, settings, seed)
         super().__init__(memory=memory, **stream_arguments)
 
     def make_train_dataloader(self, **kwargs):
@@ -266,9 +227,7 @@ class RemindStrategy(StreamStrategy):
     settings=RemindSettings,
     buffer=PQCodeBuffer,
     item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
-    fixed_bytes=lambda model, method, n_classes: (
-        method.quantizer(model).table_bytes + (4 * n_classes if method.decay_per_class else 0)
-    ),
+    fixed_bytes=lambda model, method, n_classes: method.quantizer(model).table_bytes,
 )
 def build_remind(recipe: Recipe) -> StreamStrategy:
     """Build REMIND with an empty buffer and empty tables."""

@@ -159,21 +159,6 @@ def herd(features: Tensor, count: int) -> list[int]:
     return chosen
 
 
-@torch.no_grad()
-def experience_features(strategy) -> tuple[Tensor, Tensor]:
-    """Return unit features ``(N, D)`` of the experience's frames in evaluation mode, and labels ``(N,)``."""
-    # A generator of its own: a loader draws a seed, and must not advance the global RNG.
-    loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
-    looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
-    features, labels = zip(*looks)
-    return torch.cat(features), torch.cat(labels)
-
-
-def unit_features(model: SplitModel, images: Tensor) -> Tensor:
-    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
-    return functional.normalize(pooled_features(model, images))
-
-
 def held_slots(buffer: CompactBuffer) -> list[int]:
     """Return the slots that hold a memory, ascending."""
     return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
@@ -234,6 +219,51 @@ class ImageMemoryPlugin(StoringPlugin):
             buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
 
 
+class HerdingPlugin(ImageMemoryPlugin):
+    """Stores exemplars that are herded after each experience, from its frames, by the features of the network then.
+
+    Args:
+        storage_policy: an image buffer with the rule ``HerdedFrames``.
+    """
+
+    @torch.no_grad()
+    def herd(self, strategy) -> None:
+        """Herd the classes of the experience and cut the lists of the others (iCaRL, algorithms 2, 4 and 5).
+
+        A class that comes again is herded from its old exemplars and its new frames.
+        """
+        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
+        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
+        looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        features, labels = (torch.cat(parts) for parts in zip(*looks))
+        lists, orders, kept, chosen = self.storage_policy.slots.by_class, {}, [], []
+        classes = dict.fromkeys([*lists, *sorted(set(labels.tolist()))])
+        for label, quota in allot(self.storage_policy.max_size, list(classes)).items():
+            members, positions = lists.setdefault(label, []), (labels == label).nonzero().flatten().tolist()
+            best = list(range(min(quota, len(members))))
+            if positions:
+                old = [self.stored_features(strategy, members)] if members else []
+                best = herd(torch.cat([*old, features[positions]]), quota)
+                orders[label] = [members[place] if place < len(members) else None for place in best]
+            kept += [members[place] for place in best if place < len(members)]
+            chosen += [positions[place - len(members)] for place in best if place >= len(members)]
+        self.hold(strategy, kept, chosen)
+        for label, order in orders.items():
+            new = iter([slot for slot in lists[label] if slot not in order])  # in the order in which they were chosen
+            lists[label] = [next(new) if slot is None else slot for slot in order]
+
+    def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
+        """Compute unit features ``(n, D)`` of stored images."""
+        parts = torch.tensor(slots).split(strategy.eval_mb_size)
+        rows = self.storage_policy.rows
+        return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
+
+
+def unit_features(model: SplitModel, images: Tensor) -> Tensor:
+    """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
+    return functional.normalize(pooled_features(model, images))
+
+
 def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
     """Build a strategy with a plugin that stores images."""
     return StreamStrategy(memory=plugin, optimizer=recipe.optimizer(**optimizer_changes), **recipe.common())
@@ -251,7 +281,7 @@ class OldNetwork:
         self.state: dict[str, Tensor] = {}
 
     @staticmethod
-    def bytes_of(model: SplitModel, half: bool) -> int:
+    def bytes_of(model: SplitModel, half: bool = True) -> int:
         """Return the bytes of a copy."""
         tensors = model.plastic_layers.state_dict().values()
         return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)

@@ -24,22 +24,20 @@ class StreamingLDA(ClosedForm):
     ``forget`` removes the mean of a class and leaves ``Sigma``, which counts from then on as the covariance of the
     images that are left.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of the features.
-
     Attributes:
+        shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of the features.
         classes: means and counts.
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
+    shrinkage: Factor = 1e-4
+
     temperature = 4.6
     remains_after_forget = "the share of the removed images in the common covariance"
 
-    def __init__(self, n_classes: int, length: int, *, shrinkage: Factor = 1e-4):
+    def _allocate(self, n_classes: int, length: int) -> None:
         self.classes = ClassMeans(n_classes, length)
         self.covariance = torch.zeros(length, length)
-        self.shrinkage = shrinkage
 
     @property
     def image_counts(self):

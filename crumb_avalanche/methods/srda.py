@@ -27,29 +27,16 @@ class StreamingRda(BlendedGaussians):
     matter; covariances are not initialised on base classes. With fewer ``directions`` than a class needs, the part of
     its covariance that they leave out has the shape of the common one.
 
-    Args:
-        n_classes, length: see ``ClassMeans``.
-        directions: largest number of principal directions of each class; ``length`` for full covariances.
-        total_directions: see ``ClassGaussians.limit``.
+    Attributes:
         own: share ``a`` of a class's own covariance; the rest is the common one.
         shrinkage: share ``e`` of the unit matrix, in units of the mean variance.
     """
 
-    def __init__(
-        self,
-        n_classes: int,
-        length: int,
-        directions: int = 0,
-        total_directions: int | None = None,
-        *,
-        own: Share = 0.1,
-        shrinkage: PositiveShare = 0.1,
-    ):
-        self._hold(n_classes, length, directions, False, total_directions)
+    own: Share = 0.1
+    shrinkage: PositiveShare = 0.1
 
     def _weights(self):
-        own, shrinkage = self.settings["own"], self.settings["shrinkage"]
-        return (1 - shrinkage) * own, (1 - shrinkage) * (1 - own), shrinkage
+        return (1 - self.shrinkage) * self.own, (1 - self.shrinkage) * (1 - self.own), self.shrinkage
 
     def _log_priors(self, counts):
         return (counts / counts.sum()).log()

@@ -166,12 +166,6 @@ def test_our_learners(tmp_path, way, kind, stop):
         assert torch.equal(one[0], other[0]) and int(one[1]) == int(other[1])
 
 
-@pytest.mark.parametrize("plugins", [("lwf",), ("ewc",)], ids="+".join)
-def test_our_learners_with_hosts_plugins(tmp_path, plugins):
-    """run_checkpointing_with_plugins.sh: a plugin of Avalanche's beside our replay."""
-    check_resumed(tmp_path, avalanche_way, "strategy codes", plugins=plugins)
-
-
 def test_loggers(tmp_path, capsys):
     """task_incremental_with_checkpointing.py has three loggers; they log on after a checkpoint."""
     with open(tmp_path / "log.txt", "w") as file:

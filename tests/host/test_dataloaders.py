@@ -63,14 +63,3 @@ def test_training_with_worker_processes(name):
         strategy.train(host_benchmark("nc").train_stream[0], num_workers=workers)
         ends.append((trace.labels, trace.losses))
     assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_an_order_asked_for_holds(name):
-    """``train(..., shuffle=...)`` of the host's loaders; ours keep the order of the stream unless told to shuffle."""
-    benchmark = host_benchmark("nc")
-    targets = [int(label) for label in benchmark.train_stream[0].dataset.targets]
-    for shuffle in (False, True):
-        trace = Trace()
-        our_strategy(name, plugins=[trace], train_epochs=1).train(benchmark.train_stream[0], shuffle=shuffle)
-        assert (trace.labels[0] == targets) != shuffle and sorted(trace.labels[0]) == sorted(targets)

@@ -49,18 +49,3 @@ def test_the_optimiser_keeps_its_state_between_experiences(name):
     assert strategy.optimizer.state[weight]["momentum_buffer"] is momentum
     listed = [id(one) for group in strategy.optimizer.param_groups for one in group["params"]]
     assert len(listed) == len(set(listed)) and id(weight) in listed
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_groups_with_rates_of_their_own(name):
-    """``update_optimizer``: a weight keeps the group it was given."""
-    model = host_model()
-    groups = [
-        {"params": [*model.feature_extractor.parameters(), *model.plastic_layers.parameters()], "lr": 0.02},
-        {"params": [*model.codebook.parameters()], "lr": 0.5},
-    ]
-    strategy = our_strategy(name, model, optimizer=torch.optim.SGD(groups, lr=0.1), train_epochs=1)
-    strategy.train(host_benchmark("nc").train_stream)
-    rates = {id(one): group["lr"] for group in strategy.optimizer.param_groups for one in group["params"]}
-    assert {rates[id(one)] for one in model.codebook.parameters()} == {0.5}
-    assert {rates[id(one)] for one in model.plastic_layers.parameters()} == {0.02}

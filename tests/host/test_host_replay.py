@@ -4,15 +4,10 @@ Ids name the host's test.
 """
 
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
-from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
-from avalanche.training.storage_policy import (
-    ExemplarsBuffer,
-)
 from avalanche.training.supervised import Naive
 from host_benchmarks import (
     KINDS,
@@ -21,11 +16,10 @@ from host_benchmarks import (
     coloured_images,
     host_benchmark,
     host_model,
-    of_classes,
     quiet,
     sgd,
 )
-from host_strategies import COMMON, STORING, our_strategy
+from host_strategies import COMMON, our_strategy
 
 from crumb_avalanche import CodeBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.memory.selection import RULES
@@ -57,28 +51,6 @@ def test_a_memory_is_always_full_and_balanced(kind, rule, mem_size):
         counts = counts_of(buffer)
         assert sum(lengths(buffer)) == len(buffer) == len(buffer.buffer) == available
         assert set(counts) == set(range(2 * number)) and max(counts.values()) - min(counts.values()) <= 1
-
-
-@pytest.mark.parametrize("kind", BUFFERS)
-@pytest.mark.parametrize("name", STORING)
-def test_groups_are_the_classes(name, kind):
-    """test_groupings: a group of ours is a class; together the groups are the buffer."""
-    buffer = kind(12)
-    strategy = our_strategy(name, buffer=buffer, train_epochs=1)
-    for experience in host_benchmark("nc_tasks").train_stream:
-        strategy.train(experience)
-    groups = buffer.buffer_datasets
-    assert len(groups) == N_CLASSES and all(isinstance(group, AvalancheDataset) for group in groups)
-    assert [len(set(map(int, group.targets))) for group in groups] == N_CLASSES * [1]
-    assert sorted(int(label) for group in groups for label in group.targets) == sorted(map(int, buffer.buffer.targets))
-
-
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_an_empty_buffer_is_a_buffer(kind):
-    """A policy is tested for ``None`` by its truth in user code: the host's buffers have no length and are true."""
-    buffer = kind(12)
-    assert isinstance(buffer, ExemplarsBuffer) and buffer and buffer.max_size == 12
-    assert len(buffer.buffer) == 0 and buffer.buffer_datasets == []
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -139,12 +111,3 @@ def test_codes_and_maps_are_refused_by_the_hosts_replay_plugin(kind):
     """They are no images: the host's loader cannot mix them with the batch."""
     with pytest.raises(TypeError, match=rf"{kind.__name__}.*ImageBuffer|ImageBuffer.*{kind.__name__}"):
         replay_in_naive(kind(12), 12)
-
-
-def test_a_data_set_taken_over():
-    """``update_from_dataset`` of the host's ``ClassBalancedBuffer``."""
-    policy, data = ImageBuffer(12), coloured_images()
-    agent = SimpleNamespace(model=host_model(), train_mb_size=8, device=torch.device("cpu"))
-    for first in range(0, N_CLASSES, 2):
-        policy.update_from_dataset(of_classes(data, first), agent)
-    assert counts_of(policy) == dict.fromkeys(range(N_CLASSES), 2)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from avalanche.benchmarks.scenarios.online import OnlineCLScenario, split_online_stream
 from avalanche.training.supervised import OnlineNaive
-from host_benchmarks import N_CLASSES, PER_CLASS, Trace, coloured_images, host_benchmark, host_model, quiet, sgd
-from host_strategies import OURS, STORING, buffer_of, our_strategy, registered
+from host_benchmarks import N_CLASSES, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
+from host_strategies import OURS, our_strategy, registered
 
 from crumb_avalanche import CRUMBPlugin, ImageBuffer, SeenClassesPlugin
 from crumb_avalanche.memory.selection import RULES
@@ -75,33 +75,3 @@ def test_a_stream_cut_anyhow_is_stored_evenly(rule, size, shuffle):
         return
     assert all(min(places) < 2 / 3 and max(places) > 1 / 3 for places in held.values())
     assert 0.3 < sum(map(sum, held.values())) / sum(counts) < 0.7
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", STORING)
-def test_classes_that_come_again_are_replayed(name, rule, recwarn):
-    """test_naive's stream without boundaries: most sub-experiences bring no new class."""
-    drawn = []
-    buffer = ImageBuffer(12, RULES[rule]())
-    sample = buffer.sample
-    buffer.sample = lambda *arguments, **named: drawn.append(sample(*arguments, **named)) or drawn[-1]
-    strategy = our_strategy(name, buffer=buffer, train_epochs=1)
-    stream = split_online_stream(host_benchmark("nc").train_stream[:1], 4, seed=0)
-    strategy.train(stream)
-    assert sum(len(slots) for slots in drawn) > 0
-    assert any(issubclass(warning.category, UserWarning) and "class" in str(warning.message) for warning in recwarn)
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_an_experience_trained_on_twice(name):
-    """The host's ``train`` takes any experience any number of times."""
-    trace = Trace()
-    strategy = our_strategy(name, plugins=[trace], train_epochs=1)
-    first = host_benchmark("nc").train_stream[0]
-    for _ in range(3):
-        strategy.train(first)
-    assert [len(labels) for labels in trace.labels] == 3 * [2 * PER_CLASS]
-    if (buffer := buffer_of(strategy)) is not None:
-        assert Counter(buffer.labels.tolist()) == {0: 6, 1: 6}
-        assert len({row.numpy().tobytes() for row in buffer.rows}) > 6
-    assert coloured_images().targets.count(0) == PER_CLASS

@@ -151,20 +151,6 @@ def test_early_stopping_by_epoch(name, script):
     assert trace.epochs[1] > 0
 
 
-@pytest.mark.parametrize("name", OURS)
-def test_early_stopping_by_iteration(name):
-    """test_early_stop_epochs, ``peval_mode="iteration"``: stops within an epoch."""
-    evaluator = EvaluationPlugin(Scripted([0.5] * 99), loggers=[])
-    stopping, trace = EarlyStoppingPlugin(3, "test_stream", peval_mode="iteration"), Trace()
-    arguments = dict(train_epochs=3, train_mb_size=4, eval_every=1, peval_mode="iteration")
-    strategy = our_strategy(name, plugins=[stopping, trace], evaluator=evaluator, **arguments)
-    benchmark = host_benchmark("nc")
-    strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream])
-    assert len(trace.losses) in (3, 4) and stopping.best_step == 0
-    if name in STORING:
-        assert set(buffer_of(strategy).classes) <= {0, 1} and len(buffer_of(strategy)) > 0
-
-
 @pytest.mark.parametrize("name", STORING)
 def test_metrics_receive_the_events_of_replay(name):
     """test_forward_callbacks: an evaluator hands on events that it does not know, and none that is not one."""

@@ -5,13 +5,12 @@ import torch
 from avalanche.training.plugins import (
     AGEMPlugin,
     EWCPlugin,
-    GSS_greedyPlugin,
     LwFPlugin,
     MASPlugin,
     ReplayPlugin,
     RWalkPlugin,
 )
-from avalanche.training.supervised import ER_ACE, Naive
+from avalanche.training.supervised import ER_ACE
 from host_benchmarks import N_CLASSES, coloured_images, host_benchmark, host_model, quiet, sgd
 from host_strategies import COMMON, STORING, our_strategy
 
@@ -96,20 +95,3 @@ def test_er_ace_beside_crumb_stores_right_labels(kind, rule):
         strategy.train(experience)
         assert_right_labels(buffer, model)
     assert sorted(buffer.classes) == list(range(N_CLASSES))
-
-
-def test_gss_beside_crumb_scores_a_contiguous_model():
-    """test_gss: its forward passes in both modes leave what is stored alone."""
-    torch.manual_seed(0)
-    model, seen = host_model().to(memory_format=torch.contiguous_format), SeenClassesPlugin()
-    buffer = ImageBuffer(12)
-    strategy = Naive(
-        model=model,
-        optimizer=sgd(model),
-        plugins=[seen, CRUMBPlugin(buffer, seen=seen), GSS_greedyPlugin(32, 2, [3, 16, 16])],
-        evaluator=quiet(),
-        **COMMON,
-    )
-    strategy.train(host_benchmark("nc").train_stream[0])
-    assert_right_labels(buffer, model)
-    assert sorted(buffer.classes) == [0, 1]

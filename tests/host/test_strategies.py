@@ -5,11 +5,10 @@ Ids name the host's test. ``docs/host_tests.md`` lists its tests that say nothin
 
 import pytest
 import torch
-from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metrics import StreamAccuracy
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.templates.base import PositionalArgumentsDeprecatedWarning
-from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, coloured_images, host_benchmark, host_model, quiet, sgd
+from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
 from host_strategies import (
     HOST,
     NEEDS_PLAIN,
@@ -23,7 +22,7 @@ from host_strategies import (
 )
 from torch import nn
 
-from crumb_avalanche import CodeBuffer, CRUMBStrategy, ImageBuffer, StreamStrategy
+from crumb_avalanche import CodeBuffer, CRUMBStrategy, StreamStrategy
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -106,15 +105,6 @@ def test_strategies_that_read_gradients_train_a_plain_split_model(name):
     run(host_strategy(name, plain_model()), host_benchmark("nc"))
 
 
-def test_the_upper_bound_of_the_registry_trains_on_all_classes_at_once():
-    """test_joint: ours is a stream of one experience."""
-    trace = Trace()
-    strategy = registered("offline", plugins=[trace])
-    whole = nc_benchmark(coloured_images(), coloured_images(2, 1), n_experiences=1, task_labels=False)
-    strategy.train(whole.train_stream)
-    assert sorted(trace.labels[0]) == sorted(2 * coloured_images().targets)
-
-
 # test_periodic_eval: (eval_every, peval_mode, evaluations in one experience of 2 epochs of 4 iterations).
 @pytest.mark.parametrize(
     "every, mode, evaluations",
@@ -163,17 +153,6 @@ def test_stop_training_stops_at_once(name, epochs, epoch):
             assert set(buffer.labels.tolist()) >= {2 * number, 2 * number + 1}
 
 
-@pytest.mark.parametrize("name", STORING)
-def test_a_stopped_experience_is_stored_like_any_other(name):
-    """test_early_stop, in the only epoch: as many images as there are of each class, in frame order each once."""
-    buffer = ImageBuffer(2 * PER_CLASS)
-    strategy = our_strategy(name, buffer=buffer, plugins=[StopAt(1)], train_epochs=1, train_mb_size=4)
-    strategy.train(host_benchmark("nc").train_stream[0])
-    assert sorted(buffer.labels.tolist()) == PER_CLASS * [0] + PER_CLASS * [1]
-    if not name.startswith("Naive"):  # which shuffles
-        assert len({row.numpy().tobytes() for row in buffer.rows}) == 2 * PER_CLASS
-
-
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
 def test_positional_arguments_come_in_the_hosts_order(kind):
     """Every test of the host: ``Strategy(model, optimizer, criterion, ...)``, with its warning."""
@@ -184,17 +163,6 @@ def test_positional_arguments_come_in_the_hosts_order(kind):
         strategy = kind(model, optimizer, criterion, evaluator=quiet(), train_mb_size=8, **memory)
     assert (strategy.model, strategy.optimizer, strategy._criterion) == (model, optimizer, criterion)
     run(strategy, host_benchmark("nc"))
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_epochs_can_be_changed_between_experiences(name):
-    """``strategy.train_epochs``, which the host reads at every experience."""
-    trace = Trace()
-    strategy = our_strategy(name, plugins=[trace], train_epochs=1)
-    for epochs, experience in zip((1, 3, 2), host_benchmark("nc").train_stream):
-        strategy.train_epochs = epochs
-        strategy.train(experience)
-    assert trace.epochs == [1, 3, 2]
 
 
 @pytest.mark.parametrize("name", STORING)

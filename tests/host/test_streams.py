@@ -1,7 +1,5 @@
 """Facts of Avalanche's ``tests/benchmarks`` for our benchmarks: scenarios, data sets, and what is made of them."""
 
-import random
-
 import pytest
 import torch
 from avalanche.benchmarks import (
@@ -9,7 +7,6 @@ from avalanche.benchmarks import (
     CLStream,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
-    task_incremental_benchmark,
     with_classes_timeline,
 )
 from avalanche.benchmarks.utils import AvalancheDataset, TaskAwareSupervisedClassificationDataset, concat_datasets
@@ -25,21 +22,6 @@ PROTOCOLS = ("class_instance", "class_iid", "offline")
 @pytest.fixture(params=PROTOCOLS)
 def benchmark(request):
     return our_stream(request.param)
-
-
-@pytest.mark.parametrize(
-    ("part", "numbers"),
-    [(slice(1, 2), [1]), (slice(2), [0, 1]), (slice(1, None), [1, 2, 3]), ([2, 3, 0], [2, 3, 0])],
-    ids=["1:2", ":2", "1:", "list"],
-)
-@pytest.mark.parametrize("name", ["train", "test"])
-def test_stream_slicing(part, numbers, name):
-    """StreamTests.test_stream_slicing, SITTests.test_nc_sit_slicing: slices keep name and numbers."""
-    stream = our_stream(classes_per_experience=1).streams[name]
-    taken = stream[part]
-    assert [experience.current_experience for experience in taken] == numbers
-    assert (taken.name, len(taken)) == (name, len(numbers))
-    assert rows(taken) == rows([stream[number] for number in numbers])
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
@@ -73,33 +55,6 @@ def test_class_incremental_benchmark(benchmark, choice):
         assert sorted(rows(made.streams[name])) == sorted(rows(benchmark.streams[name]))
 
 
-def test_taskaware(benchmark):
-    """TestsTaskAware.test_taskaware: task labels are the numbers of the experiences."""
-    made = task_incremental_benchmark(benchmark, reset_task_labels=True)
-    for name, stream in benchmark.streams.items():
-        for number, (experience, ours) in enumerate(zip(made.streams[name], stream, strict=True)):
-            assert (experience.task_label, experience.task_labels) == (number, [number])
-            assert {item[-1] for item in experience.dataset} == {number}
-            assert rows(experience) == rows(ours)
-            assert {item[-1] for item in ours.dataset} == {0}  # our benchmark is left as it was
-    with pytest.raises(ValueError, match="already has task labels"):
-        task_incremental_benchmark(benchmark)
-
-
-def test_our_own_timeline(benchmark):
-    """ExperienceDecoratorTests.test_with_classes_timeline: every stream has it without a decorator."""
-    for name, stream in benchmark.streams.items():
-        decorated = with_classes_timeline(benchmark).streams[name]
-        for ours, theirs in zip(stream, decorated, strict=True):
-            for attribute in (
-                "classes_in_this_experience",
-                "previous_classes",
-                "classes_seen_so_far",
-                "future_classes",
-            ):
-                assert getattr(ours, attribute) == getattr(theirs, attribute)
-
-
 @pytest.fixture
 def stream():
     return our_stream().train_stream
@@ -128,19 +83,6 @@ def test_items(protocol, name):
         images, labels, tasks = batch_of(data)
         assert images.shape == (len(data), 3, SIZE, SIZE)
         assert labels.tolist() == list(data.targets) and tasks.tolist() == [0] * len(data)
-
-
-@pytest.mark.parametrize("times", [1, 2, 3])
-def test_subset_of_subset(data, times):
-    """AvalancheDatasetTests.test_subset_subset_merge: items and attributes follow every permutation."""
-    order, part, draws = list(range(len(data))), data, random.Random(0)
-    for _ in range(times):
-        chosen = draws.sample(range(len(part)), len(part) - 2)
-        order, part = [order[place] for place in chosen], part.subset(chosen)
-    assert type(part) is type(data) and len(part) == len(data) - 2 * times
-    for name in ("targets", "frame_row", "targets_task_labels"):
-        assert list(getattr(part, name)) == [getattr(data, name)[place] for place in order]
-    assert all(torch.equal(part[number][0], data[place][0]) for number, place in enumerate(order))
 
 
 @pytest.mark.parametrize("join", [lambda a, b: a.concat(b), lambda a, b: a + b, lambda a, b: concat_datasets([a, b])])

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche.learner.export import OPSET, more_operators
-from crumb_avalanche.methods.closed_form import LOWEST_SCORE, NO_DENSITY, grown
+from crumb_avalanche.methods.closed_form import LOWEST_SCORE, NO_DENSITY
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -39,17 +39,13 @@ def equal(one, other):
 
 
 @each_form
-@pytest.mark.parametrize("start", [0, 1, 3])
-def test_classes_added_one_by_one_are_as_if_there_from_the_start(name, start):
-    features, labels = images(120, 20)
-    ours, whole = MAKE[name](start), MAKE[name](20)
-    for position in range(0, 120, 4):
+def test_classes_added_one_by_one_are_as_if_there_from_the_start(name):
+    features, labels = images(80, 20)
+    ours, whole = MAKE[name](1), MAKE[name](20)
+    for position in range(0, 80, 4):
         some, its_labels = features[position : position + 4], labels[position : position + 4]
         while ours.settings["n_classes"] <= its_labels.max():
-            before = held(ours)
             ours.grow(ours.settings["n_classes"] + 1)
-            for key, tensor in before.items():
-                assert torch.equal(held(ours)[key][: len(tensor)], tensor)
         ours.update(some, its_labels)
         whole.update(some, its_labels)
         fresh = images(5, 20, seed=position)[0]
@@ -58,30 +54,8 @@ def test_classes_added_one_by_one_are_as_if_there_from_the_start(name, start):
     ours.grow(20)
     assert ours.settings == whole.settings and equal(held(ours), held(whole))
     assert ours.held_bytes >= whole.held_bytes == sum(tensor.nbytes for tensor in held(whole).values())
-
-
-@each_form
-def test_fewer_classes_are_refused(name):
-    statistics = MAKE[name](3)
-    statistics.grow(3)
-    with pytest.raises(ValueError, match=r"n_classes is 2, but there are 3 classes .* forget"):
-        statistics.grow(2)
-
-
-@each_form
-def test_adding_a_class_keeps_the_solution_and_teaching_computes_none(name, monkeypatch):
-    statistics = feed(MAKE[name](4), *images(60, 4))
-    fresh = images(5, 4, seed=1)[0]
-    before = statistics.scores(fresh)
-    solutions = []
-    monkeypatch.setattr(statistics, "_solve", lambda seen: solutions.append(seen))
-    statistics.grow(6)
-    after = statistics.scores(fresh)
-    assert torch.equal(after[:, :4], before) and (after[:, 4:] == NO_DENSITY).all()
-    statistics.update(*images(9, 6, seed=2))
-    statistics.forget(0)
-    statistics.merge(feed(MAKE[name](4), *images(9, 4)))
-    assert not solutions
+    with pytest.raises(ValueError, match=r"n_classes is 19, but there are 20 classes .* forget"):
+        ours.grow(19)
 
 
 def test_growing_copies_a_row_a_constant_number_of_times():
@@ -93,8 +67,6 @@ def test_growing_copies_a_row_a_constant_number_of_times():
         most = max(most, statistics.held_bytes / (16 * (label + 1)))
     assert len(places) < 60 and most <= 1.125
     assert torch.equal(statistics.means[:, 0], torch.arange(1000.0))
-    rows = grown(torch.ones(2, 3), 40)
-    assert torch.equal(rows[:2], torch.ones(2, 3)) and not rows[2:].any() and rows.shape == (40, 3)
 
 
 @each_form
@@ -167,7 +139,6 @@ def test_a_state_alone_builds_the_same(name, tmp_path):
     states = [statistics.state_dict(), read_state(tmp_path / "state.safetensors")[0]]
     fresh = images(20, 4, seed=1)[0]
     copies = [type(statistics).from_state(state) for state in states]
-    copies += [copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))]
     for one in copies:
         assert one.settings == statistics.settings and equal(held(one), held(statistics))
         assert torch.equal(one.scores(fresh), statistics.scores(fresh))
@@ -204,16 +175,6 @@ def test_a_copy_stays_as_it_is_whatever_happens_to_the_original(name):
         assert torch.equal(copied.scores(fresh), before) and torch.equal(twin.scores(fresh), before), step
 
 
-def test_a_copy_shares_directions_scatter_and_solution():
-    statistics = feed(MAKE["rda"](4), *images(60, 4))
-    solution, rows = statistics.solved(), statistics.directions.rows
-    copied = copy.deepcopy(statistics)
-    assert copied.solved() is solution and all(map(lambda a, b: a is b, copied.directions.rows, rows))
-    statistics.update(images(1, 1)[0], torch.tensor([2]))
-    same_rows = [mine is theirs for mine, theirs in zip(statistics.directions.rows, copied.directions.rows)]
-    assert same_rows == [True, True, False, True]  # a lesson costs the class that it is about
-
-
 @each_form
 def test_states_that_do_not_fit(name):
     statistics = feed(MAKE[name](4), *images(60, 4))
@@ -235,25 +196,16 @@ def test_states_that_do_not_fit(name):
 
 
 @each_form
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38, -1.1e12])
-def test_a_batch_with_a_bad_feature_changes_nothing(name, value):
+def test_batches_that_do_not_fit_change_nothing(name):
     statistics = feed(MAKE[name](4), *images(60, 4))
     features, labels = images(9, 4, seed=1)
     fresh, before = images(20, 4, seed=2)[0], held(statistics)
     scores = statistics.scores(fresh)
-    for rows, first in (([3], 3), ([8, 5], 5)):
+    for value in (float("nan"), float("inf"), -1.1e12):
         bad = features.clone()
-        bad[rows, 2] = value
-        with pytest.raises(ValueError, match=rf"row {first} of the features holds .*finite and at most 1e\+12"):
+        bad[[8, 5], 2] = value
+        with pytest.raises(ValueError, match=r"row 5 of the features holds .*finite and at most 1e\+12"):
             statistics.update(bad, labels)
-    assert equal(held(statistics), before) and torch.equal(statistics.scores(fresh), scores)
-
-
-@each_form
-def test_batches_that_do_not_fit_change_nothing(name):
-    statistics = feed(MAKE[name](4), *images(60, 4))
-    features, labels = images(9, 4, seed=1)
-    before = held(statistics)
     for some, its_labels in ((features[:, :5], labels), (features, labels[:8]), (features[0], labels[:1])):
         with pytest.raises(ValueError, match=r"shape .* give \(B, 6\) and \(B,\)"):
             statistics.update(some, its_labels)
@@ -262,7 +214,7 @@ def test_batches_that_do_not_fit_change_nothing(name):
         with pytest.raises(ValueError, match=f"no class {label} among 4 .* grow"):
             statistics.update(features, labels)
     statistics.update(features[:0], labels[:0])
-    assert equal(held(statistics), before)
+    assert equal(held(statistics), before) and torch.equal(statistics.scores(fresh), scores)
 
 
 @each_form
@@ -272,10 +224,13 @@ def test_far_images_are_answered_by_a_class_with_images(name):
     scores = statistics.scores(torch.full((3, D), 1e12))
     assert scores.isfinite().all() and (scores[:, [1, 3]] >= LOWEST_SCORE).all()
     assert set(scores.float().argmax(1).tolist()) <= {1, 3}
+    zeros = MAKE[name](3)
+    zeros.update(torch.zeros(2, D), torch.tensor([1, 1]))
+    assert zeros.scores(torch.zeros(1, D)).argmax(1).tolist() == [1]
 
 
 @each_form
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 3e3, 1e6])
+@pytest.mark.parametrize("scale", [1e-3, 1e6])
 def test_features_of_any_scale(name, scale):
     features, labels = images(200, 4)
     fresh, truth = images(100, 4, seed=1)
@@ -310,9 +265,6 @@ def test_merging_under_other_numbers(name):
     assert torch.equal(mine == NO_DENSITY, expected == NO_DENSITY)
     mine, expected = (one[:, [0, 1, 5]] - one[:, :1] * name.startswith(DENSITIES) for one in (mine, expected))
     assert (mine - expected).abs().max() < (1e-2 if name.startswith(HALF) else 1e-4) * expected.abs().max()
-    empty = MAKE[name](2)
-    empty.merge(other)
-    assert empty.settings["n_classes"] == 3, "as many as images need"
 
 
 def test_numbers_by_hand():
@@ -331,13 +283,6 @@ def test_numbers_by_hand():
     assert ridge.gram.tolist() == [[21, 8], [8, 4]]
     ridge.forget(0)
     assert ridge.sums.tolist() == [[0, 0], [0, 0], [1, 0]] and ridge.gram.tolist() == [[21, 8], [8, 4]]
-
-
-def test_images_of_zeros_alone_are_answered():
-    for make in MAKE.values():
-        statistics = make(3)
-        statistics.update(torch.zeros(2, D), torch.tensor([1, 1]))
-        assert statistics.scores(torch.zeros(1, D)).argmax(1).tolist() == [1]
 
 
 def take(step, statistics, twin, make):
@@ -367,7 +312,7 @@ def take(step, statistics, twin, make):
 
 
 @each_form
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(steps=st.lists(STEPS, min_size=1, max_size=8))
 # The means of three classes lie on one line.
 @example(steps=[("teach", 0, 5), ("merge", 0, 5, [0, 1, 2, 4, 5, 3, 6])])
@@ -421,15 +366,6 @@ def test_the_solution_is_a_module_that_is_exported(name):
     session = runtime.InferenceSession(stream.getvalue(), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"features": fresh.numpy()})
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5 * expected.abs().max())
-
-
-@each_form
-def test_random_states_are_left_alone(name):
-    torch.manual_seed(0)
-    np.random.seed(0)
-    states = torch.get_rng_state(), np.random.get_state()[1].copy()
-    feed(MAKE[name](4), *images(60, 4)).scores(images(5, 4)[0])
-    assert torch.equal(states[0], torch.get_rng_state()) and (states[1] == np.random.get_state()[1]).all()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,7 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
-from crumb_avalanche.methods.closed_form_strategy import ClosedFormStrategy
-from crumb_avalanche.methods.features import FeatureMoments, feature_length, pooled_features
-from crumb_avalanche.methods.gaussians import PackedScatter
-from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.ranpac import PAGE
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
@@ -79,36 +76,21 @@ def test_the_loss_is_zero_and_the_recipe_makes_a_single_pass(make_model, make_st
     for experience in stream.train_stream:
         learner.train(experience)
     assert losses.values == (0.0,) * 8  # twice 20 images in batches of 6
-    given = ClosedFormStrategy(
-        statistics=ClassMeans(4, feature_length(model)),
-        model=model,
-        first_epochs=3,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1),
-        evaluator=quiet(),
-    )
-    given.train(stream.train_stream[0])
-    assert given.statistics.counts.sum() == 20
 
 
-def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model, make_stream):
-    stream = make_stream()
-    for name in ("ncm", "slda", "ranpac", "rda"):
-        learner = build_strategy(name, make_model(codebook=False), None, 8, evaluator=quiet())
-        assert LedgerMetric().count(learner)["derived_bytes"] == 0
-        learner.train(stream.train_stream[0])  # two classes
-        length, r = learner.statistics.settings["length"], 1
-        k = int(learner.statistics.directions.counts.sum()) if name == "rda" else 0
-        whole = length * (1 + r) + 2 * r + 2 + (2 + k) * length + k + 4 * 2 + length**2
-        by_hand = {
-            "ncm": 2 * length,  # unit means
-            "slda": 2 * (length + 1),  # weights and offsets
-            "ranpac": 640 * (2 + length),  # weights; and the projection, drawn from its seed
-            # Centre, projection to the span, and means there; deviations; means; rows of directions and their products
-            # with the means; parts, logarithms, numbers and order of classes; root. Then those of the head's input.
-            "rda": whole,
-        }
-        derived = LedgerMetric().count(learner)["derived_bytes"]
-        assert derived == 8 * by_hand[name] or (name == "rda" and derived > 8 * whole)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("ncm", 2 * 8),  # unit means of two classes
+        ("slda", 2 * (8 + 1)),  # weights and offsets
+        ("ranpac", 640 * (2 + 8)),  # weights; and the projection, drawn from its seed
+    ],
+)
+def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model, make_stream, name, values):
+    learner = build_strategy(name, make_model(codebook=False), None, 8, evaluator=quiet())
+    assert LedgerMetric().count(learner)["derived_bytes"] == 0
+    learner.train(make_stream().train_stream[0])  # two classes
+    assert LedgerMetric().count(learner)["derived_bytes"] == 8 * values
 
 
 def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
@@ -125,9 +107,7 @@ def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
 def test_features_are_those_of_the_settings(model):
     images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pooled = pooled_features(model, images)
-    torch.testing.assert_close(FeatureMoments()(model, images), pooled, rtol=1e-4, atol=1e-5)
     fused = built("foal", model).features(model, images)  # two layers, each image of each at a mean square of 1
-    assert fused.shape == (2, 1024)
     torch.testing.assert_close(fused.view(2, 2, 512).square().mean(2), torch.ones(2, 2))
     torch.testing.assert_close(fused[:, 512:], pooled * (512**0.5 / pooled.norm(dim=1, keepdim=True)))
     raised = built("srda", model, power=0.5).features(model, images)
@@ -140,20 +120,16 @@ def test_features_are_those_of_the_settings(model):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        ("slda", dict(shrinkage=0.5)),
         ("ranpac", dict(projection=30, ridge=0.5)),
-        ("ranpac_gcv", dict(ridge=0.0)),
-        ("acil", dict(ridge=0.5)),
         ("klda", dict(gamma=0.2, shrinkage=0.3)),
         ("fecam", dict(shrink_diagonal=2.0, shrink_others=1.0, tukey=0.4)),
-        ("srda", dict(own=0.7, shrinkage=0.2)),
-        ("lr_rgda", dict(own=0.1, common=0.6, ridge=0.2)),
         ("rda", dict(own=0.0, shrinkage=1e-4, own_images=2.0, diagonal=False, head_share=0.1)),
     ],
 )
 def test_settings_reach_the_statistics(model, name, method):
-    held = built(name, model, **method).statistics.settings
-    assert {key: held[key] for key in method} == method and held.get("seed", 5) == 5
+    statistics = built(name, model, **method).statistics
+    assert {key: statistics.settings[key] for key in method} == {key: getattr(statistics, key) for key in method}
+    assert {key: statistics.settings[key] for key in method} == method and statistics.settings.get("seed", 5) == 5
 
 
 @pytest.mark.parametrize(
@@ -161,25 +137,14 @@ def test_settings_reach_the_statistics(model, name, method):
     [
         ("slda", {"shrinkage": 0.0}, "shrinkage is 0.0; give more than 0, but 1 or less"),
         ("fecam", {"covariance": "all"}, "covariance is 'all'; give one of class, common"),
-        ("klda", {"gamma": 0.0}, "gamma is 0.0; give more than 0"),
-        ("klda", {"projection": -1}, "projection is -1; give 0 or more"),
-        ("foal", {"power": 1.5}, "power is 1.5; give more than 0, but 1 or less"),
-        ("srda", {"own": 1.0}, "own is 1.0; give 0 or more, but less than 1"),
-        ("rda", {"own": float("nan")}, "own is nan; give a finite number"),
-        ("rda", {"cells": 9}, "cells is 9; give 1 or more, but 8 or less"),
+        ("fecam", {"shrink_others": 4.0}, "shrink_diagonal is 3.0 and shrink_others 4.0; .*from 0 to shrink_diagonal"),
         ("rda", {"span": 1}, "span is 1; give true or false"),
-        ("lr_rgda", {"rank": 0}, "rank is 0; give 1 or more"),
-        ("lr_rgda", {"ridge": "much"}, "ridge is 'much'; give a number"),
+        ("rda", {"least": 1}, "rda has no setting 'least'; it has maps, .*own"),
     ],
 )
 def test_wrong_settings_are_refused(model, name, method, facts):
     with pytest.raises(ValueError, match=facts):
         built(name, model, **method)
-
-
-def test_settings_that_exclude_each_other_are_refused(model):
-    with pytest.raises(ValueError, match=r"shrink_diagonal is 3.0 and shrink_others 4.0; .*from 0 to shrink_diagonal"):
-        built("fecam", model, shrink_others=4.0)
 
 
 def test_bytes_at_the_papers_cut(model):
@@ -229,22 +194,6 @@ def test_what_a_budget_buys_of_covariances(model, name, method, directions, scat
         assert statistics.directions.counts.tolist() == [directions] * CLASSES
     if not scatter:
         assert BUDGET - statistics.held_bytes < CLASSES * 2 * statistics.settings["length"]
-
-
-def test_a_common_covariance_needs_its_bytes(model):
-    entry = STRATEGIES["fecam"]
-    settings = entry.method_settings({"covariance": "common"})
-    fixed = entry.fixed_bytes(model, settings, CLASSES)
-    assert fixed == 4 * CLASSES * 513 + PackedScatter.bytes_of(512) == 606_240
-    with pytest.raises(ValueError, match="fixed 606240 bytes"):
-        entry.memories_in_budget(model, fixed, CLASSES, settings)
-    assert built("fecam", model, fixed + 1024, covariance="common").statistics.held_bytes == fixed
-
-
-@pytest.mark.parametrize("name", ["fecam", "srda", "lr_rgda", "rda"])
-def test_a_budget_without_a_direction_for_each_class(model, name):
-    with pytest.raises(ValueError, match="the budget buys 7 principal directions, but the stream has 8 classes"):
-        build_strategy(name, model, mem_size=7)
 
 
 @pytest.mark.parametrize("changes", [{}, {"drop_features": False}, {"maps": False}])
@@ -302,11 +251,6 @@ def same_statistics(one, other):
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
 
 
-def test_the_number_of_classes_to_come_changes_nothing(make_learner):
-    features, labels = gaussians(12, 20)
-    assert same_statistics(*(taught(make_learner(n_classes), features, labels) for n_classes in (12, 60)))
-
-
 def test_many_classes_one_by_one(make_learner):
     classes = 150
     features, labels = gaussians(classes, 3)
@@ -322,21 +266,12 @@ def test_many_classes_one_by_one(make_learner):
     assert max(found) - min(found) <= 0.02 and min(found) > 30 / classes, found
 
 
-def test_features_are_kept_where_the_settings_say_so(make_learner):
-    learner = taught(make_learner(60, 14_000, drop_features=False), *gaussians(60, 6))
-    assert learner.statistics.settings["length"] == OF_MAP + OF_HEAD and learner.decided_settings == {}
-
-
-@pytest.mark.parametrize("deviations", [False, True])
 @pytest.mark.parametrize("classes", [3, 60])
-def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes, deviations):
-    method = dict(deviations=deviations)
+def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes):
     features, labels = gaussians(60, 6)
-    length = make_learner(60, 24_000, **method).features.length(make_learner(60, 24_000).model)
-    features = torch.cat([features, features], 1)[:, :length]
     rows = 6 * classes
-    whole, half = (taught(make_learner(60, 24_000, **method), features[:rows], labels[:rows]) for _ in range(2))
-    fresh = make_learner(60, 24_000, **method)
+    whole, half = (taught(make_learner(60, 24_000), features[:rows], labels[:rows]) for _ in range(2))
+    fresh = make_learner(60, 24_000)
     fresh.load_state_dict(half.state_dict())
     assert (fresh.decided_settings == {}) == (classes == 3)
     for learner in (whole, fresh):

@@ -7,7 +7,6 @@ import pickle
 import pkgutil
 import re
 from functools import cache
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,13 +15,12 @@ import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from variants import VARIANTS, entry_of
-from watched import Answers, built, plugin_of
+from watched import Answers, built
 from watched import learned as learned_by
 
 import crumb_avalanche
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.system.setting_ranges import Range, hints_of
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -125,10 +123,9 @@ def built_anew(name, make_model, make_stream):
     return strategy, stream
 
 
-@pytest.mark.parametrize("protocol", ["class_instance", "class_iid"])
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_learns_a_stream_and_answers_only_with_classes_it_saw(name, protocol, make_model, make_stream):
-    strategy, stream, _, answers = learn(name, make_model, make_stream, protocol)
+def test_learns_a_stream_and_answers_only_with_classes_it_saw(name, make_model, make_stream):
+    strategy, stream, _, answers = learn(name, make_model, make_stream, "class_iid")
     for seen in (1, 2):
         answers.given.clear()
         strategy.eval(stream.test_stream[:seen])
@@ -165,57 +162,39 @@ def test_keeps_its_bytes_within_the_budget_at_every_step(name):
     assert watch.bytes[-1] > 0
 
 
-@pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_the_same_twice(name, make_model, make_stream):
-    assert_same(state(learned(name)[0]), state(learn(name, make_model, make_stream)[0]))
+def trained_on(strategy, experience):
+    """The state of a strategy after one more experience."""
+    torch.manual_seed(5)
+    np.random.seed(5)
+    strategy.train(experience)
+    return state(strategy)
 
 
 @pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_survives_pickling(name, make_model, make_stream):
-    strategy, stream, _, _ = learn(name, make_model, make_stream)
-    again = pickle.loads(pickle.dumps(strategy))
-    outputs = []
-    for one in (strategy, again):
-        one.eval(stream.test_stream[:2])
-        answers = plugin_of(Answers, one)
-        outputs.append(answers.given[-len(stream.test_stream[1].dataset) :])
-    assert outputs[0] == outputs[1]
-    # It also goes on learning in the same way.
-    for one in (strategy, again):
-        torch.manual_seed(5)
-        np.random.seed(5)
-        one.train(stream.train_stream[2])
-    first, second = state(strategy), state(again)
-    assert_same(first, second)
-
-
-@pytest.mark.parametrize("name", STREAM_LEARNERS)
-def test_a_state_loaded_into_a_strategy_built_anew_answers_and_trains_on_the_same(
-    name, make_model, make_stream, tmp_path
-):
+def test_repeated_pickled_and_loaded_it_is_the_same_and_goes_on_alike(name, make_model, make_stream, tmp_path):
     strategy, stream, *_ = learn(name, make_model, make_stream)
+    assert_same(state(learned(name)[0]), state(strategy))
+    pickled = pickle.loads(pickle.dumps(strategy))
     write_state(tmp_path / "state.safetensors", strategy.state_dict(), {})
     again, its_stream = built_anew(name, make_model, make_stream)
     again.load_state_dict(read_state(tmp_path / "state.safetensors")[0])
     assert_same(state(strategy), state(again))
-    assert torch.equal(logits_of(again, its_stream), logits_of(strategy, stream))
-    ends = []
-    for one, data in ((strategy, stream), (again, its_stream)):
-        torch.manual_seed(5)
-        np.random.seed(5)
-        one.train(data.train_stream[2])
-        ends.append(state(one))
-    assert_same(*ends)
+    expected = logits_of(strategy, stream)
+    assert set(expected.argmax(1).tolist()) <= set(strategy.seen_classes.seen)
+    end = trained_on(strategy, stream.train_stream[2])
+    for one, data in ((pickled, stream), (again, its_stream)):
+        assert torch.equal(logits_of(one, data), expected)
+        assert_same(end, trained_on(one, data.train_stream[2]))
 
 
 @pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if name != "chance"])
 def test_the_answer_state_suffices_for_the_same_answers(name, make_model, make_stream, tmp_path):
-    strategy, stream, *_ = learn(name, make_model, make_stream)
+    strategy, stream, *_ = learned(name)
     answers, everything = tmp_path / "answers.safetensors", tmp_path / "state.safetensors"
     write_state(answers, strategy.answer_state(), {})
     write_state(everything, strategy.state_dict(), {})
     again, its_stream = built_anew(name, make_model, make_stream)
-    expected = logits_of(strategy, stream)
+    expected = logits_of(copy.deepcopy(strategy), stream)
     assert not torch.equal(logits_of(again, its_stream), expected)
     again.load_answer_state(read_state(answers)[0])
     assert torch.equal(logits_of(again, its_stream), expected)
@@ -255,7 +234,7 @@ def test_every_plugin_of_the_package_says_its_state():
     assert without == ["PatchedAGEM"]  # its memories are views of the stream's data sets
 
 
-@pytest.mark.parametrize("name", [name for name in STREAM_LEARNERS if entry_of(name)[0].budgeted])
+@pytest.mark.parametrize("name", ["crumb", "der", "icarl", "rainbow_memory", "remind"])
 def test_a_feature_cache_changes_nothing(name, make_model, make_stream, tmp_path):
     ends = []
     for cached in (False, True):
@@ -306,24 +285,3 @@ def test_methods_without_memory_blocks_learn_beside_those_of_a_model_given(name,
         strategy.train(make_stream().train_stream[0])
         ends.append(model.plastic_layers.state_dict())
     assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_wrong_setting_is_refused_by_name(name, make_model, make_stream):
-    with pytest.raises(ValueError, match=f"strategy {name} has no setting 'no_such_thing'; it has"):
-        STRATEGIES[name].method_settings({"no_such_thing": 1})
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_values_outside_the_range_of_a_setting_are_refused_by_name(name):
-    entry = STRATEGIES[name]
-    for setting, hint in hints_of(entry.settings).items():
-        limits = next((note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Range)), None)
-        if limits is not None:
-            number = get_args(hint)[0]
-            outside = [limits.least - (0 if limits.above else 1)] if limits.least is not None else []
-            outside += [limits.most + (0 if limits.below else 1)] if limits.most is not None else []
-            assert outside
-            for value in map(number, outside):
-                with pytest.raises(ValueError, match=f"{setting} is {value}"):
-                    entry.method_settings({setting: value})

@@ -4,7 +4,6 @@ import math
 import re
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
@@ -41,7 +40,7 @@ def the(strategy):
 
 
 def plugin(n_classes=3, length=2, **settings):
-    return CoPEPlugin(ImageBuffer(4, ClassBalancedReservoir()), CoPESettings(**settings), n_classes, length, 0)
+    return CoPEPlugin(ImageBuffer(4, ClassBalancedReservoir()), CoPESettings(**settings), n_classes, length)
 
 
 def slow_loss(embeddings, labels, prototypes, known, temperature):
@@ -84,15 +83,6 @@ def test_the_loss_and_its_gradient_are_those_of_a_loop(temperature):
     assert torch.allclose(gradients[0][1], gradients[1][1], rtol=1e-3, atol=1e-4)
 
 
-def test_the_loss_is_zero_where_there_is_one_class():
-    embeddings, _, prototypes = some_batch()
-    embeddings.requires_grad_()
-    known = torch.tensor([False, True, False, False, False])
-    loss = ppp_loss(embeddings, torch.ones(7, dtype=torch.int64), prototypes, known, 0.1)
-    loss.backward()
-    assert float(loss.detach()) == 0 and not embeddings.grad.any()
-
-
 def test_the_loss_stays_finite_at_the_poles():
     prototypes = torch.tensor([[1.0, 0], [-1, 0]])
     embeddings = torch.tensor([[-1.0, 0], [-1, 0], [1, 0]], requires_grad=True)  # all on the wrong side
@@ -102,7 +92,7 @@ def test_the_loss_stays_finite_at_the_poles():
 
 
 def test_prototypes_by_hand():
-    one = plugin(random_prototypes=False, prototype_momentum=0.5)
+    one = plugin(prototype_momentum=0.5)
     embeddings = torch.tensor([[0.6, 0.8], [0.6, -0.8], [0.0, 1.0]])
     labels = torch.tensor([2, 2, 0])
     one.begin(embeddings, labels)
@@ -115,16 +105,6 @@ def test_prototypes_by_hand():
     assert torch.allclose(one.prototypes[0], torch.tensor([0.5**0.5, 0.5**0.5]))
     one.begin(torch.tensor([[0.0, -1.0]]), torch.tensor([2]))  # has one already
     assert torch.allclose(one.prototypes[2], torch.tensor([0.8 / root, 0.4 / root]))
-
-
-def test_random_prototypes_have_length_one_and_come_from_the_seed():
-    batch = torch.eye(2), torch.tensor([0, 2])
-    first, second = plugin(random_prototypes=True), plugin(random_prototypes=True)
-    first.begin(*batch), second.begin(*batch)
-    assert torch.equal(first.prototypes, second.prototypes) and not first.prototypes[1].any()
-    draws = np.random.default_rng(0)
-    for label in (0, 2):
-        assert torch.allclose(first.prototypes[label], normalize(torch.from_numpy(draws.random(2, np.float32)), dim=0))
 
 
 class Spy(SupervisedPlugin):
@@ -202,12 +182,6 @@ def test_the_nearest_prototype_answers(make_model, make_stream):
     strategy.eval(stream.test_stream)
     assert watch.looked and not strategy.model.plastic_layers.head._forward_pre_hooks
     build(make_model(codebook=False), 7).eval(stream.test_stream)  # before anything was learned: the head answers
-
-
-def test_classes_may_outnumber_the_memories(make_model, make_stream):
-    strategy, _ = learned(make_model, make_stream, mem_size=3)
-    assert len(strategy.storage_policy) == 3 and the(strategy).known.all()
-    assert sorted(map(len, strategy.storage_policy.slots.by_class.values())) == [0, 1, 1, 1]
 
 
 def test_bytes_are_images_and_prototypes(make_model, make_stream):

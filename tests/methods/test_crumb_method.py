@@ -1,13 +1,11 @@
 """CRUMB's readout in closed form: what it is fitted to, what it answers, what it keeps."""
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from closed_form_cases import discriminant
 from small_models import make_model, make_stream
 
 from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
@@ -68,18 +66,6 @@ def test_a_line_by_hand():
     torch.testing.assert_close(readout["offsets"], torch.tensor([3.2, -6.4]))
 
 
-def test_scores_are_those_of_the_discriminant_up_to_a_number_for_each_image():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(40) % 4
-    features = torch.randn(40, 6, generator=generator) + labels[:, None]
-    statistics = discriminant(4, 6, whole=True, own=0.0)
-    statistics.update(features, labels)
-    new = torch.randn(9, 6, generator=generator)
-    readout = fit_linear(features, labels, 4)
-    apart = statistics.scores(new) - (new @ readout["weights"] + readout["offsets"])
-    torch.testing.assert_close(apart, apart[:, :1].expand(-1, 4), rtol=0, atol=1e-4)
-
-
 def slow_features(model, codes):
     """Features of one memory, ``(D,)`` float64, location by location."""
     groups, height, width = codes.shape
@@ -130,37 +116,6 @@ def test_answers_of_a_slow_twin(readout):
     assert (outputs[:, unseen] < 0).all() and set(outputs.argmax(1).tolist()) <= set(seen)
 
 
-@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
-def test_memories_and_layers_are_all_it_is_fitted_to(readout):
-    strategy, stream = taught(readout, experiences=3)
-    other, its_stream = taught(readout, experiences=1)
-    other.model.load_state_dict(strategy.model.state_dict())
-    other.storage_policy.load_state_dict(strategy.storage_policy.state_dict())
-    other.seen_classes.load_state_dict(strategy.seen_classes.state_dict())
-    other.load_state_dict(other.state_dict())  # nothing is fitted
-    assert torch.equal(outputs_of(other, its_stream)[0], outputs_of(strategy, stream)[0])
-
-
-def test_each_experience_is_followed_by_a_new_fit():
-    strategy, stream = taught("closed_form_stock", experiences=1)
-    first = outputs_of(strategy, stream)[0]
-    assert torch.equal(outputs_of(strategy, stream)[0], first)
-    strategy.train(stream.train_stream[1])
-    second = outputs_of(strategy, stream)[0]
-    assert set(first.argmax(1).tolist()) <= set(stream.original_classes_in_exp[0])
-    assert set(second.argmax(1).tolist()) & set(stream.original_classes_in_exp[1])
-    anew = fit_linear(*memories_of(strategy), 6)
-    assert all(torch.equal(value, strategy._fitted()[name]) for name, value in anew.items())
-
-
-def memories_of(strategy):
-    storage = strategy.storage_policy
-    slots = torch.tensor([slot for members in storage.slots.by_class.values() for slot in members])
-    parts = [storage.replay(some, strategy.model) for some in slots.split(strategy.eval_mb_size)]
-    maps, labels = (torch.cat(group) for group in zip(*parts))
-    return strategy.features.of_maps(strategy.model, maps.detach()), labels
-
-
 def test_stock_layers_stay_and_each_image_is_seen_once():
     shown = []
 
@@ -201,13 +156,6 @@ def test_without_memories_there_is_no_answer_and_no_error(readout):
     strategy, stream = taught(readout, experiences=0)
     assert strategy.derived_bytes == 0
     assert not outputs_of(strategy, stream)[0].any()
-
-
-@pytest.mark.parametrize("value", ["knn", True])
-def test_another_readout_is_refused(value):
-    words = f"readout is {value!r}; give one of head, closed_form, closed_form_stock"
-    with pytest.raises(ValueError, match=re.escape(words)):
-        build_strategy("crumb", make_model(), SETTINGS, 8, 0, method={"readout": value})
 
 
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():

@@ -1,6 +1,5 @@
 """GEM: the projection against another solver and its own definition, the memory against its shares."""
 
-import re
 from collections import Counter
 from itertools import chain
 
@@ -13,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from watched import built
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.gem import ExperienceShares, GEMPlugin, project
+from crumb_avalanche.methods.gem import ExperienceShares, project
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
@@ -111,15 +110,6 @@ def test_every_image_of_an_experience_has_the_same_chance():
     assert all(abs(count - 200) < 5 * (600 * 1 / 3 * 2 / 3) ** 0.5 for count in counts.values())
 
 
-def test_more_experiences_than_memories_are_told():
-    rule, slots = ExperienceShares(), Slots(2)
-    for _ in range(2):
-        rule.begin_experience(slots, {0: 1}, 1)
-    words = "mem_size=2 cannot hold a memory of each of 3 experiences; raise mem_size (or the budget) to at least 3"
-    with pytest.raises(ValueError, match=re.escape(words)):
-        rule.begin_experience(slots, {0: 1}, 1)
-
-
 def test_shares_follow_a_buffer_that_is_made_smaller_within_an_experience():
     rule, slots = ExperienceShares(), Slots(10, seed=1)
     for _ in range(2):
@@ -176,32 +166,7 @@ def learnt(make_model, make_stream):
     return strategy, stream, watch, filled
 
 
-def test_the_memory_is_filled_with_images_of_every_experience(learnt):
-    strategy, stream, _, filled = learnt
-    for count, (groups, rows, labels) in enumerate(filled, start=1):
-        assert {number: len(held) for number, held in groups.items()} == dict.fromkeys(range(count), 12 // count)
-        for number, held in groups.items():
-            frames = [(strategy.model.pixels(image.unsqueeze(0)), label) for image, label, *_ in stream[number].dataset]
-            shown = {pixels.numpy().tobytes(): label for pixels, label in frames}
-            stored = [(row.numpy().tobytes(), int(label)) for row, label in zip(rows[held], labels[held])]
-            assert len({row for row, _ in stored}) == len(stored)  # no image twice
-            assert all(shown[row] == label for row, label in stored)
-        empty = sorted(set(range(12)) - set(chain(*groups.values())))
-        assert (labels[empty] == -1).all() and (rows[empty] == 0).all()
-
-
 def test_no_step_raises_the_loss_of_a_past_experience(learnt):
     _, _, watch, _ = learnt
     assert [len(row) for row in watch.products] == [0] * 8 + [1] * 4 + [2] * 4
     assert min(product for row in watch.products for product in row) > -1e-5
-
-
-def test_steps_are_really_corrected(make_model, make_stream):
-    """The same stream without the correction has steps that harm; with it the weights are others."""
-    stream = make_stream(classes=CLASSES).train_stream
-    watch = Watch()
-    plain = built("gem", make_model(n_classes=6, codebook=False), 12)
-    plain.plugins = [plugin for plugin in plain.plugins if not isinstance(plugin, GEMPlugin)] + [watch]
-    for experience in stream:
-        plain.train(experience)
-    assert min(product for row in watch.products for product in row) < -1e-3

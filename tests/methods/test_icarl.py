@@ -96,13 +96,6 @@ def test_targets_by_hand():
     assert torch.equal(icarl_targets(torch.tensor([1]), 3, [], None), torch.tensor([[0.0, 1, 0]]))
 
 
-def test_every_step_has_the_loss_of_a_slow_loop_with_the_targets_of_its_own_images(make_model, make_stream):
-    spy = Spy()
-    learned(make_model, make_stream, plugins=[spy])
-    assert len(spy.losses) == 3 * 4 + 4
-    assert spy.losses == pytest.approx(spy.expected, rel=1e-4)
-
-
 def test_with_classes_still_to_come_too_and_the_old_network_is_always_the_latest(make_model, make_stream):
     torch.manual_seed(0)
     spy, stream = Spy(), make_stream(1)
@@ -130,24 +123,6 @@ def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_
         assert torch.equal(buffer.rows[buffer.slots.by_class[label]], torch.stack(wanted))
 
 
-def test_trimming_keeps_the_first_exemplars_and_the_budget(make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream, experiences=1)
-    buffer = strategy.storage_policy
-    before = {label: buffer.rows[buffer.slots.by_class[label]].clone() for label in buffer.classes}
-    strategy.train(stream.train_stream[1])
-    assert [buffer.slots.count(label) for label in buffer.classes] == [2, 2, 2, 1] and not buffer.slots.free
-    for label, rows in before.items():
-        assert torch.equal(buffer.rows[buffer.slots.by_class[label]], rows[:2])
-        assert buffer.labels[buffer.slots.by_class[label]].tolist() == [label] * 2
-
-
-def test_slots_without_an_exemplar_keep_no_bytes(make_model, make_stream):
-    strategy, _ = learned(make_model, make_stream, mem_size=50)
-    buffer = strategy.storage_policy
-    assert len(buffer) == 40 and len(buffer.slots.free) == 10  # all frames there were
-    assert (buffer.labels[buffer.slots.free] == -1).all() and not buffer.rows[buffer.slots.free].any()
-
-
 def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make_stream):
     class Watch(SupervisedPlugin):
         def after_eval_iteration(self, strategy, **kwargs):
@@ -171,15 +146,6 @@ def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make
     assert watch.looked
 
 
-def test_an_evaluation_amid_an_experience_answers_with_classes_that_have_means(make_model, make_stream):
-    torch.manual_seed(0)
-    stream = make_stream()
-    strategy = build(make_model(codebook=False), 7, eval_every=1)
-    for experience in stream.train_stream:
-        strategy.train(experience, eval_streams=[stream.test_stream])
-    assert the(strategy)._means is None
-
-
 def test_bytes_are_images_and_the_old_network(make_model, make_stream):
     strategy, stream = learned(make_model, make_stream)
     copy_bytes = 2 * sum(weight.numel() for weight in strategy.model.plastic_layers.parameters())
@@ -190,20 +156,6 @@ def test_bytes_are_images_and_the_old_network(make_model, make_stream):
     model = strategy.model
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4) == 7
     assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes - 1, 4) == 6
-    assert ICARL.memories_in_budget(model, 7 * 768 + copy_bytes, 4, ICARL.settings(half_old_network=False)) == 5
-
-
-def test_the_last_look_learns_nothing_and_moves_no_random_numbers(make_model, make_stream):
-    class Before(SupervisedPlugin):
-        def after_training_exp(self, strategy, **kwargs):
-            self.state = {key: value.clone() for key, value in strategy.model.state_dict().items()}
-            self.random = torch.get_rng_state()
-
-    before = Before()
-    strategy, _ = learned(make_model, make_stream, plugins=[before])
-    assert all(torch.equal(value, before.state[key]) for key, value in strategy.model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), before.random)
-    assert strategy.model.training
 
 
 def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(make_model, make_stream):
@@ -218,40 +170,6 @@ def test_a_class_that_comes_again_is_herded_from_old_exemplars_and_new_frames(ma
         chosen = herd(slow_features(strategy.model, candidates), len(rows))
         held = buffer.rows[buffer.slots.by_class[label]]
         assert torch.equal(held, candidates[chosen])
-
-
-def test_with_fewer_exemplars_than_classes_the_latest_have_none_and_are_no_answers(make_model, make_stream):
-    class Watch(SupervisedPlugin):
-        answers: frozenset = frozenset()
-
-        def after_eval_iteration(self, strategy, **kwargs):
-            self.answers |= set(strategy.mb_output.argmax(1).tolist())
-
-    spy, watch = Spy(), Watch()
-    strategy, stream = learned(make_model, make_stream, mem_size=3, plugins=[spy, watch])
-    first, second = (sorted(set(map(int, e.dataset.targets))) for e in stream.train_stream)
-    assert strategy.storage_policy.classes == [*first, second[0]]
-    strategy.eval(stream.test_stream)
-    assert watch.answers <= {*first, second[0]}
-    # What has no exemplar is an old class all the same: distilled, if not replayed.
-    strategy.train(stream.train_stream[0])
-    assert the(strategy)._old == second and spy.losses == pytest.approx(spy.expected, rel=1e-4)
-
-
-def test_it_trains_on_after_an_interrupted_first_experience(make_model, make_stream):
-    class Stop(SupervisedPlugin):
-        def before_update(self, strategy, **kwargs):
-            raise KeyboardInterrupt
-
-    stop = Stop()
-    torch.manual_seed(0)
-    strategy, stream = build(make_model(codebook=False), 7, plugins=[stop]), make_stream()
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(stream.train_stream[0])
-    strategy.plugins.remove(stop)
-    strategy.train(stream.train_stream[1])
-    second = sorted(stream.train_stream[1].classes_in_this_experience)
-    assert sorted(strategy.storage_policy.classes) == second and the(strategy)._old
 
 
 def test_a_relu_behind_the_head_is_warned_of():

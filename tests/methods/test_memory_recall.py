@@ -58,17 +58,6 @@ def test_running_statistics_are_those_of_all_maps_at_once(settings, model):
         assert row[-1] == labels.count(label) and row[-2] == own.min()
 
 
-def test_by_hand(model):
-    buffer = GaussianBuffer(2)
-    maps = torch.zeros(3, 8, 4, 4)
-    maps[0, 0], maps[1, 0], maps[2, 0] = 1, 3, 8
-    feed(buffer, model, maps, [5, 5, 5], [2, 1])
-    means, deviations = buffer.rows[0, :-2].view(2, -1)
-    assert means.tolist() == [4, *[0] * 7]
-    assert deviations[0] == pytest.approx((26 / 3) ** 0.5) and not deviations[1:].any()  # (9 + 1 + 16) / 3
-    assert buffer.rows[0, -2:].tolist() == [0, 3] and not buffer.rows[1].any()
-
-
 @pytest.mark.parametrize("settings", BOTH, ids=["per channel", "per value"])
 def test_drawn_maps_have_the_mean_and_the_deviation_of_their_class(settings, model):
     labels = [0, 1] * 60

@@ -1,6 +1,5 @@
 """Ridge regression on random features by hand, and against the recursion of ACIL and F-OAL."""
 
-import math
 import pickle
 from types import SimpleNamespace
 
@@ -46,20 +45,6 @@ def test_the_recursion_gives_the_answers_of_the_gram_matrix_after_every_batch(fo
         torch.testing.assert_close(
             ours.scores(fresh)[:, :known], ours.project(fresh) @ slow.weights, rtol=1e-2, atol=1e-3
         )
-
-
-def test_the_recursion_by_hand():
-    """Values 1 and 2 of class 0 with a ridge of 1: the inverse is 1, 1/2, 1/6, the weight 0, 1/2, 1/2."""
-    slow = Recursion(1, ridge=1.0)
-    for value, inverse, weight in ((1.0, 1 / 2, 1 / 2), (2.0, 1 / 6, 1 / 2)):
-        slow.update(torch.tensor([[value]], dtype=torch.float64), torch.tensor([0]))
-        assert (slow.inverse.item(), slow.weights.item()) == pytest.approx((inverse, weight))
-
-
-def test_sigmoid_features_by_hand():
-    ridge = FOAL(1, 4, projection=1)
-    ridge._weights = torch.tensor([[1.0], [1], [0], [0]], dtype=torch.float64)
-    assert ridge.project(torch.tensor([[1.0, 3, 9, 9]])).item() == pytest.approx(1 / (1 + math.exp(-2)))
 
 
 def test_the_chosen_ridge_by_hand():

@@ -132,17 +132,6 @@ def test_steps_are_those_of_a_plain_loop(replays, make_model):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-def test_unseen_classes_get_no_gradient(make_model):
-    strategy, stream = learn(make_model, experiences=1)
-    for group in strategy.optimizer.param_groups:
-        group["weight_decay"] = 0.0
-    head = strategy.model.plastic_layers.head
-    before = head.weight.detach().clone(), head.bias.detach().clone()
-    strategy.train(stream.train_stream[1])
-    assert torch.equal(head.weight[4:], before[0][4:]) and torch.equal(head.bias[4:], before[1][4:])
-    assert not torch.equal(head.weight[2:4], before[0][2:4])
-
-
 @pytest.mark.parametrize(("held", "new", "rows"), [(24, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)])
 def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(held, new, rows, make_model):
     strategy, _ = learn(make_model, experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0)
@@ -197,53 +186,6 @@ def test_inference_is_on_decoded_maps(make_model):
         assert not torch.allclose(torch.cat(outputs), model.classify(maps), atol=1e-2)
 
 
-def test_one_at_a_time_takes_a_step_for_each_image(make_model):
-    strategy, stream = learn(make_model, experiences=1, samples_at_a_time=True, replays=9)
-    before = strategy.clock.train_iterations
-    rows = []
-    classify = strategy.model.classify
-    strategy.model.classify = lambda maps: rows.append(len(maps)) or classify(maps)
-    strategy.train(stream.train_stream[1], eval_streams=[])
-    assert before == 3 * 8 and strategy.clock.train_iterations - before == 40
-    assert rows == [1 + 9] * 40  # of 24 memories, 18 are mixed into 9
-
-
-def test_rates_decay_with_the_counts_of_their_own_class(make_model):
-    strategy = build(make_model, decay_per_class=True)
-    plugin = next(p for p in strategy.plugins if hasattr(p, "images_of_class"))
-    gamma = (0.001 / 0.1) ** (100 / 1300)
-    rates = [plugin.rate([2]) for _ in range(1301)]
-    assert rates[0] == rates[99] == 0.1 and rates[100] == rates[199] == pytest.approx(0.1 * gamma)
-    assert rates[1300] == pytest.approx(0.001) and len(set(rates)) == 14
-    assert plugin.rate([4]) == 0.1  # other classes' images do not count
-    assert plugin.rate([2, 4]) == pytest.approx((0.001 + 0.1) / 2)
-    assert plugin.images_of_class.tolist() == [0, 0, 1302, 0, 2, 0]
-    assert plugin.statistics_bytes == 512 + 4 * 6 == REMIND.fixed_bytes(strategy.model, strategy.settings, 6)
-
-
-def test_rates_reach_the_optimiser_after_experience_one_only(make_model):
-    strategy, stream = learn(make_model, 1, decay_per_class=True, rate_start=0.01, rate_end=0.005, rate_step=10)
-    assert [group["lr"] for group in strategy.optimizer.param_groups] == [RATE]
-    strategy.train(stream.train_stream[1])
-    assert strategy.optimizer.param_groups[0]["lr"] == pytest.approx(0.01 * 0.5 ** (10 / 1300))
-    constant, _ = learn(make_model, 2)
-    assert constant.optimizer.param_groups[0]["lr"] == RATE
-
-
-def test_the_table_is_fitted_on_a_sample_of_bounded_size(make_model):
-    sizes = []
-    for vectors in (40, 64, 1000):
-        strategy = build(make_model, fit_vectors=vectors, mem_size=10)
-        quantizer = strategy.storage_policy.quantizer
-        fit = quantizer.fit
-        quantizer.fit = lambda sample, seed, fit=fit: sizes.append(tuple(sample.shape)) or fit(sample, seed)
-        strategy.train(easy_stream().train_stream[0])
-        assert quantizer.fitted
-    assert sizes == [(40, 8), (80, 8), (40 * 16, 8)]  # 1 and 2 locations of each of the 40 images, then all 16
-    strategy = build(make_model, fit_vectors=17)
-    strategy.train(easy_stream().train_stream[0])  # 17 of the 40 images
-
-
 def test_bytes_at_the_papers_cut():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     settings = RemindSettings()
@@ -251,8 +193,3 @@ def test_bytes_at_the_papers_cut():
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
     assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
     assert make_quantizer(8).centroids.shape == (8, 16, 1) and make_quantizer(64).centroids.shape == (32, 256, 2)
-
-
-def test_rates_that_rise_are_refused():
-    with pytest.raises(ValueError, match=r"rate_end=0.2 and rate_start=0.1; rates decay"):
-        RemindSettings(rate_end=0.2)

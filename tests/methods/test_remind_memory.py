@@ -13,9 +13,7 @@ from crumb_avalanche.methods.remind_memory import (
     LocationSample,
     balanced_choice,
     crop_and_resize,
-    make_quantizer,
     random_boxes,
-    random_resized_crops,
 )
 
 
@@ -43,20 +41,6 @@ def test_eviction_is_from_the_largest_class_with_equal_chances_for_the_new_image
     slots = Slots(3, 0)
     assert len(EvictLargest().choose(slots, [0, 0, 0, 1, 2, 2, 2, 2])) >= 6
     assert sorted(slots.count(label) for label in (0, 1, 2)) == [1, 1, 1]
-
-
-def test_the_table_is_as_good_as_one_that_faiss_fits_on_all_vectors():
-    import faiss
-
-    sample = torch.relu(torch.randn(6000, 16, generator=torch.Generator().manual_seed(0)))
-    quantizer = make_quantizer(16, 4, 32).fit(sample[::2].contiguous())
-    theirs = faiss.ProductQuantizer(16, 4, 5)
-    theirs.train(sample.numpy())
-    errors = [
-        float((quantizer.decode(quantizer.encode(sample.view(-1, 16, 1, 1))).flatten(1) - sample).square().mean()),
-        float(np.square(theirs.decode(theirs.compute_codes(sample.numpy())) - sample.numpy()).mean()),
-    ]
-    assert errors[0] < 1.05 * errors[1]
 
 
 @pytest.mark.parametrize(("images", "most", "rows"), [(10, 4, 4), (10, 10, 10), (10, 25, 30), (10, 1000, 90)])
@@ -109,11 +93,3 @@ def test_boxes_lie_inside_and_have_the_areas_and_ratios_asked_for():
 
 def test_a_box_that_never_fits_is_the_whole_map():
     assert random_boxes(3, 2, 20, 1.0, np.random.default_rng(0)).tolist() == [[0, 0, 2, 20]] * 3
-
-
-def test_every_map_has_its_own_crop_and_the_generator_decides():
-    maps = torch.arange(64.0).view(1, 1, 8, 8).expand(6, 2, 8, 8)
-    first, second, third = (random_resized_crops(maps, 0.3, np.random.default_rng(seed)) for seed in (4, 4, 5))
-    assert torch.equal(first, second) and not torch.equal(first, third)
-    assert len({tuple(crop.flatten().tolist()) for crop in first}) == 6
-    assert torch.equal(first[:, 0], first[:, 1])  # all channels of a map alike

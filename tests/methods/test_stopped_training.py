@@ -7,13 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin, SupervisedPlugin
-from avalanche.training.supervised import Naive
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
-from crumb_avalanche.training.crumb import CRUMBStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=6, eval_batch_size=8, first_epochs=2, epochs=2)
@@ -148,30 +145,6 @@ def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(make_model, ma
     torch.testing.assert_close(torch.stack([one for one, _ in offers.experiences[0][12:]]), maps)
 
 
-def test_exemplars_of_bic_for_validation_are_evenly_spread_after_a_stop(make_model, make_stream):
-    rows = []
-    for place in ("never", "within the last", "within"):
-        strategy = build("bic", make_model, Stop(place))
-        strategy.train(make_stream().train_stream[0])
-        rows.append(strategy.storage_policy)
-    assert all(torch.equal(rows[0].rows, other.rows) for other in rows[1:])
-    assert all(rows[0].slots.by_class == other.slots.by_class for other in rows[1:])
-
-
-def test_logits_of_der_are_of_the_model_where_it_stopped(make_model, make_stream):
-    strategy = build("der", make_model, Stop("between"), mem_size=40)
-    experience = make_stream().train_stream[0]
-    strategy.train(experience)
-    buffer, model = strategy.storage_policy, strategy.model
-    images = torch.stack([image for image, *_ in experience.dataset])
-    model.eval()
-    with torch.no_grad():
-        wanted = strategy.seen_classes.mask(model(images))
-    slots = torch.arange(20)
-    torch.testing.assert_close(buffer.logits(slots, model), wanted)
-    assert (wanted[:, 2:] == -1e4).all()
-
-
 def test_a_stop_survives_a_checkpoint(make_model, make_stream):
     saved, ends = [], []
     for resumed in (False, True):
@@ -192,27 +165,3 @@ def test_a_stop_survives_a_checkpoint(make_model, make_stream):
         ends.append(strategy)
     assert [end.clock.train_iterations for end in ends] == [BATCHES + 2] * 2
     assert torch.equal(ends[0].storage_policy.rows, ends[1].storage_policy.rows)
-
-
-@pytest.mark.parametrize(("mode", "patience"), [("epoch", 1), ("iteration", 3)])
-def test_early_stopping_stops_as_in_the_host(mode, patience, make_model, make_stream):
-    counts = {}
-    for kind, own in ((Naive, {}), (CRUMBStrategy, {"mem_size": 8})):
-        model, stream = make_model(), make_stream()
-        strategy = kind(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.0),  # no step is better than the first
-            train_mb_size=6,
-            train_epochs=6,
-            plugins=[EarlyStoppingPlugin(patience, "test_stream", peval_mode=mode)],
-            evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[]),
-            eval_every=1,
-            peval_mode=mode,
-            **own,
-        )
-        for experience in stream.train_stream:
-            strategy.train(experience, eval_streams=[stream.test_stream])
-            counts.setdefault(kind, []).append(strategy.clock.train_exp_iterations)
-            assert strategy.train_epochs == 6
-    assert counts[CRUMBStrategy] == counts[Naive] and max(counts[Naive]) < 6 * BATCHES
-    assert len(strategy.storage_policy) == 8 and set(strategy.storage_policy.classes) == {0, 1, 2, 3}
