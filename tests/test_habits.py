@@ -49,6 +49,7 @@ def test_ruff(options):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # a hook of pre-commit does it too
 def test_mypy():
     done = run("mypy", "--cache-dir", os.devnull)  # writing a cache takes as long as a third of the check
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,63 +8,36 @@ prints a table: the one of the README, which a test compares with the runs, or a
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-
-from scipy import stats
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from site_parts import paper_tables, recorded_tables
-from site_parts.csv_tables import DOCS, RECORDED, ROOT, RUNS, floats, grouped, markdown, mean_text, read, rows_of
+from site_parts.csv_tables import (
+    DATA_SETS,
+    DOCS,
+    LABELS,
+    RECORDED,
+    ROOT,
+    RUNS,
+    Lines,
+    floats,
+    grouped,
+    markdown,
+    mean_of,
+    mean_text,
+    protocol_text,
+    read,
+    rows_of,
+)
+from support.statistics import interval
 
-# Rows of docs/recommended_*.csv, in the order of the page, with their descriptions.
-RECOMMENDED_ROWS = {
-    "recommended": "**`recommended`**",
-    "- head share": "without the second answer (`--method.head_share 0`)",
-    "- all features, but their span": "in the span of the class means (`--method.span true --method.own 0.3`)",
-    "version 0.1": "the preset of version 0.1: that, without cells, shrunk towards the mean variance",
-    "srda": "Deep SRDA, features of `recommended` (`srda`)",
-    "srda, head's input": "Deep SRDA, features of the head's input alone (`--method.maps false`)",
-    "lr_rgda": "LR-RGDA, features of `recommended` (`lr_rgda`)",
-    "lr_rgda, head's input": "LR-RGDA, features of the head's input alone (`--method.maps false`)",
-    "foal": "F-OAL (`foal`)",
-    "fecam": "FeCAM, map's cells and head's input (`fecam`)",
-    "klda": "KLDA, features of `recommended` (`klda`)",
-    "acil": "ACIL, features of `recommended` (`acil`)",
-    "ranpac_gcv": "RanPAC with chosen ridge, features of `recommended` (`ranpac_gcv`)",
-    "slda": "streaming LDA (`slda`)",
-    "slda, same features": "streaming LDA, features of `recommended`",
-    "- own directions": "LDA, features and bytes of `recommended` (`--method.own 0 --method.head_share 0`)",
-    "ncm": "nearest class mean (`ncm`)",
-    "crumb, tuned": "CRUMB, trained and read well (`--preset tuned`)",
-    "paper": "CRUMB, the paper's recipe (`--preset paper`)",
-    "crumb, k-means codebook": "the same with a k-means codebook",
-    "reference": "CRUMB, the published code's recipe (`--preset reference`)",
-    "remind, one image at a time": "REMIND as its authors run it (`--method.samples_at_a_time true`)",
-    "remind": "REMIND in mini-batches (`remind`)",
-    "map_replay": "raw maps instead of codes (`map_replay`)",
-    "offline": "all classes at once, shuffled, ten epochs (`offline`)",
-}
 PROJECTIONS = {"ranpac": "(640 projections)"}  # what the budget buys on ETH-80, the only table with this row
-# Rows of the README's table.
-README_ROWS = {
-    "recommended": "`--preset recommended`",
-    "crumb, tuned": "CRUMB, `--preset tuned`",
-    "paper": "CRUMB, `--preset paper`",
-    "remind, one image at a time": "REMIND, one image at a time",
-    "slda": "streaming LDA",
-    "offline": "joint training, ten epochs",
-}
+RECOMMENDED_ROWS, README_ROWS = LABELS["recommended"], LABELS["readme"]
 NAMES = {"crumb, tuned": "tuned"}  # of these rows in docs/results/method_times.csv
 EPOCHS = {"offline": 10}  # of methods that see an image more than once
-
-
-def interval_text(lines: Sequence[dict[str, str]]) -> str:
-    """Format the 95 % interval of the mean accuracy by Student's t; runs on one split count as one unit."""
-    splits = [statistics.fmean(floats(group, "accuracy")) for group in grouped(lines, "frame_table").values()]
-    half = stats.t.ppf(0.975, len(splits) - 1) * statistics.stdev(splits) / len(splits) ** 0.5
-    return f"{statistics.fmean(splits) - half:.1f} to {statistics.fmean(splits) + half:.1f}"
 
 
 def method_label(name: str) -> str:
@@ -79,46 +52,27 @@ def megabytes(lines: Sequence[dict[str, str]]) -> str:
     return "" if most == 0 else f"{most / 1e6:.0f} MB" if most >= 1e8 else f"{most / 1e6:.2f} MB"
 
 
-def recommended_lines(benchmark: str) -> dict[str, list[dict[str, str]]]:
+def recommended_lines(benchmark: str) -> dict[str, Lines]:
     """Return the lines of a ``recommended_*.csv`` by row."""
     groups = grouped(read(DOCS / f"recommended_{benchmark}.csv"), "row")
     return {row: lines for (row,), lines in groups.items()}
 
 
-def accuracy_and_bytes(lines: list[dict[str, str]]) -> list[str]:
-    """Format the accuracy of a row's runs, and what they keep; two empty cells without runs."""
-    number = f" (run {lines[0]['run']})" if len(lines) == 1 else ""
-    return [mean_text(floats(lines, "accuracy")) + number, megabytes(lines) if lines else ""]
-
-
-def recommended() -> str:
-    """Return the table of the recommended preset, its parts and its rivals."""
-    benchmarks = [recommended_lines(name) for name in ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")]
-    known = [row for row in RECOMMENDED_ROWS if any(row in lines for lines in benchmarks)]
-    others = [row for lines in benchmarks for row in lines if row not in RECOMMENDED_ROWS]
-    rows = []
-    for row in dict.fromkeys(known + others):
-        cells = [RECOMMENDED_ROWS.get(row, f"`{row}`")]
-        for place, lines in enumerate(benchmarks):
-            cells += accuracy_and_bytes(lines.get(row, []))[: 2 if place < 3 else 1]
-        rows.append(cells)
-    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
-    header += ["sign digits (development)", "toy dots (development)"]
+def recommended(small: str = "") -> str:
+    """Return the table of the recommended preset, its parts and its rivals; ``small``: at a second, smaller budget."""
+    streams = {"eth80": " (development)", "cifar100": "", "tiny_imagenet": ""}
+    streams |= {"sign_digits": " (development)", "toy_dots": " (development)"}
+    benchmarks = {name: recommended_lines(name + small) for name in streams}
+    known = [row for row in RECOMMENDED_ROWS if any(row in lines for lines in benchmarks.values())]
+    others = [row for lines in benchmarks.values() for row in lines if row not in RECOMMENDED_ROWS]
+    header, rows = ["method"], [[RECOMMENDED_ROWS.get(row, f"`{row}`")] for row in dict.fromkeys(known + others)]
+    for name, lines in benchmarks.items():
+        with_bytes = bool(small) or name in ("eth80", "cifar100", "tiny_imagenet")
+        header += [DATA_SETS[name] + streams[name], *(["kept"] if with_bytes else [])]
+        for row, cells in zip(dict.fromkeys(known + others), rows):
+            found = lines.get(row, [])
+            cells += [mean_of(found), *([megabytes(found) if found else ""] if with_bytes else [])]
     return markdown(header, rows)
-
-
-def small_budgets() -> str:
-    """Return the table of the recommended preset and its closest rivals at a second, smaller budget."""
-    names = "eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots"
-    benchmarks = [recommended_lines(f"{name}_small") for name in names]
-    rows = []
-    for row in [one for one in RECOMMENDED_ROWS if any(one in lines for lines in benchmarks)]:
-        cells = [RECOMMENDED_ROWS[row]]
-        for lines in benchmarks:
-            cells += accuracy_and_bytes(lines.get(row, []))
-        rows.append(cells)
-    header = ["method", "ETH-80 (development)", "kept", "Online-CIFAR100", "kept", "Tiny-ImageNet", "kept"]
-    return markdown([*header, "sign digits (development)", "kept", "toy dots (development)", "kept"], rows)
 
 
 def method_times() -> dict[str, dict[str, float]]:
@@ -158,55 +112,41 @@ def methods_side_by_side() -> str:
 
 def readme() -> str:
     """Return the table of the README: ETH-80, class-instance, at the bytes of 15 raw images."""
-    lines, speeds = recommended_lines("eth80"), images_per_second()
-    rows = [
-        [
-            label,
-            f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}",
-            interval_text(lines[row]),
-            megabytes(lines[row]) or "all images",
-            speeds[row],
-        ]
-        for row, label in README_ROWS.items()
-        if row in lines
-    ]
+    lines, speeds, rows = recommended_lines("eth80"), images_per_second(), []
+    for row, label in README_ROWS.items():
+        if row in lines:
+            splits = [
+                statistics.fmean(floats(group, "accuracy")) for group in grouped(lines[row], "frame_table").values()
+            ]
+            mean, half = interval(splits)
+            cells = [
+                f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}",
+                f"{mean - half:.1f} to {mean + half:.1f}",
+            ]
+            rows.append([label, *cells, megabytes(lines[row]) or "all images", speeds[row]])
     return markdown(["method", "accuracy, %", "95 % interval", "kept", "images/s"], rows)
 
 
 def competitors(benchmark: str) -> str:
     """Return the table of all methods on a benchmark."""
     groups = grouped(read(DOCS / f"competitors_{benchmark}.csv"), "method", "protocol")
-    rates = {
-        line["method"]: line["learning_rates"]
-        for line in read(DOCS / "competitors_rates.csv")
-        if line["benchmark"] == benchmark
-    }
+    recorded = read(DOCS / "competitors_rates.csv")
+    rates = {line["method"]: line["learning_rates"] for line in recorded if line["benchmark"] == benchmark}
     protocols = [name for name in ("class_instance", "class_iid") if any(key[1] == name for key in groups)]
-    methods = list(dict.fromkeys(method for method, _ in groups))
-    order = {
-        name: max(
-            statistics.fmean(floats(groups.get((name, one), [{"final_accuracy": "0"}]), "final_accuracy"))
-            for one in protocols
-        )
-        for name in methods
-    }
-    rows = []
-    for name in sorted(methods, key=lambda name: -order[name]):
+    rows: dict[str, tuple[float, list[str]]] = {}
+    for name in dict.fromkeys(method for method, _ in groups):
         of_method = [groups.get((name, protocol), []) for protocol in protocols]
-        counts = "/".join(dict.fromkeys(str(len(lines)) for lines in of_method))
+        finals = [floats(lines, "final_accuracy") for lines in of_method]
         lines = [line for lines in of_method for line in lines]
-        rows.append(
-            [
-                method_label(name),
-                *[mean_text(floats(lines, "final_accuracy")) for lines in of_method],
-                counts,
-                f"{int(max(floats(lines, 'most_memory_bytes'))):,}",
-                f"{max(floats(lines, 'mean_train_seconds')):.0f}",
-                rates.get(name, ""),
-            ]
-        )
-    names = [protocol.replace("_", "-").replace("iid", "i.i.d.") for protocol in protocols]
-    return markdown(["method", *names, "runs", "bytes kept", "seconds", "learning rates"], rows)
+        counts = "/".join(dict.fromkeys(str(len(some)) for some in finals))
+        kept = f"{int(max(floats(lines, 'most_memory_bytes'))):,}"
+        seconds = f"{max(floats(lines, 'mean_train_seconds')):.0f}"
+        cells = [method_label(name), *map(mean_text, finals), counts, kept, seconds, rates.get(name, "")]
+        rows[name] = max(statistics.fmean(some) for some in finals if some), cells
+    best_first = [cells for _, cells in sorted(rows.values(), key=lambda row: -row[0])]
+    return markdown(
+        ["method", *map(protocol_text, protocols), "runs", "bytes kept", "seconds", "learning rates"], best_first
+    )
 
 
 def real_images(benchmark: str) -> str:
@@ -215,7 +155,6 @@ def real_images(benchmark: str) -> str:
 
 
 def _real_eth80() -> str:
-    lines = read(RUNS / "eth80_runs.csv")
     names = {
         ("finetune", ""): "`finetune` (lower bound)",
         ("image_replay", ""): "`image_replay`, 15 images",
@@ -225,12 +164,13 @@ def _real_eth80() -> str:
     }
     rows = []
     for key, label in names.items():
+        lines = read(RUNS / "eth80_runs.csv")
         found = [line for line in lines if (line["strategy"], line["pretrained"].partition(".")[0]) == key]
-        cells = [
-            mean_text(floats((line for line in found if line["protocol"] in (protocol, "either")), "final_accuracy"))
-            for protocol in ("class_instance", "class_iid")
-        ]
-        rows.append([label, f"{int(float(found[0]['memory_bytes'])):,} B", *cells])
+        cells = [label, f"{int(float(found[0]['memory_bytes'])):,} B"]
+        for protocol in ("class_instance", "class_iid"):
+            its = [line for line in found if line["protocol"] in (protocol, "either")]
+            cells.append(mean_text(floats(its, "final_accuracy")))
+        rows.append(cells)
     return markdown(["strategy", "memory", "class-instance", "class-i.i.d."], rows)
 
 
@@ -263,40 +203,36 @@ def _real_cifar100() -> str:
 
 def tuned() -> str:
     """Return the table of the preset ``tuned`` beside the paper's and nearest class means."""
-    found = {
-        ("ETH-80", "tuned"): recommended_lines("eth80")["crumb, tuned"],
-        ("ETH-80", "paper"): [line for line in _earlier_eth80() if line["row"] == "paper"],
-        ("ETH-80", "ncm"): [line for line in _earlier_eth80() if line["row"] == "ncm"],
-        ("Online-CIFAR100", "tuned"): recommended_lines("cifar100")["crumb, tuned"],
-        ("Online-CIFAR100", "paper"): _final(RUNS / "cifar100_runs.csv", "strategy", "crumb"),
-        ("Online-CIFAR100", "ncm"): _final(DOCS / "competitors_cifar100.csv", "method", "ncm"),
-        ("toy dots", "tuned"): recommended_lines("toy_dots")["crumb, tuned"],
-        ("toy dots", "ncm"): recommended_lines("toy_dots")["ncm"],
+    earlier = grouped(read(RUNS / "recommended_eth80_version_0_1.csv"), "row")
+    dots = recommended_lines("toy_dots")
+    crumb = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")["crumb",]
+    means = grouped(read(DOCS / "competitors_cifar100.csv"), "method")["ncm",]
+    found: dict[tuple[str, str], list[float]] = {
+        ("ETH-80", "tuned"): floats(recommended_lines("eth80")["crumb, tuned"], "accuracy"),
+        ("ETH-80", "paper"): floats(earlier["paper",], "accuracy"),
+        ("ETH-80", "ncm"): floats(earlier["ncm",], "accuracy"),
+        ("Online-CIFAR100", "tuned"): floats(recommended_lines("cifar100")["crumb, tuned"], "accuracy"),
+        ("Online-CIFAR100", "paper"): floats(crumb, "final_accuracy"),
+        ("Online-CIFAR100", "ncm"): floats(means, "final_accuracy"),
+        ("toy dots", "tuned"): floats(dots["crumb, tuned"], "accuracy"),
+        ("toy dots", "ncm"): floats(dots["ncm"], "accuracy"),
     }
-    others = grouped(read(RECORDED / "tuned.csv"), "stream", "method")
-    found |= {(stream.replace("_", " "), method): lines for (stream, method), lines in others.items()}
+    for (stream, method), lines in grouped(read(RECORDED / "tuned.csv"), "stream", "method").items():
+        found[stream.replace("_", " "), method] = floats(lines, "accuracy")
     rows = []
     for stream in dict.fromkeys(stream for stream, _ in found):
         cells = [stream]
         for method in ("tuned", "paper", "ncm"):
-            lines = found.get((stream, method), [])
-            runs = f" ({'run 0' if len(lines) == 1 else f'{len(lines)} runs'})" if lines else ""
-            cells.append(mean_text(floats(lines, "accuracy")) + runs)
+            values = found.get((stream, method), [])
+            runs = f" ({'run 0' if len(values) == 1 else f'{len(values)} runs'})" if values else ""
+            cells.append(mean_text(values) + runs)
         rows.append(cells)
     return markdown(["stream", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
 
 
-def _earlier_eth80() -> list[dict[str, str]]:
-    return read(RUNS / "recommended_eth80_version_0_1.csv")
-
-
-def _final(path: Path, column: str, name: str) -> list[dict[str, str]]:
-    return [{"accuracy": line["final_accuracy"]} for line in read(path) if line[column] == name]
-
-
 TABLES: dict[str, Callable[..., str]] = {
     "recommended": recommended,
-    "small_budgets": small_budgets,
+    "small_budgets": partial(recommended, "_small"),
     "readme": readme,
     "methods_side_by_side": methods_side_by_side,
     "competitors": competitors,

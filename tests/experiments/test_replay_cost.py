@@ -13,6 +13,7 @@ from crumb_avalanche.runs.run_folder import write_csv, write_json
 PAPER = PaperNumbers()
 
 
+@pytest.mark.slow  # two processes that import torch and faiss
 def test_the_peak_of_a_table_is_that_of_its_maps(tmp_path):
     shape = (4800, 6, 6, 64)
     maps = np.random.default_rng(0).random(shape, np.float32)  # 44 MB: the system may give out memory 2 MB at a time

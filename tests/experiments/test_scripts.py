@@ -31,7 +31,10 @@ QUICK = {
     "buffer_sizes": ([], ["buffer_sizes.csv", "buffer_sizes.md", "buffer_sizes.png"]),
     "competitors": (["--strategies", "slda", "chance", "offline"], ["competitors.csv", "competitors.png"]),
     "recommended": (["--rows", "- feature map", "0.60 MB", "slda"], ["recommended.csv", "recommended.png"]),
-    "bytes_dial": (["--budgets", "10", "20000"], ["bytes_dial.csv", "bytes_dial.md", "bytes_dial.png"]),
+    "bytes_dial": (
+        ["--budgets", "10", "20000", "--processes", "0"],
+        ["bytes_dial.csv", "bytes_dial.md", "bytes_dial.png"],
+    ),
     "crumb_as_expert": ([], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
     "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
     "taught_learner": ([], ["taught_learner.csv"]),

@@ -1,6 +1,5 @@
 """Commands in the shell blocks of Markdown pages, with the variables of the page filled in."""
 
-import ast
 import functools
 import re
 import shlex
@@ -65,12 +64,6 @@ def script_flags(script: str) -> set[str]:
     text = paths[0].read_text()
     modules = ("common_options", "bench", "open_set")
     paths += [folder / "support" / f"{module}.py" for module in modules if f"support.{module}" in text]
-    if "RunSettings" in text or "add_run_arguments" in text:
-        paths.append(ROOT / "crumb_avalanche" / "runs" / "settings.py")
     for path in paths:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.update(flag.replace("_", "-") for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", node.value))
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):  # fields of settings
-                found.add("--" + node.target.id.replace("_", "-"))
+        found.update(re.findall(r"(?<![\w-])--[a-z][\w-]*", path.read_text()))
     return found
