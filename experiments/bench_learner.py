@@ -24,7 +24,6 @@ import io
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +66,6 @@ def bare(learner: Learner, pixels: torch.Tensor) -> None:
         penultimate(model, maps * model.feature_scale)
 
 
-def turns(options: argparse.Namespace, **functions: Callable[[], object]) -> dict[str, float]:
-    """Seconds of the fastest turn of each function."""
-    return fastest(functions, options.repeats, clock_of(options))
-
-
 def python(code: str, *arguments: object) -> int:
     """Run code in a new process; return the peak of its resident memory in bytes."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -95,13 +89,12 @@ def speed(options: argparse.Namespace) -> dict[str, float]:
     other = copy.deepcopy(learner)  # the first answer after a lesson solves anew, which is timed apart
     batch = photos(0, options.batch, 224)
     pixels = torch.from_numpy(batch).permute(0, 3, 1, 2)
-    times = turns(
-        options,
-        bare=lambda: bare(learner, pixels),
-        predict=lambda: learner.predict(batch),
-        teach=lambda: other.teach(batch, "class 0"),
-    )
-    return {**times, "first predict after teach": seconds(lambda: other.predict(batch), clock_of(options))}
+    functions = {
+        "bare": lambda: bare(learner, pixels),
+        "predict": lambda: learner.predict(batch),
+        "teach": lambda: other.teach(batch, "class 0"),
+    }
+    return fastest(functions, options.repeats, clock_of(options))
 
 
 def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
@@ -116,13 +109,12 @@ def processes(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     threads = ("--threads", options.threads)
     peaks = []
 
-    def torch_alone() -> None:
-        python(BARE, options.threads, options.backbone)
-
-    def predict() -> None:
-        peaks.append(python(CLI, "predict", model, tree / "class 0" / "0.jpg", *threads))
-
-    times = turns(options, torch=torch_alone, predict=predict)
+    photo = tree / "class 0" / "0.jpg"
+    functions = {
+        "torch": lambda: python(BARE, options.threads, options.backbone),
+        "predict": lambda: peaks.append(python(CLI, "predict", model, photo, *threads)),
+    }
+    times = fastest(functions, options.repeats, clock_of(options))
     alone = python("import torch\n" + PEAK)
     teach = python(CLI, "teach", model, tree, "--progress", "false", *threads)
     return {**times, "predict_bytes": max(peaks) - alone, "teach_bytes": teach - alone}
@@ -157,7 +149,7 @@ def served(options: argparse.Namespace, model: Path) -> dict[str, float]:
                 for _ in range(ANSWERS):
                     bare(learner, pixels)
 
-            return turns(options, answer=answers, bare=network)
+            return fastest({"answer": answers, "bare": network}, options.repeats, clock_of(options))
         finally:
             server.kill()
 
@@ -178,8 +170,7 @@ def many_classes(options: argparse.Namespace) -> dict[str, float]:
         lesson(learner, number)
     times = [(lesson(young, few + place), lesson(learner, options.many - few + place)) for place in range(few)]
     early, late = map(sum, zip(*times))
-    ask = seconds(lambda: learner.predict(photos(0, 1, 32)), clock_of(options))
-    return {"early": early, "late": late, "first_answer": ask}
+    return {"early": early, "late": late}
 
 
 def main() -> None:

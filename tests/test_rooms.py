@@ -22,8 +22,6 @@ ROOMS = {
     STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
 }
 TOP_LEVEL = {METHOD: {"__init__", "_version"}, STREAMS: {"__init__", "catalog"}}
-# Imports inside functions that break the order, by file and imported module; each with its reason.
-ALLOWED: dict[tuple[str, str], str] = {}
 # Rooms that know the streams; of the learner only folders of clips.
 KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 # Rooms whose modules come without Avalanche, which takes seconds to import.
@@ -87,23 +85,19 @@ def below(module, package):
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS[package] else None
 
 
-@pytest.mark.parametrize(("package", "path"), [(p, path) for p in ROOMS for path in files(p)], ids=str)
-def test_a_room_imports_only_rooms_below_it(package, path):
-    order = ROOMS[package]
-    room = room_of(path, package)
-    if room is None:  # __init__ looks names up on first use, catalog knows all data sets
-        return
-    used = set()
-    for module, inside in imports_of(path, package.name):
-        other = below(module, package)
-        if other is None or order.index(other) <= order.index(room):
-            assert module != f"{package.name}.catalog", f"{path} imports the catalog"
+@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
+def test_a_room_imports_only_rooms_below_it(package):
+    order, wrong = ROOMS[package], []
+    for path in files(package):
+        room = room_of(path, package)
+        if room is None:  # __init__ looks names up on first use, catalog knows all data sets
             continue
-        allowed = [key for key in ALLOWED if path.match(key[0]) and module.startswith(key[1])]
-        assert inside and allowed, f"{path.relative_to(package.parent)} in {room}/ imports {module}"
-        used.update(allowed)
-    stale = [key for key in ALLOWED if path.match(key[0]) and key not in used]
-    assert not stale, f"no longer imported: {stale}"
+        for module, _ in imports_of(path, package.name):
+            other = below(module, package)
+            above = other is not None and order.index(other) > order.index(room)
+            if above or module == f"{package.name}.catalog":
+                wrong.append(f"{path.relative_to(package.parent)} in {room}/ imports {module}")
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
@@ -113,15 +107,11 @@ def test_every_room_exists_and_no_module_lies_outside(package):
     assert {path.stem for path in package.glob("*.py")} == TOP_LEVEL[package]
 
 
-@pytest.mark.parametrize("path", files(STREAMS), ids=lambda path: path.name)
-def test_the_streams_know_nothing_of_the_method(path):
-    assert not imports_of(path, "crumb_avalanche")
-
-
-@pytest.mark.parametrize("path", files(METHOD), ids=lambda path: str(path.relative_to(METHOD)))
-def test_only_the_upper_rooms_know_the_streams(path):
-    if room_of(path, METHOD) not in KNOW_STREAMS:
-        assert not imports_of(path, "benchmarks_toybox_ilab")
+def test_only_the_upper_rooms_know_the_streams_which_know_nothing_of_the_method():
+    for path in files(STREAMS):
+        assert not imports_of(path, "crumb_avalanche"), path
+    for path in files(METHOD):
+        assert room_of(path, METHOD) in KNOW_STREAMS or not imports_of(path, "benchmarks_toybox_ilab"), path
 
 
 def test_nothing_installed_knows_the_experiments_and_the_tests():

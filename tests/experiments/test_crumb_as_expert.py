@@ -66,20 +66,21 @@ def test_rows_count_the_bytes_of_both_and_the_images_whose_class_was_known():
 
 
 @pytest.mark.parametrize("preset", ["recommended", "tuned"])
-def test_predictions_before_learning_change_nothing(preset, tmp_path):
+def test_predictions_before_learning_change_nothing(preset, clips, tmp_path):
     settings = RunSettings(
-        **dict(benchmark="toy_shapes_short", weights="none", backbone="small_cnn", image_size=32, first_epochs=1),
-        **dict(preset=preset, protocol="class_instance", run=0, threads=1, progress=False, output=str(tmp_path / "a")),
+        **dict(benchmark="clip_folder", dataset_root=str(clips), weights="none", backbone="small_cnn", image_size=32),
+        **dict(classes_per_experience=1, first_epochs=1, preset=preset, protocol="class_instance", run=0, threads=1),
+        **dict(progress=False, output=str(tmp_path / "a")),
     )
     record(settings)
     found = read_outputs(tmp_path / "a" / OUTPUTS)
     result = run_once(RunPlan.of(replace(settings, output=str(tmp_path / "b"))), verbose=False)
     assert 100 * (found.test.argmax(1) == found.test_labels).mean() == pytest.approx(result["final_accuracy"], abs=1e-4)
     assert found.split == result["frame_table_sha256"]
-    assert (np.unique(found.objects, return_counts=True)[1] == 15).all(), "all frames of each object, once"
+    assert (np.unique(found.objects, return_counts=True)[1] == 10).all(), "all frames of each object, once"
     truth = found.before[np.arange(len(found.labels)), found.labels]
     first = [np.flatnonzero(found.labels == label)[0] for label in np.unique(found.labels)]
     assert (truth[first] < NO_DENSITY / 2).all(), "no image of these classes was learned yet"
-    assert (truth > NO_DENSITY / 2).mean() > 0.5
+    assert (truth > NO_DENSITY / 2).any(), "of some objects the class was known"
     with pytest.raises(ValueError, match="made with other settings; use another --output"):
         record(replace(settings, budget_bytes=40_000))

@@ -50,7 +50,6 @@ FIGURES = {  # of the scripts with --json: options of a short run, and some of t
     "bench_runtimes": (["--repeats", "1", "--networks", "squeezenet1_0", "--batches", "1"], ["squeezenet1_0"]),
     "bench_replay": (["--classes", "8", "--batches", "1", "--repeats", "1"], ["8"]),
     "unequal_classes": (["--quick"], ["recommended", "own 0"]),
-    "many_experiences": (["--experiences", "200", "--strategies", "ncm"], ["ncm"]),
 }
 
 
