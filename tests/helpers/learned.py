@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
-from support.runs import tensors_of
-
 from crumb_avalanche.learner.run_file import LEARNER
+from crumb_avalanche.system.tensor_file import read_tensors
 
 __all__ = ["LEARNER", "buffer_of", "tensors_of", "weights_of"]
+
+
+def tensors_of(folder: Path) -> dict:
+    """All tensors that a run learned, by name; none if it kept no learner."""
+    return read_tensors(folder / LEARNER)[0] if (folder / LEARNER).exists() else {}
 
 
 def _below(folder: Path, prefix: str) -> dict:
