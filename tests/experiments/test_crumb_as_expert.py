@@ -70,7 +70,7 @@ def test_predictions_before_learning_change_nothing(preset, clips, tmp_path):
     settings = RunSettings(
         **dict(benchmark="clip_folder", dataset_root=str(clips), weights="none", backbone="small_cnn", image_size=32),
         **dict(classes_per_experience=1, first_epochs=1, preset=preset, protocol="class_instance", run=0, threads=1),
-        **dict(progress=False, output=str(tmp_path / "a")),
+        **dict(batch_size=5, progress=False, output=str(tmp_path / "a")),
     )
     record(settings)
     found = read_outputs(tmp_path / "a" / OUTPUTS)
