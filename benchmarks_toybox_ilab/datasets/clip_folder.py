@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.datasets._generator import generator
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.folders import Entries, entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -22,10 +23,14 @@ from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_no
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
 
-LAYOUT = (
-    "<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, "
-    "or a video <root>/<class>/<object>/<clip>.mp4; an only object, and an only clip of photos, need no folder"
+LAYOUT = Layout(
+    name="clip_folder",
+    title="a folder of clips",
+    tree="<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, or a video "
+    "<root>/<class>/<object>/<clip>.mp4; an only object, and an only clip of photos, need no folder",
+    source="your own images and videos",
 )
+_RULE = f"the layout is {LAYOUT.tree}"
 FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
@@ -93,7 +98,7 @@ def ClipFolderFrames(
     fps = frame_rate(fps)
     root = Path(root)
     if not root.is_dir():
-        raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT}")
+        raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT.tree}")
     listed = _Listed()
     class_names = _classes(root, listed, new_class)
     clips = [clip for folder, name in class_names.items() for clip in _clips_of_class(folder, name, listed)]
@@ -221,7 +226,7 @@ def _folders(folder: Path, level: str, listed: _Listed) -> list[Path]:
     entries = listed[folder]
     for kind, files in (("image", entries.images), ("video", entries.videos)):
         if files:
-            raise FrameTableError(f"{kind} {files[0]} lies where {level} folders are expected; the layout is {LAYOUT}")
+            raise FrameTableError(f"{kind} {files[0]} lies where {level} folders are expected; {_RULE}")
     if not entries.folders:
         raise FrameTableError(_empty(folder, f"{level} folders", entries))
     return entries.folders
@@ -229,7 +234,7 @@ def _folders(folder: Path, level: str, listed: _Listed) -> list[Path]:
 
 def _empty(folder: Path, what: str, entries: Entries) -> str:
     ignored = f" (but {described})" if (described := ignored_files(entries.ignored)) else ""
-    return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT}"
+    return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT.tree}"
 
 
 def _clips_of_class(class_folder: Path, class_name: str, listed: _Listed) -> Iterator[_Clip]:
@@ -246,7 +251,7 @@ def _clips_of_object(folder: Path, entries: Entries) -> list[tuple[str, Path]]:
     if entries.images and not entries.folders and not entries.videos:
         return [(folder.name, folder)]
     if entries.images:
-        raise FrameTableError(f"image {entries.images[0]} lies where clip folders are expected; the layout is {LAYOUT}")
+        raise FrameTableError(f"image {entries.images[0]} lies where clip folders are expected; {_RULE}")
     clips: dict[str, Path] = {}
     for name, entry in [(one.name, one) for one in entries.folders] + [(one.stem, one) for one in entries.videos]:
         earlier = clips.setdefault(name, entry)
@@ -262,11 +267,11 @@ def _images(clip: Path, listed: _Listed) -> list[Path]:
     entries = listed[clip]
     for folder, below in walk(clip, lambda path, error: None) if entries.folders else ():
         if below.images and folder != clip:
-            raise FrameTableError(f"image {below.images[0]} lies too deep; the layout is {LAYOUT}")
+            raise FrameTableError(f"image {below.images[0]} lies too deep; {_RULE}")
         listed[folder] = below
     listed[clip].ignored.update(video.suffix.lower() for video in entries.videos)  # the source of the images, perhaps
     if not entries.images and entries.videos:
-        raise FrameTableError(f"video {entries.videos[0]} lies too deep, in a clip folder; the layout is {LAYOUT}")
+        raise FrameTableError(f"video {entries.videos[0]} lies too deep, in a clip folder; {_RULE}")
     if not entries.images:
         raise FrameTableError(_empty(clip, "images", entries))
     return entries.images
@@ -320,14 +325,7 @@ def _check_writable(root: Path, folder: Path) -> None:
         ) from error
 
 
-@generator()
+@generator(Benchmark(LAYOUT, ClipFolderFrames, 2, 21, 15))
 def ClipFolder(dataset_root: str | Path, run: int = 0, held_out: int | None = None, fps: float = 1.0) -> FrameTable:
-    """A folder of clips as an Avalanche benchmark.
-
-    Args:
-        dataset_root: As `root` of `ClipFolderFrames`.
-        run: Chooses what is held out; also the seed of the order of classes, clips and frames.
-        held_out: As in `ClipFolderFrames`, but not 0.
-        fps: As in `ClipFolderFrames`.
-    """
+    """A folder of clips as an Avalanche benchmark."""
     return ClipFolderFrames(dataset_root, run, held_out, fps)

@@ -8,11 +8,10 @@ Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
 
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout, clip_gaps, missing_objects, paper_order
+from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -37,7 +36,6 @@ LAYOUT = Layout(
     title="CORe50",
     tree="<root>/core50_128x128/s{1..11}/o{1..50}/C_SS_OO_FFF.png, e.g. core50_128x128/s1/o3/C_01_03_010.png",
     source="https://vlomonaco.github.io/core50/: core50_128x128.zip",
-    counts={"classes": 10, "train": 6_000, "test": 2_250},
     # The lookaheads ask for two digits, of which the first is 0 where the folder has one.
     pattern=re.compile(
         r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/o(?P<object>[1-9]|[1-4]\d|50)/"
@@ -45,10 +43,19 @@ LAYOUT = Layout(
         re.ASCII,
     ),
     folders=SESSIONS,
-    key=_key,
-    places=("core50_128x128", "core50", "core50/core50_128x128"),
-    whole=False,
     rule="SS is the session, OO the object of the folders, in two digits each, and FFF a frame from 000 to 299",
+    key=_key,
+    whole=False,
+    places=("core50_128x128", "core50", "core50/core50_128x128"),
+    counts={"classes": 10, "train": 6_000, "test": 2_250},
+    objects={name: range(OBJECTS * place + 1, OBJECTS * (place + 1) + 1) for place, name in enumerate(CLASSES)},
+    needed=OBJECTS,
+    sessions=SESSIONS,
+    # The published data set lacks none of the frames that are used: its 134 missing frames have numbers below 10.
+    frames=len(FRAMES),
+    label=lambda class_name, number: f"o{number}",
+    url="http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
+    md5="745f3373fed08d69343f1058ee559e13",
 )
 class_groups = paper_order(CLASSES)
 
@@ -62,12 +69,12 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
     Args:
         root: The folder that contains the session folders, or one that contains it as `core50_128x128`, `core50` or
             `core50/core50_128x128`.
-        paths: Files below root with forward slashes if they are known; None lists the folder.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Has no effect, because the published code uses the same frames; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or contains no frame that is used, an image does not fit the layout, a
-            frame is repeated, or a class has no training frames.
+        FrameTableError: If the folder is missing or contains no frame that is used, an image does not fit the layout,
+            a frame is repeated, or a class has no training frames.
     """
     root, images = LAYOUT.read(root, paths)
     frames = [
@@ -80,30 +87,10 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
     return LAYOUT.table(frames, root)
 
 
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files lack of the paper's data set; see `missing_objects`.
-
-    Only the 15 frames that are used of a clip count. The published data set lacks none of them: its 134 missing
-    frames of 165,000 have numbers below 10.
-    """
-    known = {name: range(OBJECTS * place + 1, OBJECTS * (place + 1) + 1) for place, name in enumerate(CLASSES)}
-    gaps = partial(clip_gaps, frames=len(FRAMES))
-    return missing_objects(
-        LAYOUT.clips(LAYOUT.images(paths)), known, OBJECTS, SESSIONS, gaps, lambda _, number: f"o{number}"
-    )
-
-
-@generator(class_groups=class_groups)
+@generator(Benchmark(LAYOUT, CORe50Frames, 2, 21, 15, class_groups))
 def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
 
-    Split: of the 11 sessions of each of the 50 objects, 3, 7 and 10 are for testing (2,250 frames) in every run. Each
-    clip gives 15 frames. They are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels
-    in the paper). Avalanche's own benchmark `CORe50` has 50 classes and other experiences.
-
-    Args:
-        dataset_root: As `root` of `CORe50Frames`.
-        reference: Draw order and labels as the paper's code does, from the classes in the order of their numbers; see
-            `orders.ReferenceDraws`. The frames are the same.
+    Avalanche's own benchmark `CORe50` has 50 classes and other experiences.
     """
-    return CORe50Frames(dataset_root, reference=reference)
+    return CORe50Frames(dataset_root)

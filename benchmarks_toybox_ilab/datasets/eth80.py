@@ -6,18 +6,18 @@ Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Ca
 import re
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout
-from benchmarks_toybox_ilab.tables.folders import files_below, visible_entries
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
+CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
+LARGEST_NUMBER = 14  # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
 TEST_OBJECTS = 2  # per class and run
 
 
-def _key(image: re.Match[str]) -> tuple | None:
-    class_name, thing, ring, azimuth = image.group("class_name", "object", "ring", "azimuth")
-    return (class_name, thing, ring, int(azimuth)) if class_name else None
+def _key(image: re.Match[str]) -> tuple:
+    return (*image.group("class_name", "object", "ring"), int(image["azimuth"]))
 
 
 LAYOUT = Layout(
@@ -25,15 +25,23 @@ LAYOUT = Layout(
     title="ETH-80",
     tree="<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg",
     source="Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80",
-    counts={"classes": 8},
     pattern=re.compile(
-        r"(?P<object>(?P<class_name>[^/]*[^\d/])\d+)/(?P=object)-(?P<ring>\d{3})-(?P<azimuth>\d{3})\.(?i:jpe?g|png)"
-        r"|[^/]+/maps/.*",  # the masks of the original distribution
+        rf"(?P<object>(?P<class_name>{'|'.join(CLASSES)})\d+)/(?P=object)-(?P<ring>\d{{3}})-(?P<azimuth>\d{{3}})"
+        r"\.(?i:jpe?g|png)",
         re.ASCII,
     ),
-    folders=("eth80",),
+    ignored=re.compile("[^/]+/maps/.*"),  # the masks of the original distribution
+    rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar angle and AAA the azimuth in three "
+    "digits each",
     key=_key,
-    rule="an object is a class and a number, EEE its polar angle and AAA the azimuth in three digits each",
+    folders=tuple(f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)),
+    whole=False,
+    places=("eth80",),
+    counts={"classes": 8, "train": 2_624, "test": 656},
+    owner="the data set",
+    objects=dict.fromkeys(CLASSES, ()),
+    needed=10,
+    sessions=7,
 )
 
 
@@ -43,9 +51,8 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     A clip is one ring of views (one polar angle) around one object, sorted by azimuth: 1 to 16 turntable images, not
     video. All views are used. In run r the test objects of a class are those at positions 2r and 2r + 1 of its
     objects in natural order, in runs 5 to 9 those at positions r - 5 and r; run 10 repeats run 0. So ten runs have
-    ten different test splits, and every object is held out once in runs 0 to 4 and once in runs 5 to 9. The cars are
-    numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14. In a class of n other than ten objects, positions are modulo n, and runs 5
-    to 9 use r - 5 and r - 5 + n // 2.
+    ten different test splits, and every object is held out once in runs 0 to 4 and once in runs 5 to 9. In a class of n
+    other than ten objects, positions are modulo n, and runs 5 to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
         root: The folder that contains the 80 object folders, or the one that contains it as `eth80`.
@@ -56,17 +63,10 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
         ValueError: If run is not a whole number of at least 0.
     """
     run = whole_number("run", run, 0)
-    root = _data_folder(Path(root))
-    found = LAYOUT.clips(LAYOUT.images(files_below(root)))
-    views = {thing: rings for objects in found.values() for thing, rings in objects.items()}
-    for folder in filter(Path.is_dir, visible_entries(root)):
-        if folder.name not in views:
-            raise FrameTableError(
-                f"{folder} holds no views; fill it or move it away. ETH-80 is laid out as {LAYOUT.tree}"
-            )
+    root, images = LAYOUT.read(root)
     frames = []
-    for class_name in sorted(found, key=natural_key):
-        objects = sorted(found[class_name], key=natural_key)
+    for class_name, views in LAYOUT.clips(images).items():
+        objects = sorted(views, key=natural_key)
         if len(objects) <= TEST_OBJECTS:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
@@ -78,32 +78,11 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
         for name in objects:
             split = "test" if name in held_out else "train"
             for ring, files in sorted(views[name].items()):
-                frames += [
-                    Frame(path, class_name, name, ring, azimuth, split) for azimuth, path in sorted(files.items())
-                ]
-    return FrameTable(frames, root, name="eth80")
+                frames += [Frame(files[azimuth], class_name, name, ring, azimuth, split) for azimuth in sorted(files)]
+    return LAYOUT.table(frames, root)
 
 
-def _data_folder(root: Path) -> Path:
-    """The folder of the object folders: root, or `eth80` in a root without objects."""
-    advice = f"ETH-80 is laid out as {LAYOUT.tree}; give that folder as root."
-    if not root.is_dir():
-        raise FrameTableError(f"there is no folder {root}. {advice}")
-    folders = list(filter(Path.is_dir, visible_entries(root)))
-    views = (f"{folder.name}/{file.name}" for folder in folders for file in visible_entries(folder))
-    if (root / "eth80").is_dir() and not any(map(LAYOUT.pattern.fullmatch, views)):
-        return _data_folder(root / "eth80")
-    if not folders:
-        raise FrameTableError(f"{root} holds no object folders. {advice}")
-    return root
-
-
-@generator()
+@generator(Benchmark(LAYOUT, ETH80Frames, 2, 21, 15))
 def ETH80(dataset_root: str | Path, run: int = 0) -> FrameTable:
-    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
-
-    Args:
-        dataset_root: As `root` of `ETH80Frames`.
-        run: Chooses the test objects; also the seed of the order of classes, clips and frames.
-    """
+    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes."""
     return ETH80Frames(dataset_root, run)

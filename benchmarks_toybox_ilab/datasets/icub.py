@@ -10,11 +10,10 @@ Robotics and Autonomous Systems 112, 2019.
 import os
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout, clip_gaps, missing_objects, paper_order
+from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -41,18 +40,22 @@ LAYOUT = Layout(
     tree="<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/<8 digits>.jpg, "
     "e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg",
     source="https://robotology.github.io/iCubWorld/#icubworld-transformations-modal",
-    counts={"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200},
     pattern=re.compile(
         rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS})"
         rf"/({'|'.join(TRANSFORMATIONS)})/(day\d+)/(left|right)/(\d{{8}})\.(?i:jpg)",
         re.ASCII,
     ),
-    folders=(*PARTS, *CLASSES),
-    key=_key,
-    places=("icub",),
-    whole=False,
     rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; the transformations are "
     f"{', '.join(TRANSFORMATIONS)}",
+    key=_key,
+    folders=(*PARTS, *CLASSES),
+    whole=False,
+    places=("icub",),
+    counts={"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200},
+    objects={name: range(1, OBJECTS + 1) for name in CLASSES},
+    needed=OBJECTS,
+    sessions=TRANSFORMATIONS,
+    label=lambda class_name, number: f"{class_name}{number}",
 )
 
 
@@ -66,7 +69,7 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     Args:
         root: The folder that contains the parts, or all categories without parts, or the one that contains it as
             `icub`.
-        paths: Files below root with forward slashes if they are known; None lists the folder.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Choose the first day as the published code does, which sorts the names as text: day10 before
             day2. By default day2 comes before day10.
 
@@ -111,27 +114,7 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] 
     return paper_order(listing_order(table.root))(table, True) if reference else None
 
 
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files lack of the paper's data set; see `missing_objects`.
-
-    A clip exists if the left camera has an image of it on any day; lengths of clips are unknown.
-    """
-    found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 1) for name in CLASSES}
-    gaps = partial(clip_gaps, frames=1)
-    return missing_objects(found, known, OBJECTS, TRANSFORMATIONS, gaps, lambda name, number: f"{name}{number}")
-
-
-@generator(class_groups=class_groups)
+@generator(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
 def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
-
-    Split: of the five clips of each of the 200 objects, MIX is for testing, and ROT2D, ROT3D, SCALE and TRANSL are for
-    training in every run. Every tenth frame is used, of the left camera and of one day. Frames are resized to the
-    transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
-
-    Args:
-        dataset_root: As `root` of `ICubFrames`.
-        reference: Follow the paper's code: the first day is the first as text; order and labels are drawn as in
-            `orders.ReferenceDraws`, from the classes in `listing_order` instead of by name.
-    """
+    """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each."""
     return ICubFrames(dataset_root, reference=reference)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout, missing_objects
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -30,12 +30,10 @@ SESSIONS = 8  # per object
 TEST_POSITIONS = (4, 8)  # among the sessions of an object, from 1
 FRAMES = 15  # per session
 
-_LISTED = 8  # short sessions of an object that are listed one by one
-
 
 def _key(image: re.Match[str]) -> tuple | None:
     class_name, *digits = image.groups("0")
-    if class_name in ("0", UNUSED_CLASS):  # "0": an image of test_img
+    if class_name == UNUSED_CLASS:
         return None
     number, background, *view = map(int, digits)
     return class_name, number, background, tuple(view)  # camera, rotation, light, focus
@@ -46,18 +44,23 @@ LAYOUT = Layout(
     title=FOLDER,
     tree="<root>/train_img/<class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, e.g. train_img/boat-i0001-b0003-c02-r03-l0-f2.jpg",
     source="http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz",
-    counts={"classes": 14, "train": 35_280, "test": 11_760},
-    # The paper splits train_img, and does not use test_img.
     pattern=re.compile(
-        rf"(?:{FOLDER}/)?(?:test_img/.*|(?:train_img/)?(?:(?={'|'.join(f'{c}/{c}-' for c in CATEGORIES)})[a-z0-9]+/)?"
-        rf"(?P<class_name>{'|'.join(CATEGORIES)})-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g))",
+        rf"(?:{FOLDER}/)?(?:train_img/)?(?:(?={'|'.join(f'{c}/{c}-' for c in CATEGORIES)})[a-z0-9]+/)?"
+        rf"(?P<class_name>{'|'.join(CATEGORIES)})-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g)",
         re.ASCII,
     ),
-    folders=("train_img",),
-    key=_key,
-    places=(FOLDER, "ilab"),
-    inside=True,
+    ignored=re.compile(rf"(?:{FOLDER}/)?test_img/.*"),  # the paper splits train_img alone
     rule=f"images lie in train_img or in train_img/<class>, and the classes are {', '.join(CATEGORIES)}",
+    key=_key,
+    folders=("train_img",),
+    inside=True,
+    places=(FOLDER, "ilab"),
+    counts={"classes": 14, "train": 35_280, "test": 11_760},
+    objects=dict.fromkeys(CLASSES, ()),
+    needed=OBJECTS,
+    sessions=SESSIONS,
+    frames=FRAMES,
+    label=lambda class_name, number: f"{class_name}/i{number:04d}",
 )
 
 
@@ -75,7 +78,7 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     Args:
         root: The folder that contains `train_img`, or the one that contains it as `iLab-2M-Light` or `ilab`, or
             `train_img` itself. The images lie in `train_img` or in one folder per class there.
-        paths: Files below root with forward slashes if they are known; None lists the folder.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Draw the starts with Python's generator, seeded with 0, for the sorted sessions. The published code
             draws them from that generator in the order in which pandas groups its index file; whether the draws agree
             file by file is not verified.
@@ -88,7 +91,11 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     generator = random.Random(0) if reference else None
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        usable = {number: kept for number in sorted(objects) if (kept := _usable_sessions(objects[number]))}
+        enough = {
+            number: sorted(background for background, views in sessions.items() if len(views) >= FRAMES)
+            for number, sessions in sorted(objects.items())
+        }
+        usable = {number: found[:SESSIONS] for number, found in enough.items() if len(found) >= SESSIONS}
         if not usable:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with {SESSIONS} sessions "
@@ -99,54 +106,15 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
             for position, background in enumerate(sessions, 1):
                 names = class_name, f"i{number:04d}", f"b{background:04d}"
                 views = [path for _, path in sorted(objects[number][background].items())]
-                start = _window_start("/".join(names), len(views) - FRAMES + 1, generator)
+                starts = len(views) - FRAMES + 1
+                digest = hashlib.sha256("/".join(names).encode()).digest()
+                start = generator.randrange(starts) if generator else int.from_bytes(digest[:8], "big") % starts
                 split = "test" if position in TEST_POSITIONS else "train"
                 frames += [Frame(views[frame], *names, frame, split) for frame in range(start, start + FRAMES)]
     return LAYOUT.table(frames, root)
 
 
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files lack of the paper's data set; see `missing_objects`.
-
-    A class is complete with 28 objects that have eight sessions of 15 images.
-    """
-    found, known = LAYOUT.clips(LAYOUT.images(paths)), dict.fromkeys(CLASSES, ())
-    return missing_objects(found, known, OBJECTS, (), lambda _: _gaps, lambda name, number: f"{name}/i{number:04d}")
-
-
-def _usable_sessions(sessions: dict[int, dict[tuple, str]]) -> list[int]:
-    """The first sessions with enough images, by number; [] if the object has too few of them."""
-    enough = sorted(background for background, views in sessions.items() if len(views) >= FRAMES)
-    return enough[:SESSIONS] if len(enough) >= SESSIONS else []
-
-
-def _window_start(clip: str, starts: int, generator: random.Random | None) -> int:
-    if generator is not None:
-        return generator.randint(0, starts - 1)
-    return int.from_bytes(hashlib.sha256(clip.encode()).digest()[:8], "big") % starts
-
-
-def _gaps(sessions: dict[int, dict[tuple, str]]) -> str:
-    """What is missing from an object, in words; "" if it has enough sessions."""
-    short = [f"b{number:04d} has {len(views)}" for number, views in sorted(sessions.items()) if len(views) < FRAMES]
-    full = len(sessions) - len(short)
-    if full >= SESSIONS:
-        return ""
-    listed = short[:_LISTED] + ([f"{len(short) - _LISTED} more"] if len(short) > _LISTED else [])
-    return f"{full} of {SESSIONS} sessions of {FRAMES} images" + (f"; short: {', '.join(listed)}" if short else "")
-
-
-@generator()
+@generator(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
 def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
-
-    Split: of the 8 sessions (backgrounds) of each of the 392 objects, the fourth and the eighth are for testing in
-    every run. Images are resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the
-    paper).
-
-    Args:
-        dataset_root: As `root` of `ILabFrames`.
-        reference: Draw the 15 images of each session, order and labels as the paper's code does; see `ILabFrames` and
-            `orders.ReferenceDraws`.
-    """
+    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each."""
     return ILabFrames(dataset_root, reference=reference)

@@ -7,7 +7,6 @@ See `ilab` and `core50` for the two data sets and their references.
 """
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks_toybox_ilab.datasets import core50, ilab
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -28,10 +27,10 @@ LAYOUT = Layout(
     title=f"{ILAB} and CORe50",
     tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
     source=f"{ILAB}: {ilab.LAYOUT.source}; CORe50: {core50.LAYOUT.source}",
-    counts={"classes": 24, "train": 14_400, "test": 5_400},
-    pattern=re.compile(rf"({ILAB}|{CORE50})/(.*)"),
     folders=(ILAB, CORE50),
     places=("ilab_core50",),
+    parts={ILAB: ilab.LAYOUT, CORE50: core50.LAYOUT},
+    counts={"classes": 24, "train": 14_400, "test": 5_400},
 )
 
 # The paper numbers iLab's categories from 1, including the unused one, and CORe50's from 16.
@@ -47,8 +46,7 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
 
     Args:
         root: The folder that contains `iLab-2M-Light` and `core50`, or the one that contains it as `ilab_core50`.
-        paths: Files below root with forward slashes if they are known; None lists the folders. Files outside the two
-            folders are ignored.
+        paths: Files below root, if they are known; None lists the folders. Those outside the two folders are ignored.
         reference: Choose the clips as pandas does in the published code: permute the clips of a class, in natural
             order, by numpy's legacy generator seeded with the class number (iLab's 1 to 15 with 11 for the unused semi,
             CORe50's 16 to 25). Also passed to the two tables.
@@ -57,14 +55,10 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
         FrameTableError: If a folder is missing or has another layout, or as in `ILabFrames` and `CORe50Frames`.
     """
     root = Path(root)
-    if paths is None:
-        root = LAYOUT.folder(root)
-        below = {ILAB: None, CORE50: None}
-    else:
-        below = _split_paths(paths)
-    tables = [
-        make(root / folder, below[folder], reference) for folder, make in ((ILAB, ILabFrames), (CORE50, CORe50Frames))
-    ]
+    root = LAYOUT.folder(root) if paths is None else root
+    below = {} if paths is None else LAYOUT.of_parts(paths)
+    makers = {ILAB: ILabFrames, CORE50: CORe50Frames}
+    tables = [make(root / folder, below.get(folder), reference) for folder, make in makers.items()]
     frames = []
     for table in tables:
         prefix = table.root.relative_to(root).as_posix()
@@ -82,28 +76,12 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
     return [[name for name in classes if name in table.classes] for classes in (ilab.CLASSES, core50.CLASSES)]
 
 
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the two data sets, one line per object.
-
-    Raises:
-        FrameTableError: As in `ilab.missing` and `core50.missing`.
-    """
-    below = _split_paths(paths)
-    return [
-        f"{folder}: {line}" for folder, part in ((ILAB, ilab), (CORE50, core50)) for line in part.missing(below[folder])
-    ]
-
-
-def _split_paths(paths: Iterable[str]) -> dict[str, list[str]]:
-    """The files of the two folders, relative to them."""
-    below: dict[str, list[str]] = {ILAB: [], CORE50: []}
-    for match in filter(None, map(LAYOUT.pattern.fullmatch, paths)):
-        below[match[1]].append(match[2])
-    return below
-
-
 def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
     """The clips of a split that are kept, as row numbers: the same number for each class."""
+
+    def digest(frame: Frame) -> bytes:
+        return hashlib.sha256(f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()).digest()
+
     clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
     least = min(clips, key=lambda name: len(clips[name]))
     count = len(clips[least])
@@ -118,25 +96,16 @@ def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray
             order = np.random.RandomState(_NUMBER[name]).permutation(len(of_class))
             kept += [of_class[place] for place in order[:count]]
         else:
-            kept += sorted(of_class, key=lambda clip: _digest(table[clip[0]]))[:count]
+            kept += sorted(of_class, key=lambda clip: digest(table[clip[0]]))[:count]
     return kept
 
 
-def _digest(frame: Frame) -> bytes:
-    return hashlib.sha256(f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()).digest()
-
-
-@generator(class_groups=class_groups)
+@generator(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups))
 def ILabCORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
     """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
 
     The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's
     unused category as a class and loses a real one in most runs, so that it streams 23. Here all 24 are streamed in
     every run, also with `reference`, so the order of classes is not the published one.
-
-    Args:
-        dataset_root: As `root` of `ILabCORe50Frames`.
-        reference: Draw clips, order and labels as the paper's code does, over the 24 classes; see `ILabCORe50Frames`
-            and `orders.ReferenceDraws`.
     """
     return ILabCORe50Frames(dataset_root, reference=reference)

@@ -8,12 +8,11 @@ Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout, missing_images, tree_frame
+from benchmarks_toybox_ilab.datasets.layout import Layout, single_image
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -25,25 +24,28 @@ LAYOUT = Layout(
     tree="<root>/train/<wnid>/images/<image>.JPEG with val/images/<image>.JPEG and val/val_annotations.txt (the "
     "official layout), or <root>/{train,test}/<wnid>/<image>.jpg",
     source="http://cs231n.stanford.edu/tiny-imagenet-200.zip; `crumb prepare tiny_imagenet` downloads and unpacks it",
-    counts={"classes": 200, "train": 100_000, "test": 10_000},
     pattern=re.compile(
         r"(?P<folder>train|val|test)/(?P<class_name>n[0-9]{8}|(?<=val/)images)/(?:(?<=\d/)images/)?"
-        r"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"
+        rf"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)|{ANNOTATIONS}"
     ),
+    rule="<wnid> is the class: n and 8 digits",
     folders=("train", "val", "test"),
     places=(FOLDER, "tiny_imagenet"),
-    rule="<wnid> is the class: n and 8 digits",
+    counts={"classes": 200, "train": 100_000, "test": 10_000},
     owner="the data set",
+    per_class={"train": 500},  # the names of the official test images do not say their classes
+    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    md5="90528d7ca1a48142e341f4ef8d21d0de",
 )
 
 
 def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
     """The table of Tiny-ImageNet in either layout: `train` is the training split, `val` or `test` the test split.
 
-    Every image is a clip of its own (object: its name; session "0" for training, "1" for testing; frame 0). The class
-    name is its WordNet number, such as n01443537. In the official layout, `val/val_annotations.txt` gives the classes
-    of the test images, and the folder `test`, whose images have no labels, is ignored. Classes and images may be
-    missing. Files have the same order in both layouts.
+    Every image is a clip of its own, see `layout.single_image`. The class name is its WordNet number, such as
+    n01443537. In the official layout, `val/val_annotations.txt` gives the classes of the test images, and the folder
+    `test`, whose images have no labels, is ignored. Classes and images may be missing. Files have the same order in
+    both layouts.
 
     Args:
         root: The folder that contains `train`, or the one that contains it as `tiny-imagenet-200` or `tiny_imagenet`.
@@ -62,6 +64,8 @@ def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
     classes = _annotated(found / ANNOTATIONS) if official else {}
     frames = []
     for image in images:
+        if image["folder"] is None:  # the annotations
+            continue
         class_name = image["class_name"]
         if class_name == "images":
             file = image[0].rpartition("/")[2]
@@ -71,24 +75,9 @@ def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
                     f"val/images. Unpack both from {FOLDER}.zip again, or remove the image."
                 )
             class_name = classes[file]
-        frames.append(tree_frame(image, class_name))
+        frames.append(single_image(image, class_name))
     frames.sort(key=lambda row: (row.session, row.class_name, row.path.rpartition("/")[2]))
     return FrameTable(frames, found, name="tiny_imagenet")
-
-
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files below root lack of the data set, one line per class.
-
-    In the official layout, test images are counted over all classes together, because their names do not tell classes.
-    """
-    paths = list(paths)
-    if not any(path.startswith("val/") for path in paths):
-        return missing_images(LAYOUT, paths, {"train": 500, "test": 50})
-    lines = missing_images(LAYOUT, paths, {"train": 500})
-    images, whole = sum(path.startswith("val/images/") for path in paths), LAYOUT.counts["test"]
-    if images < whole:
-        lines.append(f"{images} of {whole} images in val/images")
-    return lines if ANNOTATIONS in paths else [*lines, f"{ANNOTATIONS}, which gives the classes of val/images"]
 
 
 def _annotated(file: Path) -> dict[str, str]:
@@ -111,16 +100,10 @@ def _annotated(file: Path) -> dict[str, str]:
     return classes
 
 
-@generator("class_iid", 10)
+@generator(Benchmark(LAYOUT, TinyImageNetFrames, 10, 128, 200), "class_iid")
 def TinyImageNet(dataset_root: str | Path, run: int = 0) -> FrameTable:
     """Tiny-ImageNet as an Avalanche benchmark of 20 experiences, 5,000 training images each; stream them once.
 
-    The 10,000 images of the validation set are for testing. Images are resized to the transform's size (224 x 224
-    pixels). ImageNet weights were trained on these classes.
-
-    Args:
-        dataset_root: As `root` of `TinyImageNetFrames`.
-        protocol: "class_iid", "class_instance" (the same here: a clip is one image) or "offline".
-        run: Seed of the order of classes and images; the splits are the same in every run.
+    ImageNet weights were trained on these classes.
     """
     return TinyImageNetFrames(dataset_root, run)

@@ -8,12 +8,11 @@ Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2
 
 import re
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets._generator import generator
-from benchmarks_toybox_ilab.datasets._layout import Layout, clip_gaps, missing_objects, paper_order
-from benchmarks_toybox_ilab.tables.folders import files_below
+from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.tables.folders import files_below, is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -29,6 +28,7 @@ TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
 OBJECTS = 29  # per class; the thirtieth is left out if all are complete
 FRAMES = 15  # per clip
+VIDEOS = "videos"  # folder of the videos of an archive
 
 # The folder and the name, without its ending, of an object's clip: cup_01_pivothead/cup_01_pivothead_rzplus.
 CLIP = (
@@ -45,19 +45,32 @@ def _key(image: re.Match[str]) -> tuple | None:
     return image["class_name"], int(image["number"]), image["session"], int(image["frame"])
 
 
+def _archived(name: str) -> str | None:
+    """Path of a video below the root; some archives lack the folder of the supercategory."""
+    match = re.search(rf"(?:^|/)({CLIP}\.mp4)$", name, re.IGNORECASE) if all(map(is_visible, name.split("/"))) else None
+    folders = [folder for folder, names in SUPERCATEGORIES.items() if match and match["class_name"] in names]
+    return f"{VIDEOS}/{folders[0]}/{match[1]}" if folders else None
+
+
 LAYOUT = Layout(
     name="toybox",
     title="Toybox",
     tree="<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
     "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png",
     source="https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos",
-    counts={"classes": 12, "train": 36_540, "test": 15_660},
     pattern=re.compile(rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)", re.ASCII),
-    folders=("images",),
-    key=_key,
-    places=("toybox",),
     rule=f"the classes are {_IN_WORDS}; the transforms are {', '.join(SESSIONS + UNUSED_SESSIONS)}; frames "
     "count from 1",
+    key=_key,
+    folders=("images",),
+    places=("toybox",),
+    counts={"classes": 12, "train": 36_540, "test": 15_660},
+    objects={name: range(1, OBJECTS + 2) for name in sorted(CLASSES)},
+    needed=OBJECTS,
+    sessions=SESSIONS,
+    frames=FRAMES,
+    label=lambda class_name, number: f"{class_name}_{number:02d}",
+    archived=_archived,
 )
 class_groups = paper_order(CLASSES)
 
@@ -72,7 +85,7 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
 
     Args:
         root: The folder that contains `images`, or the one that contains it as `toybox`.
-        paths: Files below root with forward slashes if they are known; None lists the folder.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Extend short clips to 15 frames as the published code does: run backwards from the last frame but
             one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
 
@@ -100,17 +113,6 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
     return LAYOUT.table(frames, root, reference)
 
 
-def missing(paths: Iterable[str]) -> list[str]:
-    """List what these files lack of the paper's data set; see `missing_objects`.
-
-    A class is complete with 29 objects that have ten clips of 15 frames. Short clips are listed too, although some
-    videos may be shorter than 15 seconds; a table can be made of them.
-    """
-    found, known = LAYOUT.clips(LAYOUT.images(paths)), {name: range(1, OBJECTS + 2) for name in sorted(CLASSES)}
-    gaps = partial(clip_gaps, frames=FRAMES)
-    return missing_objects(found, known, OBJECTS, SESSIONS, gaps, lambda name, number: f"{name}_{number:02d}")
-
-
 def _check_extracted(root: Path) -> None:
     """Raise and say how to make the frames if there are only videos."""
     for folder in (root, root / "toybox") if LAYOUT.find(root) is None else ():
@@ -131,16 +133,7 @@ def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
     return frames[:FRAMES]
 
 
-@generator(class_groups=class_groups)
+@generator(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
 def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each.
-
-    Split: of the 10 clips of each of the 348 objects, rzplus, rzminus and tz are for testing in every run. Frames are
-    resized to the transform's size without keeping the aspect ratio (224 x 224 pixels in the paper).
-
-    Args:
-        dataset_root: As `root` of `ToyboxFrames`.
-        reference: Follow the paper's code: short clips are filled up to 15 frames with frames of their own; order and
-            labels are drawn as in `orders.ReferenceDraws`, from the classes in the order of the paper's numbers.
-    """
+    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each."""
     return ToyboxFrames(dataset_root, reference=reference)

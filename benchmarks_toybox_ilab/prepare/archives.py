@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
-from benchmarks_toybox_ilab.tables.folders import files_below, visible_entries
+from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
@@ -27,14 +27,10 @@ _BLOCK = 512  # bytes of a block of a tar file
 _LARGEST_RECORD = 1 << 20  # bytes of a long name or another record before a member of a tar file
 _RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 _RECORDS += (tarfile.SOLARIS_XHDTYPE,)
-_ZIP_STARTS = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
 _COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is recognised by its header
-_DRIVE = re.compile(r"[A-Za-z]:")
 # What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 _DAMAGE += (RuntimeError, ValueError)
-
-Choose = Callable[[str], bool | str | None]
 
 
 class Member(NamedTuple):
@@ -57,19 +53,18 @@ def unpack(
     archive: str | Path,
     target: str | Path,
     progress: Callable[[int, int], object] | None = None,
-    only: Choose | None = None,
+    only: Callable[[str], str | None] | None = None,
 ) -> int:
-    """Unpack a .zip, .tar or .tar.gz file (or copy a folder) below `target`.
+    """Unpack a .zip, .tar or .tar.gz file below `target`.
 
     The content tells the kind of archive. A file that exists with the right size is kept, so the same call resumes
     after an interruption. Every file is written atomically.
 
     Args:
-        archive: The archive, or a folder.
+        archive: The archive.
         target: Folder for the files; created if missing.
         progress: Called with (files done, total number of files), first with the number of files that exist already.
-        only: Called with each name (forward slashes): True takes the file, a string takes it under that name, False or
-            None leaves it out.
+        only: Called with each name (forward slashes); returns the path below the target, or None to leave the file out.
 
     Returns:
         The number of files written.
@@ -80,9 +75,8 @@ def unpack(
             kept).
     """
     archive, target = Path(archive), Path(target)
-    with _members(archive) as members:
-        with _damage_named(archive):
-            wanted = _wanted(members, archive, target, only)
+    with _members(archive) as members, _damage_named(archive):
+        wanted = _wanted(members, archive, only)
         places = ((member, target / member.name) for member in wanted)
         missing = [member for member, path in places if not path.exists() or path.stat().st_size != member.size]
         _check_ratio(archive, sum(member.size for member in wanted))
@@ -90,20 +84,10 @@ def unpack(
         done = len(wanted) - len(missing)
         for written in range(len(missing) + 1):
             if written:
-                _write(missing[written - 1], target, archive)
+                _write(missing[written - 1], target)
             if progress is not None:
                 progress(done + written, len(wanted))
     return len(missing)
-
-
-def holds(archive: Path, only: Choose) -> bool:
-    """Whether an archive holds anything that `unpack` would take.
-
-    Raises:
-        FrameTableError: If it is no archive, or is damaged.
-    """
-    with _members(archive) as members, _damage_named(archive):
-        return any(only(_safe_name(member.name, archive)) for member in members)
 
 
 def archives_in(source: Path) -> list[Path]:
@@ -115,22 +99,18 @@ def archives_in(source: Path) -> list[Path]:
 
 @contextmanager
 def _members(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive, whose content tells its kind, or a folder; yield its files.
+    """Open an archive, whose content tells its kind; yield its files.
 
     Raises:
         FrameTableError: If the file does not exist, is not an archive, or is damaged.
     """
-    if archive.is_dir():
-        names = files_below(archive)
-        yield (Member(name, (archive / name).stat().st_size, partial(open, archive / name, "rb")) for name in names)
-        return
     if not archive.is_file():
-        raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file or a folder.")
+        raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file.")
     with open(archive, "rb") as file:
         start = file.read(16)
     opened: zipfile.ZipFile | tarfile.TarFile | None = None
     with _damage_named(archive):
-        if start.startswith(_ZIP_STARTS):
+        if start.startswith(b"PK"):
             opened = zipfile.ZipFile(archive)
         else:
             try:
@@ -161,7 +141,13 @@ def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
         link = "link" if info.issym() or info.islnk() else "device"
         kind = "file" if info.isfile() else "folder" if info.isdir() else link
         yield Member(info.name, info.size, partial(file.extractfile, info), kind)
-    _check_end(file)
+    # tarfile also takes a damaged header for the block of zeros that ends the list. Of that block only the length can
+    # still be checked, so the next one must be zeros; reading on to the end makes gzip compare its checksum.
+    stream = file.fileobj
+    if stream.tell() - file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
+        raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members")
+    while stream.read(_CHUNK):
+        pass
 
 
 class _Header(tarfile.TarInfo):
@@ -173,19 +159,6 @@ class _Header(tarfile.TarInfo):
         if header.type in _RECORDS and not 0 <= header.size <= _LARGEST_RECORD:
             raise ValueError(f"a name or record in it has {header.size} bytes, not 0 to {_LARGEST_RECORD}")
         return header
-
-
-def _check_end(file: tarfile.TarFile) -> None:
-    """Raise unless the list of members ended in a block of zeros: tarfile also takes a damaged header for the end.
-
-    Only the length of that block can still be checked, so the block after it, if there is one, must be zeros. Reading
-    on to the end makes gzip compare its checksum.
-    """
-    stream = file.fileobj
-    if stream.tell() - file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
-        raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members")
-    while stream.read(_CHUNK):
-        pass
 
 
 @contextmanager
@@ -205,71 +178,57 @@ def _damage_named(archive: Path) -> Iterator[None]:
         ) from error
 
 
-def _safe_name(name: str, archive: Path) -> str:
-    """Return the name with forward slashes; raise if it leads outside the target."""
-    parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
-    if name[:1] in ("/", "\\") or ".." in parts or _DRIVE.match(name):
-        raise _refused(archive, name, "lies outside the target folder")
-    return "/".join(parts)
-
-
-def _refused(archive: Path, name: str, reason: str) -> FrameTableError:
-    """The error about a member for which the whole archive is refused."""
-    return FrameTableError(
-        f"archive {archive} is refused, and nothing was unpacked: its member {name!r} {reason}. Download it from its "
-        "original source, or unpack it yourself and give the folder."
-    )
-
-
-def _wanted(members: Iterator[Member], archive: Path, target: Path, only: Choose | None) -> list[Member]:
+def _wanted(members: Iterator[Member], archive: Path, only: Callable[[str], str | None] | None) -> list[Member]:
     """The files to unpack under safe names, in archive order; of two with one name the last, as tar does."""
-    folder, inside = archive.resolve(), target.resolve()
-    own = f"{inside.relative_to(folder).as_posix()}/" if folder in inside.parents else None  # of a folder to copy
+
+    def safe_name(name: str) -> str:
+        parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
+        if name[:1] in ("/", "\\") or ".." in parts or re.match("[A-Za-z]:", name):
+            raise _refused(archive, f"its member {name!r} lies outside the target folder")
+        return "/".join(parts)
+
     wanted: dict[str, Member] = {}
     origin: dict[str, str] = {}
     for member in members:
-        name = _safe_name(member.name, archive)
-        choice = member.kind != "folder" and (only is None or only(name))
-        if not choice or (own and name.startswith(own)):
+        name = safe_name(member.name)
+        new = None if member.kind == "folder" else name if only is None else only(name)
+        if new is None:
             continue
         if member.kind != "file" or not name:
             reason = f"is a {member.kind}, not a file" if name else "has no name below the target folder"
-            raise _refused(archive, member.name, reason)
-        new = _safe_name(choice, archive) if isinstance(choice, str) else name
+            raise _refused(archive, f"its member {member.name!r} {reason}")
+        new = safe_name(new)
         if origin.setdefault(new, name) != name:
             raise FrameTableError(f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}.")
         wanted.pop(new, None)
         wanted[new] = member._replace(name=new)
-    for name in wanted:
-        for above in map(Path.as_posix, Path(name).parents):
-            if above in wanted:
-                raise FrameTableError(f"archive {archive} holds {above} both as a file and as the folder of {name}.")
     return list(wanted.values())
 
 
 def _check_ratio(archive: Path, unpacked: int) -> None:
-    packed = archive.stat().st_size if archive.is_file() else unpacked
+    packed = archive.stat().st_size
     if unpacked > max(_SMALL, MOST_RATIO * packed):
-        raise FrameTableError(
-            f"archive {archive} is refused, and nothing was unpacked: {readable_size(packed)} would become "
-            f"{readable_size(unpacked)}, more than {MOST_RATIO} times as much, which no images do. Download it from "
-            "its original source, or unpack it yourself and give the folder."
+        raise _refused(
+            archive,
+            f"{readable_size(packed)} would become {readable_size(unpacked)}, more than {MOST_RATIO} times as much, "
+            "which no images do",
         )
 
 
-def _write(member: Member, target: Path, archive: Path) -> None:
+def _refused(archive: Path, reason: str) -> FrameTableError:
+    return FrameTableError(
+        f"archive {archive} is refused, and nothing was unpacked: {reason}. Download it from its original source, or "
+        "unpack it yourself and give the folder."
+    )
+
+
+def _write(member: Member, target: Path) -> None:
     path = target / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path, bulk=True) as file:
-        for chunk in _chunks(member, archive):
-            file.write(chunk)
-
-
-def _chunks(member: Member, archive: Path) -> Iterator[bytes]:
     length = 0
-    with _damage_named(archive), member.open() as stream:
+    with atomic_write(path, bulk=True) as file, member.open() as stream:
         while chunk := stream.read(_CHUNK):
             length += len(chunk)
-            yield chunk
+            file.write(chunk)
         if length != member.size:
             raise EOFError(f"{member.name} has {length} of {member.size} bytes")

@@ -37,7 +37,7 @@ COMMANDS = {
     "export": (ExportSettings, "convert a learner for other programs"),
 }
 ACTIONS = ("show", "forget", "rename", "undo", "merge")
-NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet"
+NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80"
 # The arguments of commands that have no flag: name, how many values as argparse says it, and help.
 POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
     "prepare": [("name", None, NAMES)],

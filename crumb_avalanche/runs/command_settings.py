@@ -122,12 +122,12 @@ class PrepareSettings(InRange):
     """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
-        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet or tiny_imagenet.
+        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80.
         dataset_root: folder for the data set; give the same to crumb run.
         source: the download: an archive, or a folder of archives, videos or images. Without it, core50, cifar100 and
             tiny_imagenet are downloaded.
         check: list the missing files without changing anything.
-        workers: processes for videos, threads for images; 0 takes one per core.
+        workers: threads; 0 takes one per core.
         progress: show progress bars.
     """
 

@@ -7,7 +7,7 @@ from fake_data import core50_clip, core50_names, odd_core50_names, write_files
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import core50
-from benchmarks_toybox_ilab.datasets.core50 import CORe50, CORe50Frames, missing
+from benchmarks_toybox_ilab.datasets.core50 import LAYOUT, CORe50, CORe50Frames
 
 DATA = TEST_DATA / "core50_samples"
 USED = [10, 30, 50, 70, 90, 110, 130, 150, 170, 190, 210, 230, 250, 270, 290]
@@ -62,7 +62,7 @@ def test_gaps_and_other_files_are_accepted():
 
 
 def test_what_is_missing():
-    assert missing(odd_core50_names()) == [
+    assert LAYOUT.missing(odd_core50_names()) == [
         *(f"clip s{session}: all 50 are missing" for session in (2, 4, 5, 6, 7, 8, 9, 11)),
         "o2: no clip s3",
         "o4: clip s1 has 3 of 15 frames",
@@ -76,7 +76,7 @@ def test_what_is_missing():
     ]
     lost = {*core50_clip(3, 7, (10, 290)), *core50_clip(4, 7, (50, 51)), *core50_clip(9, 7, range(300))}
     for folder in ("", "core50_128x128/"):
-        assert missing(folder + name for name in core50_names() if name not in lost) == [
+        assert LAYOUT.missing(folder + name for name in core50_names() if name not in lost) == [
             "o7: no clip s9; clip s3 has 13 of 15 frames; clip s4 has 14 of 15 frames"
         ]
 
@@ -124,4 +124,4 @@ def test_the_frames_of_the_real_data():
     assert (min(totals.values()), max(totals.values()), len(totals)) == (14_966, 14_995, 11)
     assert all(name[-7:-4] < "007" for name in set(core50_names()).difference(names))
     table = CORe50Frames("nowhere", names)
-    assert (table.split.count("train"), table.split.count("test")) == (6000, 2250) and missing(names) == []
+    assert (table.split.count("train"), table.split.count("test")) == (6000, 2250) and LAYOUT.missing(names) == []

@@ -3,7 +3,7 @@ import os
 import pytest
 from fake_data import ICUB_CLIPS, ICUB_PARTS, icub_names, odd_icub_names, write_files
 
-from benchmarks_toybox_ilab.datasets.icub import ICub, ICubFrames, listing_order, missing
+from benchmarks_toybox_ilab.datasets.icub import LAYOUT, ICub, ICubFrames, listing_order
 
 TWO_CLASSES = {"part3": ("mug",), "part1": ("book",)}
 
@@ -40,7 +40,7 @@ def test_reference_sorts_the_days_as_text():
 
 def test_what_is_missing():
     classes = [name for names in ICUB_PARTS.values() for name in names]
-    assert missing(odd_icub_names()) == [
+    assert LAYOUT.missing(odd_icub_names()) == [
         "class bodylotion: all 10 objects are missing",
         "class book: 9 of 10 objects are missing; there is no " + ", ".join(f"book{number}" for number in range(2, 11)),
         *(f"class {name}: all 10 objects are missing" for name in sorted(classes) if "book" < name < "mug"),
@@ -49,10 +49,10 @@ def test_what_is_missing():
         "class mug: 8 of 10 objects are missing; there is no mug1, mug3, mug4, mug5, mug6, mug7, mug8, mug9",
         *(f"class {name}: all 10 objects are missing" for name in sorted(classes) if name > "mug"),
     ]
-    assert missing(["README.txt"]) == ["all 20 classes are missing"]
+    assert LAYOUT.missing(["README.txt"]) == ["all 20 classes are missing"]
     lost = ("part3/mug/mug3/ROT2D/", "part1/book/book4/SCALE/day2/")
     few = [name for name in icub_names(frames=1) if "/MIX/" not in name and not name.startswith(lost)]
-    assert missing(few) == ["clip MIX: all 200 are missing", "mug3: no clip ROT2D"]
+    assert LAYOUT.missing(few) == ["clip MIX: all 200 are missing", "mug3: no clip ROT2D"]
 
 
 def test_parts_may_be_left_out(tmp_path):
@@ -61,7 +61,7 @@ def test_parts_may_be_left_out(tmp_path):
     table = ICubFrames("nowhere", flat)
     assert clips(table) == clips(ICubFrames("nowhere", names)) and len(clips(table)) == 10
     assert table.path[0] == "book/book1/MIX/day2/left/00000000.jpg"
-    assert missing(flat) == missing(names)
+    assert LAYOUT.missing(flat) == LAYOUT.missing(names)
     write_files(tmp_path, flat[::7])
     assert ICubFrames(tmp_path).content_hash() == ICubFrames("nowhere", flat[::7]).content_hash()
     assert sorted(listing_order(tmp_path)) == ["book", "mug"]

@@ -6,7 +6,7 @@ from fake_data import core50_names, ilab_names, odd_core50_names, odd_ilab_names
 
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.ilab import CLASSES
-from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50Frames, class_groups, missing
+from benchmarks_toybox_ilab.datasets.ilab_core50 import LAYOUT, ILabCORe50Frames, class_groups
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 USED = range(10, 300, 20)
@@ -149,9 +149,9 @@ def test_folders_with_another_layout(root, tmp_path):
 
 
 def test_what_is_missing(full):
-    assert missing(full) == []
+    assert LAYOUT.missing(full) == []
     names = [name for name in full if "/bus-" not in name and "/o7/" not in name]
     below = [name.removeprefix("core50/") for name in names if name.startswith("core50/")]
-    of_core50 = core50.missing(below)
+    of_core50 = core50.LAYOUT.missing(below)
     assert len(of_core50) == 1 and "o7" in of_core50[0]
-    assert missing(names) == ["iLab-2M-Light: class bus: all 28 objects are missing", f"core50: {of_core50[0]}"]
+    assert LAYOUT.missing(names) == ["iLab-2M-Light: class bus: all 28 objects are missing", f"core50: {of_core50[0]}"]

@@ -1,7 +1,6 @@
 """What holds for every data set that declares a layout: places, counts, misfits, errors and its generator."""
 
 import re
-import shutil
 
 import pytest
 from fake_data import (
@@ -16,13 +15,13 @@ from fake_data import (
     odd_toybox_names,
     toybox_names,
     write_files,
+    write_tiny,
 )
 
 import benchmarks_toybox_ilab as streams
-from benchmarks_toybox_ilab.datasets import cifar100, core50, icub, ilab, ilab_core50, imagenet, tiny_imagenet, toybox
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
-MODULES = (core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet)
 FRAMES = {
     "core50": (streams.CORe50Frames, streams.CORe50),
     "toybox": (streams.ToyboxFrames, streams.Toybox),
@@ -32,7 +31,9 @@ FRAMES = {
     "cifar100": (streams.CIFAR100Frames, streams.OnlineCIFAR100),
     "imagenet": (streams.ImageNetFrames, streams.OnlineImageNet),
     "tiny_imagenet": (streams.TinyImageNetFrames, streams.TinyImageNet),
+    "eth80": (streams.ETH80Frames, streams.ETH80),
 }
+WITHOUT_PATHS = ("tiny_imagenet", "eth80")
 WNIDS = [f"n{number:08d}" for number in range(200)]
 CLASSES = [f"class{number:02d}" for number in range(100)]
 BOTH = [
@@ -57,8 +58,7 @@ ODD = {
     "cifar100": [*TINY["cifar100"], "README.txt", "train/classes.txt", "train/bed/.x.png", "test/bed/LOUD.PNG"],
     "imagenet": [*TINY["imagenet"], "LOC.csv", "val/.DS_Store", "train/n00000001/._x.JPEG", "val/n00000002/low.jpg"],
 }
-LAYOUTS = {module.LAYOUT.name: module.LAYOUT for module in MODULES}
-OF = {module.LAYOUT.name: module for module in MODULES}
+LAYOUTS = {name: BENCHMARKS[name].files for name in FRAMES}
 
 
 def clips(table):
@@ -77,24 +77,23 @@ def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
         key: count for key, count in counts.items() if count is not None
     }
     assert len({tuple(count.values()) for count in table.counts().values()}) == 1  # equal in all classes
-    groups = OF[name].class_groups(table, False) if hasattr(OF[name], "class_groups") else None
-    assert (groups is None) == (name != "ilab_core50")
+    assert (BENCHMARKS[name].class_groups(table, False) is None) == (name != "ilab_core50")
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_whole_data_set_lacks_nothing_and_no_files_lack_everything(name):
-    assert OF[name].missing(WHOLE[name]()) == []
-    nothing = OF[name].missing(["README.md"])
+    assert LAYOUTS[name].missing(WHOLE[name]()) == []
+    nothing = LAYOUTS[name].missing(["README.md"])
     assert all(line.endswith("classes are missing") for line in nothing) and len(nothing) == 1 + (name == "ilab_core50")
 
 
 @pytest.mark.parametrize(("name", "place"), [(name, at) for name in LAYOUTS for at in ("", *LAYOUTS[name].places)])
 def test_the_folder_is_found_in_every_place(tmp_path, name, place):
     frames, names = FRAMES[name][0], ODD.get(name, TINY[name])
-    write_files(tmp_path / place, names)
+    write_tiny(name, tmp_path / place) if names is None else write_files(tmp_path / place, names)
     table = frames(str(tmp_path))
     assert table.name == name and table.root == tmp_path / place and table.read(len(table) - 1).size == (12, 8)
-    if name != "tiny_imagenet":
+    if name not in WITHOUT_PATHS:
         assert table.content_hash() == frames("x", names).content_hash()
 
 
@@ -106,8 +105,9 @@ def test_the_root_may_be_the_folder_of_the_images_of_ilab(tmp_path):
 
 
 MISFITS = [
+    *(("eth80", f"cup1/{name}") for name in ("cup1-top.jpg", "cup1-000-00.jpg", "cup2-000-000.jpg")),
+    ("eth80", "saucer1/saucer1-000-000.jpg"),
     ("core50", "s12/o3/C_12_03_010.png"),
-    ("core50", "s1/o51/C_01_51_010.png"),
     ("core50", "s1/o3/C_01_04_010.png"),  # of another object than its folder
     ("core50", "s1/o3/C_02_03_010.png"),
     ("core50", "s1/o3/D_01_03_010.png"),
@@ -165,11 +165,12 @@ def test_an_image_that_does_not_fit_is_named_with_the_rule(name, path):
     words = re.escape(
         f"image {path} does not fit the layout of {layout.title}: {layout.tree}; {layout.rule}. Rename it"
     )
-    with pytest.raises(FrameTableError, match=words):
-        FRAMES[name][0]("nowhere", [*ODD[name], path])
-    if len(layout.folders) != 2:  # trees of single images are counted all the same
+    if name not in WITHOUT_PATHS:
         with pytest.raises(FrameTableError, match=words):
-            OF[name].missing([path])
+            FRAMES[name][0]("nowhere", [*ODD[name], path])
+    if not layout.per_class:  # trees of single images are counted all the same
+        with pytest.raises(FrameTableError, match=words):
+            layout.missing([path])
 
 
 @pytest.mark.parametrize("name", ["core50", "icub"])
@@ -230,13 +231,12 @@ def test_a_folder_without_an_image_that_is_used(tmp_path, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_generator_passes_on_its_arguments(tmp_path, name):
     frames, generator = FRAMES[name]
-    write_files(tmp_path, TINY[name])
+    write_tiny(name, tmp_path)
     benchmark = generator(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", 1)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
-    assert benchmark.frame_table.content_hash() == frames(tmp_path).content_hash()
+    table = frames(tmp_path, 3) if name == "eth80" else frames(tmp_path)
+    assert benchmark.frame_table.content_hash() == table.content_hash()
     assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
-    if name != "tiny_imagenet":
-        shutil.rmtree(tmp_path)
-        write_files(tmp_path, TINY[name])
+    if name not in WITHOUT_PATHS:
         table = generator(tmp_path, run=3, classes_per_experience=1, reference=True).frame_table
         assert table.frames_hash() == frames(tmp_path, reference=True).frames_hash()

@@ -5,7 +5,7 @@ import pytest
 from fake_data import TOYBOX_FOLDERS, odd_toybox_names, toybox_clip, toybox_names, write_files
 from real_data import TEST_DATA
 
-from benchmarks_toybox_ilab.datasets.toybox import LAYOUT, Toybox, ToyboxFrames, missing
+from benchmarks_toybox_ilab.datasets.toybox import LAYOUT, Toybox, ToyboxFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 DATA = TEST_DATA
@@ -121,7 +121,7 @@ def test_what_is_missing():
     names = [name for name in names if "cup_07_pivothead_rzplus_" not in name]
     names += toybox_clip("cup", 7, "rzplus", range(1, 10))
     # The duck has 29 without the third, so it is complete.
-    assert missing(names) == [
+    assert LAYOUT.missing(names) == [
         "cup_07: no clip tz; clip rzplus has 9 of 15 frames",
         "class spoon: all 29 objects are missing",
         "class truck: 1 of 29 objects are missing; there is no truck_29, truck_30",
@@ -130,7 +130,7 @@ def test_what_is_missing():
 
 def test_many_incomplete_objects_are_summed_up():
     names = [name for name in toybox_names(["cup"], range(1, 12), 15) if "_tx_" not in name and "_ty_1.p" not in name]
-    lines = missing(names)
+    lines = LAYOUT.missing(names)
     assert [line for line in lines if "cup" in line] == [
         *(f"cup_{number:02d}: clip ty has 14 of 15 frames" for number in range(1, 9)),
         "class cup: 3 more objects are incomplete",

@@ -1,4 +1,4 @@
-"""Small archives."""
+"""Small archives, and what lies in a folder."""
 
 import io
 import tarfile
@@ -23,15 +23,26 @@ def write_tar(path, files=FILES, mode="w"):
     return path
 
 
-def below(folder):
-    """Name and content of every file below a folder, including hidden ones."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if not path.is_dir()}
+def pack(archive, folder, below=""):
+    """An archive of all files of a folder, .zip or .tar.gz by its name, in the folder `below`."""
+    content = {f"{below}{name}": data for name, data in in_folder(folder).items()}
+    return write_zip(archive, content) if archive.suffix == ".zip" else write_tar(archive, content, "w:gz")
+
+
+def in_folder(folder):
+    """Name and content of every file below a folder, including hidden ones, sorted by name."""
+    found = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def files(folder):
+    """Names of all files below a folder but the hashes of tables."""
+    return sorted(name for name in in_folder(folder) if not name.endswith(".sha256"))
 
 
 def zip_with(path, name, kind, content=""):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("a/good.txt", b"good")
-        archive.writestr("b.txt", b"b")
+    write_zip(path, {"a/good.txt": b"good", "b.txt": b"b"})
+    with zipfile.ZipFile(path, "a") as archive:
         info = zipfile.ZipInfo(name)
         info.create_system, info.external_attr = 3, (kind | 0o644) << 16
         archive.writestr(info, content)

@@ -12,11 +12,13 @@ every class, and light and background belong to the clip. A frame is drawn from 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.datasets._generator import generator
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator, register
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
     DRAWING,
@@ -124,13 +126,17 @@ def ToyShapesFrames(
     return FrameTable(frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes")
 
 
-@generator(image_size=SIZE)
-def ToyShapes(dataset_root: str | Path | None = None, **table: object) -> FrameTable:
-    """The toy shapes as an Avalanche benchmark.
+def _streamed(name: str, **settings: object) -> Benchmark:
+    """A benchmark of the ten streamed shapes; the other ten are for pretraining."""
+    layout = Layout(name, "toy shapes", tree="", source="made by this package")
+    return Benchmark(layout, partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings), 2, 21, 15)
 
-    Args:
-        dataset_root: Ignored, there are no files.
-        train_transform: PIL image to tensor; None is `imagenet_transform` of the size that the shapes are drawn in.
-        **table: Arguments of `ToyShapesFrames`, such as `classes` or `size`.
-    """
+
+register(_streamed("toy_shapes_short", frames_per_clip=5))  # a third of the frames, for quick trials
+register(_streamed("toy_dots", dots=True))
+
+
+@generator(_streamed("toy_shapes"), image_size=SIZE)
+def ToyShapes(dataset_root: str | Path | None = None, **table: object) -> FrameTable:
+    """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in."""
     return ToyShapesFrames(dataset_root, **table)

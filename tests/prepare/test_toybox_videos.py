@@ -7,12 +7,13 @@ from contextlib import contextmanager
 import pytest
 from fake_data import TOYBOX_CLIPS, TOYBOX_FOLDERS, write_files, write_toybox_videos
 from fake_videos import video_frame_number
+from made_archives import files, pack
 from PIL import Image
-from prepare_runs import files, pack, read_csv
 
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
-from benchmarks_toybox_ilab.prepare.sources import extract, extract_toybox
+from benchmarks_toybox_ilab.prepare.toybox_videos import extract, extract_toybox
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CLIPS = [("cup", 1, clip) for clip in TOYBOX_CLIPS]
 FOUR = [("cup", 1, "rxplus"), ("cup", 1, "absent"), ("duck", 30, "present"), ("truck", 12, "hodgepodge")]
@@ -58,7 +59,9 @@ def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
     before = files(videos)
     assert run("toybox", tmp_path, videos, progress=progress) == []
     assert files(videos) == before and shown(tmp_path) == toybox_frames(videos)
-    assert read_csv(tmp_path, "toybox").content_hash() == ToyboxFrames(tmp_path).content_hash()
+    assert (
+        FrameTable.from_csv(tmp_path / "toybox.csv", tmp_path).content_hash() == ToyboxFrames(tmp_path).content_hash()
+    )
     assert steps[-1][:4] == ("extracting frames", " videos", 10, 10)
     assert "1 class, 14 training and 6 test images" in said[0]
 

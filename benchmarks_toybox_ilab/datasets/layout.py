@@ -1,0 +1,270 @@
+"""What a data set declares of its files, and the one reader of such declarations."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks_toybox_ilab.tables.folders import IMAGE_EXTENSIONS, files_below, is_visible, listed_entries
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+SPLIT_OF_FOLDER = {"train": ("0", "train"), "val": ("1", "test"), "test": ("1", "test")}  # session and split
+_LISTED, _LISTED_CLASSES = 8, 20  # objects of a class, and classes, that are reported one by one
+
+Clips = dict[str, dict[Any, dict[Any, dict[Any, str]]]]  # path by class, object, session and frame
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a data set.
+
+    Attributes:
+        name: Short name, as on the command line; also of a folder that may contain the data set.
+        title: Name in messages.
+        tree: The layout in words; empty for a data set without files.
+        source: Where to get the data.
+        pattern: Matches the paths of its images, relative to its folder; None if only a generator knows the files.
+        ignored: Matches the paths of other images, which are no error.
+        rule: What else holds for the path of an image, for messages.
+        key: `key(match)` returns class, object, session and frame of an image, or None if it is not used.
+        folders: Folders directly in that of the data set.
+        whole: Whether all of `folders` are needed, and other folders are ignored; otherwise any of them is enough.
+        inside: Whether the root may be the only one of `folders` itself.
+        places: Folders below a root that may be that of the data set, besides the root itself.
+        parts: The layouts of the data sets that it consists of, by folder.
+        counts: Numbers of "classes", "train" and "test" images of the whole data set, or None where they vary;
+            "train_clips" and "test_clips" if those are fixed.
+        owner: Whose numbers `counts` are.
+        objects: The objects of each class of a data set of clips, as far as their names are known.
+        needed: Number of complete objects that a class needs.
+        sessions: The names of an object's clips, or how many it needs.
+        frames: Number of images of a complete clip.
+        label: `label(class name, object)` names an object.
+        per_class: Number of images in each class of a tree of single images, by folder; None accepts any but 0.
+        archived: `archived(name)` returns the path below the root of an archive's file, or None to leave it out; None
+            takes the images of `pattern`.
+        url, md5: Address and MD5 checksum of the archive, if it can be downloaded.
+    """
+
+    name: str
+    title: str
+    tree: str
+    source: str
+    pattern: re.Pattern[str] | None = None
+    ignored: re.Pattern[str] = re.compile("(?!)")
+    rule: str = "other images lie elsewhere"
+    key: Callable[[re.Match[str]], tuple | None] = lambda match: None
+    folders: tuple[str, ...] = ()
+    whole: bool = True
+    inside: bool = False
+    places: tuple[str, ...] = ()
+    parts: "Mapping[str, Layout]" = field(default_factory=dict)
+    counts: Mapping[str, int | None] = field(default_factory=dict)
+    owner: str = "the paper"
+    objects: Mapping[str, Sequence] = field(default_factory=dict)
+    needed: int = 0
+    sessions: Sequence | int = ()
+    frames: int = 1
+    label: Callable[[str, Any], str] = lambda class_name, thing: thing
+    per_class: Mapping[str, int | None] = field(default_factory=dict)
+    archived: Callable[[str], str | None] | None = None
+    url: str = ""
+    md5: str = ""
+
+    def find(self, root: Path, every: bool = False) -> Path | None:
+        """The folder of the data set: root or a folder below it that holds any (or every one) of `folders`, or None."""
+        enough = all if every else any
+        places = [root / place for place in ("", *self.places)]
+        found = next((place for place in places if enough((place / top).is_dir() for top in self.folders)), None)
+        return root if found is None and self.inside and root.absolute().name in self.folders else found
+
+    def folder(self, root: Path) -> Path:
+        """The folder of the data set, which has all that a table needs.
+
+        Raises:
+            FrameTableError: If it is not there; says what is expected and what was found.
+        """
+        found = self.find(root, self.whole)
+        if found is not None and found.is_dir():
+            return found
+        advice = f"{self.name} is laid out as {self.tree}; give that folder as root, or make it with `crumb prepare "
+        advice += f"{self.name}`."
+        if not root.is_dir():
+            raise FrameTableError(f"there is no folder {root}. {advice}")
+        absent = [top for top in self.folders if not (root / top).is_dir()][: None if self.whole else 1]
+        holds = listed_entries(root)
+        raise FrameTableError(f"{root} has no folder {' and no folder '.join(absent)}, but holds {holds}. {advice}")
+
+    def files(self, folder: Path) -> list[str]:
+        """The visible files of the data set in its folder, in the order of `folders` and of their names."""
+        tops = [top for top in self.folders if (folder / top).is_dir()] if self.whole else []
+        return [name for top in tops or [""] for name in files_below(folder, top)]
+
+    def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
+        """Yield a match of `pattern` for each image; hidden files and others than images are ignored.
+
+        Raises:
+            FrameTableError: At an image that does not fit.
+        """
+        for path in paths:
+            if match := self.pattern.fullmatch(path):
+                yield match
+            elif path.lower().endswith(IMAGE_EXTENSIONS) and _seen(path) and not self.ignored.fullmatch(path):
+                raise FrameTableError(
+                    f"image {path} does not fit the layout of {self.title}: {self.tree}; {self.rule}. Rename it or "
+                    "move it away."
+                )
+
+    def read(self, root: str | Path, paths: Iterable[str] | None = None) -> tuple[Path, Iterator[re.Match[str]]]:
+        """The folder of the data set and a match of each image: of the files below root, or of `paths` if given."""
+        root = Path(root)
+        if paths is None:
+            root = self.folder(root)
+            paths = self.files(root)
+        return root, self.images(paths)
+
+    def clips(self, images: Iterable[re.Match[str]]) -> Clips:
+        """Group images by what `key` returns; classes are in the order of their names.
+
+        Raises:
+            FrameTableError: If two images are the same frame.
+        """
+        found: Clips = {}
+        for image in images:
+            if place := self.key(image):
+                class_name, thing, session, frame = place
+                clip = found.setdefault(class_name, {}).setdefault(thing, {}).setdefault(session, {})
+                if frame in clip:
+                    raise FrameTableError(f"{image[0]} and {clip[frame]} are the same frame; keep one file per frame.")
+                clip[frame] = image[0]
+        return dict(sorted(found.items()))
+
+    def table(self, frames: Sequence[Frame], root: Path, padded: bool = False) -> FrameTable:
+        """The table of these frames.
+
+        Raises:
+            FrameTableError: If there are none, or they break a rule of `FrameTable`.
+        """
+        if not frames:
+            raise FrameTableError(
+                f"{root} holds no images of {self.title} that are used. The layout is {self.tree}; `crumb prepare "
+                f"{self.name} --dataset-root {root}` makes it of a download."
+            )
+        return FrameTable(frames, root, name=self.name, padded=padded)
+
+    def image_table(self, root: str | Path, paths: Iterable[str] | None = None) -> FrameTable:
+        """The table of single images in `<split>/<class>/<image>`, in the order of the files; see `single_image`."""
+        root, images = self.read(root, paths)
+        return self.table(list(map(single_image, images)), root)
+
+    def place(self, name: str) -> str | None:
+        """The path below the root of a file of an archive, which may have outer folders; None if it is not needed."""
+        if self.archived or not self.pattern or not _seen(name):
+            return self.archived(name) if self.archived else None
+        parts = name.split("/")
+        ends = ["/".join(parts[first:]) for first in range(len(parts))]
+        ignored = any(map(self.ignored.fullmatch, ends))
+        return None if ignored else next(filter(self.pattern.fullmatch, ends), None)
+
+    def of_parts(self, paths: Iterable[str]) -> dict[str, list[str]]:
+        """The files in the folders of `parts`, relative to them; others are ignored."""
+        below: dict[str, list[str]] = {folder: [] for folder in self.parts}
+        for path in paths:
+            folder, _, rest = path.partition("/")
+            if folder in below:
+                below[folder].append(rest)
+        return below
+
+    def missing(self, paths: Iterable[str]) -> list[str]:
+        """List what these files lack of the whole data set, one line per session, object or class.
+
+        Raises:
+            FrameTableError: If an image of a data set of clips does not fit, or two are the same frame.
+        """
+        if self.parts:
+            below = self.of_parts(paths)
+            return [f"{top}: {line}" for top, part in self.parts.items() for line in part.missing(below[top])]
+        return self._missing_objects(paths) if self.objects else self._missing_images(paths)
+
+    def _missing_objects(self, paths: Iterable[str]) -> list[str]:
+        found = self.clips(self.images(paths))
+        if not found:
+            return [f"all {len(self.objects)} classes are missing"]
+        present = {session for objects in found.values() for clips in objects.values() for session in clips}
+        named = () if isinstance(self.sessions, int) else self.sessions
+        whole = self.needed * len(self.objects)
+        lines = [f"clip {session}: all {whole} are missing" for session in named if session not in present]
+        for class_name, known in self.objects.items():
+            objects = found.get(class_name, {})
+            gaps = [(thing, gap) for thing in sorted(objects) if (gap := self._gap(objects[thing], present))]
+            if not objects:
+                lines.append(f"class {class_name}: all {self.needed} objects are missing")
+            elif len(objects) - len(gaps) < self.needed:
+                lines += [f"{self.label(class_name, thing)}: {gap}" for thing, gap in gaps[:_LISTED]]
+                if len(gaps) > _LISTED:
+                    lines.append(f"class {class_name}: {len(gaps) - _LISTED} more objects are incomplete")
+                if len(objects) < self.needed:
+                    absent = ", ".join(self.label(class_name, thing) for thing in known if thing not in objects)
+                    line = f"class {class_name}: {self.needed - len(objects)} of {self.needed} objects are missing"
+                    lines.append(f"{line}; there is no {absent}" if absent else line)
+        return lines
+
+    def _gap(self, clips: dict, present: set) -> str:
+        """What an object lacks of the sessions that other objects have; "" if nothing."""
+        if isinstance(self.sessions, int):
+            whole = sum(len(clip) >= self.frames for clip in clips.values())
+            return f"{whole} of {self.sessions} sessions of {self.frames} images" * (whole < self.sessions)
+        absent = [session for session in self.sessions if session in present and session not in clips]
+        gaps = [f"no clip {', '.join(absent)}"] if absent else []
+        for session in self.sessions:
+            if len(clips.get(session, "")) < self.frames and session in clips:
+                gaps.append(f"clip {session} has {len(clips[session])} of {self.frames} frames")
+        return "; ".join(gaps)
+
+    def _missing_images(self, paths: Iterable[str]) -> list[str]:
+        images = filter(None, map(self.pattern.fullmatch, paths))
+        found = Counter((image["class_name"], image["folder"]) for image in images if image["folder"] in self.per_class)
+        names, classes = sorted({name for name, _ in found}), self.counts.get("classes") or 0
+        if not names:
+            return [f"all {classes} classes are missing"]
+        lines = [f"{classes - len(names)} of {classes} classes are missing altogether"] if len(names) < classes else []
+        incomplete = []
+        for name in names:
+            gaps = [
+                f"no images in {folder}" if count is None else f"{found[name, folder]} of {count} images in {folder}"
+                for folder, count in self.per_class.items()
+                if found[name, folder] < (count or 1)
+            ]
+            if gaps:
+                incomplete.append(f"class {name}: {', '.join(gaps)}")
+        more = [f"{len(incomplete) - _LISTED_CLASSES} more classes are incomplete"]
+        return lines + incomplete[:_LISTED_CLASSES] + more * (len(incomplete) > _LISTED_CLASSES)
+
+
+def _seen(path: str) -> bool:
+    return all(map(is_visible, path.split("/")))
+
+
+def single_image(image: re.Match[str], class_name: str | None = None) -> Frame:
+    """The row of an image that is a clip of its own; its class is the folder's unless given.
+
+    Object is the file name without extension, session "0" for training and "1" for testing, frame 0.
+
+    Args:
+        image: A match with groups "folder" (a key of `SPLIT_OF_FOLDER`), "class_name" and "name".
+        class_name: Name of the class.
+    """
+    session, split = SPLIT_OF_FOLDER[image["folder"]]
+    return Frame(image[0], class_name or image["class_name"], image["name"], session, 0, split)
+
+
+def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]:
+    """Make `class_groups(table, reference)`: by reference one group in this order, else None, which sorts by name."""
+
+    def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
+        return [[name for name in classes if name in table.classes]] if reference else None
+
+    return class_groups

@@ -1,0 +1,139 @@
+"""Bring the download of a data set to its root, and say what a root lacks."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks_toybox_ilab.datasets.registry import Benchmark
+from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
+from benchmarks_toybox_ilab.prepare.download import download, md5_of
+from benchmarks_toybox_ilab.tables.disk import readable_size
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
+_LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
+_WORDS = {
+    "train": "training images",
+    "test": "test images",
+    "train_clips": "training clips",
+    "test_clips": "test clips",
+}
+
+# progress(title, unit) returns a context manager whose value is called with (done, total).
+Progress = Callable[[str, str], AbstractContextManager[Callable[..., object]]]
+
+
+def counted(table: FrameTable) -> str:
+    """The numbers of classes and images of a table, in words."""
+    train, test = table.split.count("train"), table.split.count("test")
+    return f"{len(table.classes)} class{'es' * (len(table.classes) != 1)}, {train} training and {test} test images"
+
+
+def differences(table: FrameTable, data: Benchmark) -> list[str]:
+    """The totals of a table that differ from those of the whole data set, in words."""
+    found = {"classes": len(table.classes), "train": table.split.count("train"), "test": table.split.count("test")}
+    for split in ("train", "test"):
+        if f"{split}_clips" in data.files.counts:
+            found[f"{split}_clips"] = len(table.clips(table.rows(split)))
+    return [
+        f"{found[key]} {_WORDS.get(key, key)}; {data.files.owner} has {count}"
+        for key, count in data.files.counts.items()
+        if count is not None and found[key] != count
+    ]
+
+
+def gaps(data: Benchmark, root: Path) -> tuple[list[str], list[str]]:
+    """What exists of a data set below root, and what is missing, in words."""
+    layout = data.files
+    try:
+        table = data.frames(root)
+    except FrameTableError as error:
+        folder, lines, problems = layout.find(root), [], [str(error)]
+    else:
+        folder, lines = table.root, [f"{data.name} in {table.root}: {counted(table)}"]
+        problems = differences(table, data)
+    if folder is not None:
+        try:
+            missing = layout.missing(layout.files(folder))
+        except FrameTableError as error:
+            missing = [str(error)]
+        problems += [line for line in missing if line not in problems]
+    return lines, problems
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arguments of `core.prepare`."""
+
+    data: Benchmark
+    root: Path
+    source: Path | None
+    workers: int
+    progress: Progress | None
+    say: Callable[[str], object]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the root itself is the source."""
+        return self.source is None or self.source.resolve() == self.root.resolve()
+
+    def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[..., object] | None]:
+        """A context manager for the `progress` argument of one step."""
+        return nullcontext() if self.progress is None else self.progress(title, unit)
+
+    def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
+        """Unpack the files that are needed below the root."""
+        if archive.is_file() and archive.stat().st_size >= _LARGE:
+            self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
+        with self.bar(f"unpacking {archive.name}", " files") as step:
+            count = unpack(archive, self.root, step, only or self.data.files.place)
+        self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
+
+    def bring(self, write: Callable[[Path], object] | None = None) -> None:
+        """Unpack the archives of the source or of the root, or download one; a root that is unpacked needs none.
+
+        Args:
+            write: Called with the data set's own archive, of verified content; None unpacks it.
+
+        Raises:
+            FrameTableError: If there is nothing to start from, or an archive cannot be unpacked.
+            DownloadError: If it cannot be downloaded.
+        """
+        layout = self.data.files
+        name = layout.url.rpartition("/")[2]
+        begun = (self.root / DOWNLOADS).exists() or (self.root / name).exists()
+        there = bool(name) and self.source is None and layout.find(self.root) is not None
+        if there and (not begun or not gaps(self.data, self.root)[1]):
+            return  # a user has put the files there, or all are unpacked
+        archives = archives_in(self.source or self.root / name)
+        if name and self.source is None and not archives:
+            archives = [self.root / DOWNLOADS / name]
+            with self.bar(f"downloading {name}", "B") as step:
+                download(layout.url, archives[0], layout.md5, step)
+        for archive in archives:
+            known = layout.md5 if archive.name == name or write else ""
+            verified = known and (got := md5_of(archive)) == known
+            if archive.name == name and not verified:
+                raise FrameTableError(
+                    f"{archive} has the MD5 checksum {got}, while that of {name} is {known}: it is damaged or "
+                    f"incomplete. Download it: {layout.url}"
+                )
+            if write and verified:
+                write(archive)
+            else:
+                self.unpack(archive)
+            if archive.parent.name == DOWNLOADS:
+                self.say(f"{archive} is no longer needed")
+        if layout.find(self.root) is None or not (archives or self.in_place):
+            raise self.nothing_there()
+
+    def nothing_there(self) -> FrameTableError:
+        """The error to raise if there is nothing to start from."""
+        layout = self.data.files
+        return FrameTableError(
+            f"{self.source or self.root} holds nothing of {self.data.name}. Download it and give the archive, or the "
+            f"folder of the archives: `crumb prepare {self.data.name} --dataset-root {self.root} --source DOWNLOADED`. "
+            f"Source: {layout.source}. Final layout: {layout.tree}"
+        )
