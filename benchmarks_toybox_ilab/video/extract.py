@@ -5,31 +5,22 @@ Needs PyAV, which brings FFmpeg: `pip install "crumb-avalanche[video]"`.
 
 import json
 import math
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.disk import check_room, digest_of
+from benchmarks_toybox_ilab.tables.disk import digest_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
-from benchmarks_toybox_ilab.video.sampling import Size, VideoError, expected_frames, load_av, sampled_frames
-
-__all__ = ["Job", "VideoError", "extract_many", "frame_rate"]
-
-_BYTES_A_PIXEL = 3 * 0.6  # size of a photograph as PNG
-_PROBES = 50  # number of videos opened to estimate the size of all frames
+from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_frames
 
 
 def frame_rate(fps: float) -> float:
@@ -180,119 +171,45 @@ def extract_many(
 ) -> list[tuple[Path, str]]:
     """Extract the frames of many videos; skip finished clips, and go on after a bad video.
 
-    On an interrupt, worker processes finish their current clips first, and all finished clips are kept.
+    On an interrupt or an error, clips that have begun are finished first, and all finished clips are kept.
 
     Args:
         jobs: The videos and the folders for their frames.
-        workers: Number of processes with one thread each; 1 decodes in this process and lets the decoder choose its
-            threads. With more, a script must call this below `if __name__ == "__main__":`.
+        workers: Number of threads; FFmpeg and Pillow release the interpreter's lock. With 1 the decoder chooses its
+            own.
         progress: Called with (videos done, total number of videos, frames so far), also for skipped and failed videos.
 
     Returns:
         (video, message) for each video that gave no frames, in the order of the jobs.
 
     Raises:
-        FrameTableError: If the disk has too little room for the frames (estimated), or they cannot be written.
+        FrameTableError: If the frames cannot be written.
         ImportError: If PyAV is not installed and a clip is unfinished.
-        RuntimeError: If worker processes cannot be started.
     """
     jobs = list(jobs)
     workers = whole_number("workers", workers, 1)
-    todo, done, frames = [], 0, 0
-    for job in jobs:
-        names = job.finished()
-        if names is None:
-            todo.append(job)
-        else:
-            done, frames = done + 1, frames + len(names)
-    if done and progress is not None:
-        progress(done, len(jobs), frames)
-    if not todo:
-        return []
-    load_av()
-    which = f"{len(todo)} videos" if len(todo) > 1 else f"video {todo[0].video}"
-    check_room(todo[0].folder, _expected_bytes(todo), f"extracting the frames of {which}")
-    failures = {}
-    with closing(_attempts(todo, min(workers, len(todo)))) as attempts:
-        for position, (count, message) in attempts:
-            if message is not None:
-                failures[position] = message
-            done, frames = done + 1, frames + count
-            if progress is not None:
-                progress(done, len(jobs), frames)
-    return [(todo[position].video, failures[position]) for position in sorted(failures)]
+    done = frames = 0
+    failures: dict[int, str] = {}
 
-
-def _expected_bytes(jobs: list[Job]) -> int:
-    """Estimate the size of all frames from the lengths of some videos and the file sizes of all."""
-    probed_bytes = probed_frames_bytes = 0
-    for job in jobs[:: -(-len(jobs) // _PROBES)]:
+    def attempt(job: Job) -> int | str:
         try:
-            frames, pixels = expected_frames(job.video, job.fps, job.size)
-        except VideoError:
-            continue
-        probed_bytes += job.video.stat().st_size
-        probed_frames_bytes += int(frames * pixels * _BYTES_A_PIXEL)
-    total = sum(job.video.stat().st_size for job in jobs if job.video.is_file())
-    return total * probed_frames_bytes // probed_bytes if probed_bytes else 0
+            return len(job.extract(0 if workers == 1 else 1))
+        except VideoError as error:
+            return str(error)
 
-
-def _attempt(job: Job, threads: int = 1) -> tuple[int, str | None]:
-    """Extract a clip; return the number of frames and None, or 0 and an error message."""
-    try:
-        return len(job.extract(threads)), None
-    except VideoError as error:
-        return 0, str(error)
-
-
-def _attempts(jobs: list[Job], workers: int) -> Iterator[tuple[int, tuple[int, str | None]]]:
-    """Yield the position and `_attempt` of each job as it finishes.
-
-    Each worker is a pool of one process, so that a crash tells which video it was. Close the generator to stop early;
-    it waits for the videos that have begun.
-    """
-    if workers == 1:
-        yield from ((position, _attempt(job, threads=0)) for position, job in enumerate(jobs))
-        return
-    pools: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
-    for _ in range(workers):
-        pools.put(_pool())
-
-    def attempt(job: Job) -> tuple[int, str | None]:
-        pool = pools.get()
-        try:
-            return pool.submit(_attempt, job).result()
-        except BrokenProcessPool:
-            pool = _pool()
-            return 0, f"video {job.video} crashes its decoder or takes too much memory; replace or remove it."
-        finally:
-            pools.put(pool)
-
-    threads = ThreadPoolExecutor(workers)
-    try:
-        _check_start(pools)
+    with ThreadPoolExecutor(workers) as threads:
         positions = {threads.submit(attempt, job): position for position, job in enumerate(jobs)}
-        yield from ((positions[done], done.result()) for done in as_completed(positions))
-    finally:
-        threads.shutdown(cancel_futures=True)
-        for _ in range(workers):
-            pools.get().shutdown()
-
-
-def _pool() -> ProcessPoolExecutor:
-    """A worker process that ignores Ctrl+C, which reaches all processes of a terminal: only the parent handles it."""
-    # Spawned, not forked: the parent may have threads that hold locks.
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, spawn, signal.signal, (signal.SIGINT, signal.SIG_IGN))
-
-
-def _check_start(pools: "SimpleQueue[ProcessPoolExecutor]") -> None:
-    pool = pools.get()
-    pools.put(pool)
-    try:
-        pool.submit(os.getpid).result()
-    except BrokenProcessPool as error:
-        raise RuntimeError(
-            'worker processes do not start. In a script, call this below `if __name__ == "__main__":`, or stay in this '
-            "process with workers=1."
-        ) from error
+        try:
+            for attempted in as_completed(positions):
+                result = attempted.result()
+                done += 1
+                if isinstance(result, int):
+                    frames += result
+                else:
+                    failures[positions[attempted]] = result
+                if progress is not None:
+                    progress(done, len(jobs), frames)
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [(jobs[position].video, failures[position]) for position in sorted(failures)]

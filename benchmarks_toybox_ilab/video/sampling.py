@@ -79,21 +79,6 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
         raise _video_error(video, f"cannot be decoded{where}: {_reason(error)}") from error
 
 
-def expected_frames(video: Path, fps: float, size: Size) -> tuple[int, int]:
-    """Number of frames that `sampled_frames` yields, by the length the file states, and the pixels of each.
-
-    Raises:
-        VideoError: If the file cannot be opened or has no video stream.
-    """
-    with _opened(video, 1) as (container, stream):
-        if stream.duration and stream.time_base:
-            seconds = float(stream.duration * stream.time_base)
-        else:
-            seconds = (container.duration or 0) / 1e6
-        width, height = _target(stream.codec_context.width, stream.codec_context.height, size)
-        return int(seconds * fps) + 1, width * height
-
-
 def seconds_of(video: Path, most: float) -> float:
     """The seconds that the pictures of a video last, by the time stamps of its packets; no more than about `most`.
 

@@ -6,14 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
 from fake_videos import write_video
 from video_clips import extract, files, jobs, shown, whole_and_cut
 
-from benchmarks_toybox_ilab.tables import disk
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video.extract import Job, extract_many
@@ -146,20 +144,6 @@ def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, 
     assert all((serial / name).read_bytes() == (parallel / name).read_bytes() for name in frames)
 
 
-def crash_on_cut(job):
-    if "cut" in job.video.name:
-        os._exit(1)
-    return len(job.extract()), None
-
-
-def test_a_video_that_crashes_its_process_does_not_stop_the_others(clips, tmp_path, monkeypatch):
-    monkeypatch.setattr(video, "_attempt", crash_on_cut)
-    todo = jobs(clips, tmp_path, ["whole0", "cut1", "whole2", "whole3"])
-    ((path, message),) = extract_many(todo, 2)
-    assert path.name == "cut1.mp4" and "cut1.mp4 crashes its decoder or takes too much memory" in message
-    assert [job.finished() is not None for job in todo] == [True, False, True, True]
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupt_keeps_finished_clips(clips, tmp_path, workers):
     todo = jobs(clips, tmp_path, [f"whole{number}" for number in range(9)])
@@ -170,48 +154,11 @@ def test_an_interrupt_keeps_finished_clips(clips, tmp_path, workers):
     with pytest.raises(KeyboardInterrupt):
         extract_many(todo, workers, interrupt)
     finished = [job for job in todo if job.finished()]
-    assert len(finished) == 1 if workers == 1 else 1 <= len(finished) < 9
+    assert 1 <= len(finished) < 9
     assert len(files(tmp_path / "frames")) == 4 * len(finished)
     steps = []
     assert extract_many(todo, 1, lambda *step: steps.append(step)) == []
-    assert steps[0] == (len(finished), 9, 3 * len(finished)) and steps[-1] == (9, 9, 27)
-
-
-def test_a_script_without_a_main_guard_gets_a_clear_error(clips, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from pathlib import Path\n"
-        "from benchmarks_toybox_ilab.video.extract import Job, extract_many\n"
-        f"clip, out = Path({str(clips / 'whole.mp4')!r}), Path({str(tmp_path / 'out')!r})\n"
-        "extract_many([Job(clip, out, 'a_%d.png'), Job(clip, out, 'b_%d.png')], workers=2)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1 and 'call this below `if __name__ == "__main__":`, or stay in' in run.stderr
-
-
-def test_too_little_room(clips, tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")
-    asked = []
-
-    def disk_usage(place):
-        asked.append(place)
-        return usage(free)
-
-    monkeypatch.setattr(disk.shutil, "disk_usage", disk_usage)
-    todo = jobs(clips, tmp_path, ["whole0", "whole1"])
-    # By the file 3 s, so 4 frames at the most, of each: 2 * 4 * 64 * 48 * 3 * 0.6 = 44,236 bytes.
-    free = 44_000
-    with pytest.raises(FrameTableError, match=r"of 2 videos needs 44.2 kB more, but only 44.0 kB are free at"):
-        extract_many(todo)
-    assert not (tmp_path / "frames").exists() and asked == [tmp_path]
-    free = 45_000
-    assert extract_many(todo[:1]) == []
-    free = 22_000  # the first is finished, so half is needed
-    with pytest.raises(FrameTableError, match=r"of video .*whole1.mp4 needs 22.1 kB more"):
-        extract_many(todo)
-    free = 0
-    assert extract_many(todo[:1]) == []
+    assert steps[-1] == (9, 9, 27)
 
 
 def test_numbers_of_workers(tmp_path):
