@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks_toybox_ilab.prepare import core as library
 from benchmarks_toybox_ilab.prepare.core import Report
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
