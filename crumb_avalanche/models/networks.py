@@ -79,7 +79,8 @@ class SamePaddedConv2d(nn.Conv2d):
     def forward(self, maps: Tensor) -> Tensor:
         """Compute ``(B, outputs, ceil(H / stride), ceil(W / stride))`` of ``(B, inputs, H, W)``."""
         edges: list[int] = []
-        for side, kernel, stride in zip(maps.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1]):
+        # Whole numbers, so that exporters find constants.
+        for side, kernel, stride in zip(map(int, maps.shape[:1:-1]), self.kernel_size[::-1], self.stride[::-1]):
             zeros = max(stride * (math.ceil(side / stride) - 1) + kernel - side, 0)
             edges += [zeros // 2, zeros - zeros // 2]
         return super().forward(nn.functional.pad(maps, edges))

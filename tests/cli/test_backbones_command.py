@@ -1,6 +1,7 @@
 """``crumb backbones`` lists networks and measures them; runs and learners take them by name."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -11,9 +12,29 @@ from PIL import Image
 from crumb_avalanche.cli import backbones
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerError
+from crumb_avalanche.models.backbone_names import PREPROCESSING
+from crumb_avalanche.models.backbones import BACKBONES
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 
+TOY = """
+from torch import nn
+from crumb_avalanche.models.backbone_names import Preprocessing
+from crumb_avalanche.models.backbones import Backbone, register_backbone
+
+class Toy(nn.Module):
+    def __init__(self, side):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 24, 3, 2), nn.ReLU(), nn.Conv2d(24, 32, 3, 2), nn.ReLU())
+        self.head = nn.Linear(32, 10)
+
+def ends(network):
+    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "head": network.head}
+
+halves = (0.5, 0.5, 0.5)
+toy = Backbone(2, lambda network: network.layers, ends, Toy)
+register_backbone("toy", toy, Preprocessing(48, "bicubic", halves, halves))
+"""
 DINO = "timm:small_dinov2"
 
 
@@ -52,12 +73,14 @@ def test_a_plan_takes_what_timm_says():
     assert RunPlan.of(RunSettings(backbone=DINO, strategy="rda")).image_size == 64
 
 
-@pytest.mark.parametrize(("strategy", "backbone"), [("crumb", DINO), ("rda", "timm:small_swin")])
+@pytest.mark.parametrize(
+    ("strategy", "backbone"), [("crumb", DINO), ("rda", "timm:small_swin"), ("crumb", "efficientnet_lite0")]
+)
 def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
     arguments = dict(zip(tiny[1::2], tiny[2::2]))
     for name in ("--backbone", "--image-size", "--weights", "--codebook-dim", "--output"):
         arguments.pop(name, None)
-    rest = [part for pair in arguments.items() for part in pair]
+    rest = [part for pair in arguments.items() for part in pair] + ["--image-size", 64]
     out = tmp_path / "run"
     cache = ("--feature-cache", tmp_path / "cache")
     code, _, err = crumb(
@@ -99,3 +122,26 @@ def test_a_learner_in_closed_form_is_exported(tmp_path):
     for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
         learner.teach(photos(colour, 8), label)
     assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens
+
+
+@pytest.fixture
+def one_file(tmp_path, monkeypatch):
+    """A backbone of a file of a user, which is gone after the test."""
+    (tmp_path / "net_of_a_user.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield __import__("net_of_a_user")
+    for known in (sys.modules, BACKBONES, PREPROCESSING):
+        known.pop("net_of_a_user" if known is sys.modules else "toy")
+
+
+def test_a_backbone_of_one_file_is_taken_by_name(one_file, crumb, clips, tmp_path):
+    model = tmp_path / "taught.safetensors"
+    code, _, err = crumb("teach", model, clips, "--backbone", "toy", "--weights", "none", "--method", "slda")
+    assert code == 0, err
+    network = Learner.load(model).network
+    assert (network.backbone, network.image_size, network.interpolation) == ("toy", 48, "bicubic")
+    assert network.model.pixel_std.flatten().tolist() == [0.5] * 3 and network.model.map_shape == (24, 23, 23)
+    plan = RunPlan.of(RunSettings(backbone="toy", weights="none"))
+    assert (plan.image_size, plan.codebook_dim) == (48, 12)
+    code, out, _ = crumb("backbones", "toy")
+    assert code == 0 and "24x23x23" in out

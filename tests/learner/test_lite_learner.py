@@ -1,0 +1,81 @@
+"""EfficientNet-Lite0 with the weights of its package: in each runtime, exported, kept in a file, cut by name."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.run_file import LearnerError
+from crumb_avalanche.models import weights
+from crumb_avalanche.models.backbone_names import package_of_weights
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.networks import EfficientNetLite
+from crumb_avalanche.models.runtimes import use_runtime
+from crumb_avalanche.models.split_at import split_at, stage_maps
+from crumb_avalanche.models.weights import in_order, packaged_weights
+
+pytestmark = pytest.mark.skipif(package_of_weights() is None, reason="needs the extra weights")
+SIDE = 64
+IMAGES = np.random.default_rng(0).integers(0, 256, (2, 6, 4, 4, 3), np.uint8).repeat(16, 2).repeat(16, 3)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    """A learner of two classes of coarse patches."""
+    learner = Learner("recommended", "efficientnet_lite0", image_size=SIDE)
+    for name, some in zip("ab", IMAGES):
+        learner.teach(some, name)
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("runtime", "packages", "most"),
+    [
+        ("onnxruntime", ("onnx", "onnxruntime"), 1e-5),
+        ("int8", ("onnx", "onnxruntime", "openvino"), 0.2),
+        pytest.param("compiled", (), 1e-5, marks=pytest.mark.slow),
+    ],
+)
+def test_a_runtime_computes_its_maps(learner, runtime, packages, most):
+    for package in packages:
+        pytest.importorskip(package)
+    model, pixels = copy.deepcopy(learner.network.model), torch.from_numpy(IMAGES[0]).permute(0, 3, 1, 2)
+    expected = model.extract(pixels)
+    assert use_runtime(model, runtime, [pixels]).name == runtime
+    maps = model.extract(pixels)
+    assert 0 < float((maps - expected).norm() / expected.norm()) < most
+    assert torch.equal(model.extract(pixels[3:4]), maps[3:4])
+
+
+def test_it_is_exported(learner, tmp_path):
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    assert export_onnx(learner, tmp_path / "a.onnx", [*IMAGES.reshape(-1, SIDE, SIDE, 3)]).holds
+
+
+def test_its_file_holds_the_weights_or_names_their_package(learner, tmp_path, monkeypatch):
+    learner.save(tmp_path / "whole.safetensors")
+    learner.save(tmp_path / "bare.safetensors", weights=False)
+    again = Learner.load(tmp_path / "bare.safetensors", "package")
+    monkeypatch.setattr(weights, "package_of_weights", lambda: None)
+    for one in (again, Learner.load(tmp_path / "whole.safetensors")):
+        assert one.network.sha256 == learner.network.sha256 and "(Apache-2.0)" in one.network.source
+        assert one.predict(IMAGES[0, 0]).confidence == learner.predict(IMAGES[0, 0]).confidence
+    with pytest.raises(LearnerError, match="holds no weights: give those of ImageNet weights of the package"):
+        Learner.load(tmp_path / "bare.safetensors")
+
+
+def test_it_is_cut_by_name_as_by_number(learner):
+    network = EfficientNetLite().eval()
+    network.load_state_dict(in_order(packaged_weights(), network, "the package"))
+    cut = split_at(network, "features.11", n_classes=2, image_size=SIDE).eval()
+    cut.set_normalization((0.5,) * 3, (0.5,) * 3)
+    model, pixels = learner.network.model, torch.from_numpy(IMAGES[1]).permute(0, 3, 1, 2)
+    assert torch.equal(cut.extract(pixels), model.extract(pixels))
+    earlier = split_backbone("efficientnet_lite0", n_classes=2, cut_layer=9, image_size=SIDE).eval()
+    stages = stage_maps(model, pixels, ["8", "11"])
+    assert [one.shape[1:] for one in stages] == [(80, 4, 4), (112, 4, 4)]
+    torch.testing.assert_close(stages[0], earlier.extract(pixels))
