@@ -1,9 +1,7 @@
 """Learner files: what ``Learner.save`` and ``crumb run`` write, one ``.safetensors`` file, read without running code.
 
-A learner's file holds its state, its network, and a readable header: class names with image counts, lessons, the
-network's name with the hash, source and licence of its weights, the budget and the versions that wrote it. A run's file
-holds a strategy, with the arguments to rebuild it: training resumes from it, or it answers as the run did. Neither
-holds paths, nor images but the memories of methods that replay them.
+A learner's file holds its state, its network, and a readable header; that of a run holds a strategy with the arguments
+to rebuild it. Neither holds paths, nor images but the memories of methods that replay them.
 """
 
 import json
@@ -14,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.calibration import Confidence
@@ -22,6 +19,7 @@ from crumb_avalanche.learner.lesson import now
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (
     DAMAGED,
+    FORMAT,
     FORMAT_OF_RUNS,
     LEARNER,
     LearnerError,
@@ -29,31 +27,19 @@ from crumb_avalanche.learner.run_file import (
     RunAnswers,
     cannot_be_taught,
     header_of,
-    header_of_run,
 )
-from crumb_avalanche.learner.schema import check_header, check_learner
+from crumb_avalanche.learner.schema import check_learner
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import PUBLISHED
 from crumb_avalanche.models.weights import WeightsError
-from crumb_avalanche.system.schema import Anything, Each, Table, Text, check, maybe, shown
 from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
-    flatten,
     format_of,
-    loaded_json,
     read_metadata,
     read_state,
-    unflatten,
     write_state,
 )
-
-FORMAT = "crumb-learner-1"
-# What lies in a learner's file beside the header: ``before`` holds only tensors that differ from the present ones.
-STORED = {
-    **dict.fromkeys(("statistics", "confidence", "replay?", "int8", "network"), Anything()),
-    "before": maybe({"tree": Text(10**8), "same": Each(Text()), "tensors": Table(Text(), Anything(Tensor))}),
-}
 
 
 class ReplacedError(OSError):
@@ -72,15 +58,9 @@ def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
         LearnerError: the file is absent, damaged, of another kind or of a newer version.
     """
     try:
-        return _header(path, read_metadata(path))
+        return header_of(path, read_metadata(path))
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
-
-
-def _header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader | dict[str, Any]:
-    if metadata.get("format") == FORMAT_OF_RUNS:
-        return header_of_run(path, metadata)
-    return header_of(path, metadata, FORMAT, check_header, ": give a file that crumb teach or Learner.save wrote")
 
 
 def is_learner(path: str | os.PathLike) -> bool:
@@ -110,8 +90,6 @@ def refuse_folder(path: Path) -> None:
 def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[str, Any], weights: bool) -> str:
     """Write a learner atomically, after checking that ``read_learner`` will take it.
 
-    The state before the last lesson is stored as its difference from the present one.
-
     Args:
         path: the file; an existing one is replaced.
         network: its description is stored, and its weights if ``weights`` is true.
@@ -132,13 +110,6 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
     except StateError as error:
         cure = "give up what was changed last, and load the file anew"
         raise LearnerError(f"{path} cannot be saved: {cure} ({error})") from error
-    if stored["before"] is not None:
-        tree, tensors = flatten(stored["before"])
-        present = flatten({name: stored[name] for name in stored["before"] if name in stored})[1]
-        same = {name for name, tensor in tensors.items() if name in present and _equal(tensor, present[name])}
-        rest = {name: tensor for name, tensor in tensors.items() if name not in same}
-        stored["before"] = {"tree": json.dumps(tree), "same": [name for name in tensors if name in same]}
-        stored["before"]["tensors"] = rest
     return write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
 
 
@@ -154,10 +125,6 @@ def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tupl
     }
     rest = {name: value for name, value in state.items() if name not in (*plain, "names", "images")}
     return json.loads(json.dumps(header)), rest | {"network": network.state() if weights else None}
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def read_learner(
@@ -178,12 +145,11 @@ def read_learner(
         return RunAnswers(path)
     try:
         state, metadata = read_state(path)
-        header = _header(path, metadata)
+        header = header_of(path, metadata)
         if isinstance(header, LearnerHeader):
             network, state = _taken_over(header, state)
             check_learner(*_parts(network, state, weights=True))
             return network, state
-        state["before"] = _before(state)
         check_learner(header, state)
         network = _network(path, header, state.pop("network"), weights)
     except TensorFileError as error:
@@ -198,23 +164,6 @@ def read_learner(
         "names": [one and one["name"] for one in classes],
         "images": [one["images"] if one else 0 for one in classes],
     }
-
-
-def _before(state: Any) -> Any:
-    """Return the state before the last lesson.
-
-    Raises:
-        StateError: it is not complete.
-    """
-    check(STORED, state)
-    before = state["before"]
-    if before is None:
-        return None
-    present = flatten({name: value for name, value in state.items() if name != "before"})[1]
-    if missing := [name for name in before["same"] if name not in present]:
-        raise StateError(f"before.same names {shown(missing[0])}, which is no tensor of the state")
-    tensors = before["tensors"] | {name: present[name] for name in before["same"]}
-    return unflatten(loaded_json(before["tree"]), tensors)
 
 
 def _network(

@@ -1,13 +1,12 @@
 """Learner files of runs: a trained strategy, from which training resumes, or which answers as the run did.
 
-The file holds the strategy's state, the network's weights and a header with the arguments to rebuild both. The loaded
-strategy predicts as the run did, without the run's settings, weight files or images.
+The file holds all that it needs: not the run's settings, weight files or images.
 """
 
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.lesson import now
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.schema import check_run_header
+from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.int8 import restore
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 LEARNER = "learner.safetensors"
-FORMAT_OF_RUNS = "crumb-run-learner-1"
+FORMAT, FORMAT_OF_RUNS = "crumb-learner-1", "crumb-run-learner-1"
 DAMAGED = "is no valid learner: take a copy from before, or learn anew"
 Keep = Literal["full", "answers"]
 # Strategies without a learner file, and why.
@@ -46,50 +45,27 @@ class LearnerError(ValueError):
 
 @dataclass(frozen=True)
 class LearnerHeader:
-    """Header of a run's learner file, in plain values.
+    """Header of a run's learner file, in plain values."""
 
-    Attributes:
-        strategy: name in the registry.
-        method: all settings that only the method has.
-        learning: fields of ``LearningSettings``.
-        mem_size: capacity in memories; 0 for a method that stores none.
-        seed: seed of the method's random draws.
-        network: arguments of ``split_backbone`` except ``weights`` and ``codebook``.
-        codebook: ``(codebook_size, codebook_dim)``, or ``None``.
-        precision: ``fp32`` or ``bf16``.
-        evaluate_quantized: whether evaluation goes through the codebook.
-        transform: conversion of an image to the network's input: side in pixels, interpolation, mean and standard
-            deviation.
-        classes: label, name and number of training images of each class, in order of arrival.
-        lessons: number, labels and number of images of each experience trained on.
-        budget: memory budget in images, bytes or memories.
-        calibration: ``feature_scale`` and the initialisation of the codebook.
-        keep: ``full`` for a state that training can resume from, ``answers`` for one that can only predict.
-        weights_sha256: hash of F's weights (``weights_hash``).
-        versions: versions of the libraries that influence results.
-        plan: settings of the run that can change its result; not used to rebuild the learner.
-        written: date and time of writing, ISO 8601 in UTC.
-    """
-
-    strategy: str
-    method: dict[str, Any]
-    learning: dict[str, Any]
-    mem_size: int
-    seed: int
-    network: dict[str, Any]
-    codebook: tuple[int, int] | None
-    precision: str = "fp32"
+    strategy: str  # name in the registry
+    method: dict[str, Any]  # all settings that only the method has
+    learning: dict[str, Any]  # fields of LearningSettings
+    mem_size: int  # in memories; 0 for a method that stores none
+    seed: int  # of the method's random draws
+    network: dict[str, Any]  # arguments of split_backbone except weights and codebook
+    codebook: tuple[int, int] | None  # codebook_size and codebook_dim
+    precision: str = "fp32"  # or bf16
     evaluate_quantized: bool = False
-    transform: dict[str, Any] = field(default_factory=dict)
-    classes: list[dict[str, Any]] = field(default_factory=list)
-    lessons: list[dict[str, Any]] = field(default_factory=list)
-    budget: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, Any] = field(default_factory=dict)
-    keep: Keep = "full"
-    weights_sha256: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    written: str = ""
+    transform: dict[str, Any] = field(default_factory=dict)  # size, interpolation, mean and std of an image
+    classes: list[dict[str, Any]] = field(default_factory=list)  # label, name and images, in order of arrival
+    lessons: list[dict[str, Any]] = field(default_factory=list)  # number, labels and images of each experience
+    budget: dict[str, Any] = field(default_factory=dict)  # in images, bytes or memories
+    calibration: dict[str, Any] = field(default_factory=dict)  # feature_scale and the codebook's initialisation
+    keep: Keep = "full"  # training can resume; answers: it can only predict
+    weights_sha256: str = ""  # of F, see weights_hash
+    versions: dict[str, str] = field(default_factory=dict)  # of libraries that influence results
+    plan: dict[str, Any] = field(default_factory=dict)  # settings that can change the result, for people
+    written: str = ""  # ISO 8601 in UTC
 
 
 def cannot_be_taught(header: LearnerHeader) -> str:
@@ -107,40 +83,25 @@ class SavedLearner(NamedTuple):
 
 
 def header_of(
-    path: str | os.PathLike, metadata: dict[str, str], wanted: str, check: Callable[[Any], None], advice: str
-) -> dict[str, Any]:
-    """Return the checked plain values in the metadata of a file.
-
-    Args:
-        path: the file, for messages.
-        metadata: of the file.
-        wanted: the format that it must have.
-        check: raises ``StateError`` for values that no such file holds.
-        advice: what to give instead of a file of another format.
+    path: str | os.PathLike, metadata: dict[str, str], formats: Sequence[str] = (FORMAT, FORMAT_OF_RUNS)
+) -> LearnerHeader | dict[str, Any]:
+    """Return the checked header in the metadata of a file: a ``LearnerHeader`` for that of a run.
 
     Raises:
         LearnerError: the file is of another format, or holds a value that breaks a rule.
     """
     found = metadata.get("format", "")
-    if found != wanted:
+    if found not in formats:
         kind = f"of format {shown(found)}" if found else "no learner file"
-        raise LearnerError(f"{path} is {kind}, not {wanted}{advice}")
+        cure = "give a file that crumb teach, Learner.save or crumb run wrote"
+        raise LearnerError(f"{path} is {kind}, not {' or '.join(formats)}: {cure}")
     try:
-        header = loaded_json(metadata.get("learner", ""))
-        check(header)
+        values = loaded_json(metadata.get("learner", ""))
+        (check_header if found == FORMAT else check_run_header)(values)
     except StateError as error:
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    return header
-
-
-def header_of_run(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
-    """Return the header of a run's learner file.
-
-    Raises:
-        LearnerError: the file is of another format, or holds a value that no run writes.
-    """
-    advice = f"; give the {LEARNER} of a finished run"
-    values = header_of(path, metadata, FORMAT_OF_RUNS, check_run_header, advice)
+    if found == FORMAT:
+        return values
     codebook = values["codebook"]
     return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
 
@@ -193,7 +154,7 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
         state, metadata = read_state(path)
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
-    header = header_of_run(path, metadata)
+    header: Any = header_of(path, metadata, [FORMAT_OF_RUNS])
     try:
         with preserve_rng_state():
             strategy = _build(header, device)
@@ -265,7 +226,7 @@ def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
 
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
-    """Return the softmax of a strategy's ``(B, classes)`` outputs, at the usual temperature of a closed form."""
+    """Return the softmax of ``(B, classes)`` outputs, at the usual temperature of a closed form."""
     temperature = getattr(getattr(strategy, "statistics", None), "temperature", 1.0)
     return (outputs.double() / temperature).softmax(1)
 
@@ -273,11 +234,7 @@ def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
 class RunAnswers:
     """What answers as the evaluation of a run did, for any strategy; it has of ``Classifier`` what answers need.
 
-    Confidence is the softmax of the strategy's outputs, not calibrated, and it is not known which images are unknown.
-    The RNG state does not change.
-
-    Args:
-        path: a run's learner file.
+    Confidence is not calibrated, and it is not known which images are unknown. The RNG state does not change.
 
     Attributes:
         header: of the file.
@@ -302,7 +259,7 @@ class RunAnswers:
                 self._strategy.load_answer_state(trained.answer_state())
         transform, classes = self.header.transform, self.header.classes
         if not {"size", "interpolation"} <= transform.keys() or not classes:
-            raise LearnerError(f"{path} says of no class or image size; take a copy, or repeat the run")
+            raise LearnerError(f"{path} names no class or image size; take a copy, or repeat the run")
         arguments = {"name": self.header.network["name"], "image_size": int(transform["size"])}
         model, sha256 = self._strategy.model, self.header.weights_sha256
         self.network = FrozenNetwork(model, arguments, "the run's weights", sha256)

@@ -171,6 +171,7 @@ REPLAYED = {
         ),
     },
 }
+STATISTICS = ("statistics", "confidence", "replay")  # of what was learned, which ``before`` has as well
 INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
 
 
@@ -213,13 +214,12 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
         StateError: names the first place with another value, what it is, and the rule.
     """
     check_header(header)
-    method = header["method"]
+    rest = {"int8": maybe(INT8), "network": maybe(WEIGHTS), "before": Anything()}
+    check({"statistics": Anything(), "confidence": Anything(), "replay?": Anything(), **rest}, state)
+    method, before = header["method"], state["before"]
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]
-    known = {name: state[name] for name in ("statistics", "confidence", "replay") if name in state}
-    rest = {name: value for name, value in state.items() if name not in known}
-    check({"int8": maybe(INT8), "network": maybe(WEIGHTS), "before": Anything()}, rest)
-    before = state["before"]
+    known = {name: state[name] for name in STATISTICS if name in state}
     _check_known({"names": names, "images": images, **known}, method, "")
     if before is not None:
         _check_known(before, method, "before.")

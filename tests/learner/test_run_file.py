@@ -1,0 +1,296 @@
+"""Learner files of runs: a new process answers as the run did, and continues training as the same process would."""
+
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+from avalanche.training.plugins import EvaluationPlugin
+from small_models import DrawnOnce
+from variants import VARIANTS, entry_of
+from watched import Answers
+
+from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.file import holds_weights, read_header
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.run_file import (
+    LEARNER,
+    NOT_KEPT,
+    LearnerError,
+    LearnerHeader,
+    cannot_be_taught,
+    load_learner,
+    save_learner,
+)
+from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.runs.recorder import read_predictions
+from crumb_avalanche.runs.tables import usage_of
+from crumb_avalanche.system.tensor_file import read_state, write_state
+
+pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
+QUICK = ("crumb", "crumb closed_form_stock", "er", "icarl", "rda")
+SIZE = 32
+LEARNING = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+NETWORK = dict(name="small_cnn", n_classes=6, image_size=SIZE)
+
+# Answers of learner files to the test images of their runs, in a process that knows nothing of the runs.
+ANSWER = """
+import sys, warnings
+import numpy as np
+import torch
+warnings.simplefilter("ignore")
+sys.path[:0] = sys.argv[1].split(":")
+from watched import Answers
+from benchmarks_toybox_ilab import ClipFolder, pixel_transform
+from crumb_avalanche.learner.run_file import load_learner
+torch.set_num_threads(1)
+for folder in sys.argv[3:]:
+    learner = load_learner(f"{folder}/learner.safetensors")
+    size = learner.header.transform["size"]
+    stream = ClipFolder(sys.argv[2], train_transform=pixel_transform(size), eval_transform=pixel_transform(size))
+    answers = Answers()
+    learner.strategy.plugins.append(answers)
+    learner.strategy.eval(stream.test_stream)
+    rows = np.concatenate([list(test.dataset.frame_row) for test in stream.test_stream])
+    np.savez(f"{folder}/again.npz", answer=np.asarray(answers.given)[np.argsort(rows, kind="stable")])
+"""
+
+
+def run_of(name, clips, folder):
+    """Do a run, and write its learner file once more with what answers need alone; return both folders."""
+    entry, method = entry_of(name)
+    command = [
+        *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
+        *("--backbone", "small_cnn", "--image-size", SIZE, "--batch-size", "4", "--first-epochs", "3"),
+        *("--threads", "1", "--progress", "false", "--strategy", entry.name, "--mem-size", "8"),
+        *(part for key, value in method.items() for part in (f"--method.{key}", value)),
+        *("--learning-rate", "0.003", "--checkpoint", "false", "--output", folder),
+        *("--evaluate-quantized", "true") * (name == "crumb"),
+    ]
+    assert main([str(part) for part in command]) == 0
+    learner = load_learner(folder / LEARNER)
+    save_learner(folder / "answers" / LEARNER, learner.strategy, replace(learner.header, keep="answers"))
+    return folder, folder / "answers"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, clips):
+    """A function that returns the folders of a finished run of a strategy."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = run_of(name, clips, tmp_path_factory.mktemp(name.replace(" ", "_")))
+        return made[name]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "names", [QUICK, pytest.param([name for name in KEPT if name not in QUICK], marks=pytest.mark.slow)]
+)
+def test_a_new_process_gives_the_answers_of_the_run(runs, clips, names):
+    folders = [folder for name in names for folder in runs(name)]
+    command = [sys.executable, "-c", ANSWER, ":".join(sys.path), str(clips), *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    several = 0
+    for name in names:
+        full, answers = runs(name)
+        expected = read_predictions(full)["answer"]
+        several += len(set(expected)) > 1
+        for folder, keep in ((full, "full"), (answers, "answers")):
+            assert np.array_equal(np.load(folder / "again.npz")["answer"], expected), (name, keep)
+            header = read_header(folder / LEARNER)
+            entry, method = entry_of(name)
+            assert header.strategy == entry.name and header.keep == keep and method.items() <= header.method.items()
+            assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
+        result = json.loads((full / "result.json").read_text())
+        assert sum(one["images"] for one in header.classes) == result["images"]["train"]
+        assert (answers / LEARNER).stat().st_size <= (full / LEARNER).stat().st_size
+    assert several > len(names) / 2, "a learner that always says the same proves nothing"
+
+
+@pytest.mark.parametrize("name", ["crumb", "er", "rda"])
+def test_crumb_predict_gives_the_answers_of_the_run(runs, clips, crumb, name):
+    table, said = ClipFolderFrames(clips), read_predictions(runs(name)[0])
+    photos = [clips / table.path[row] for row in said["row"]]
+    for folder in runs(name):
+        code, out, err = crumb("predict", folder, *photos, "--json", "--threads", "1")
+        assert code == 0, err
+        found = [json.loads(line) for line in out.splitlines()]
+        assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
+        assert {one["known"] for one in found} == {None} or name == "rda"
+        shares = [one["confidence"] + sum(other["confidence"] for other in one["runners_up"]) for one in found]
+        assert shares == pytest.approx([1] * len(found), abs=1e-4)
+    full = runs(name)[0]
+    lines = usage_of(full, name)
+    assert f"crumb predict {full} photo.jpg" in lines[0] and holds_weights(full / LEARNER)
+    assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
+    assert bool(cannot_be_taught(read_header(full / LEARNER))) == (name != "rda")
+
+
+def test_a_run_is_asked_from_python(runs, clips):
+    """By photo, folder and clip alike, with any runtime, and without a random number."""
+    torch.manual_seed(5)
+    expected = torch.get_rng_state(), np.random.get_state()[1].copy()
+    learner = Learner.load(runs("er")[0])
+    assert torch.equal(torch.get_rng_state(), expected[0]) and np.array_equal(np.random.get_state()[1], expected[1])
+    together = list(learner.predict_all(clips / "apple" / "object0" / "clip0"))
+    assert len(together) == 5 and {answer.truth for answer in together} == {None}
+    alone = learner.predict(together[2].path)
+    assert alone.label == together[2].label and alone.confidence == pytest.approx(together[2].confidence, rel=1e-4)
+    clip = learner.predict(torch.randint(0, 256, (5, 3, 40, 40), dtype=torch.uint8))
+    assert len(clip.frames) == 5 and clip.known is None
+    pytest.importorskip("onnxruntime")
+    assert learner.use_runtime("onnxruntime").name == "onnxruntime"
+    found = learner.predict(together[2].path)
+    assert found.label == alone.label and found.confidence == pytest.approx(alone.confidence, rel=1e-3)
+
+
+def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
+    folder, file = runs("er")[0], runs("er")[0] / LEARNER
+    before = file.read_bytes()
+    code, out, _ = crumb("learner", "show", folder)
+    assert code == 0 and all(part in out for part in ("er, of a run", "small_cnn at 32", "apple: ", "8 at most"))
+    assert "can be asked" in out and "learned by er" in out
+    for place, words in ((folder, ["is a folder", f"copy {file}"]), (file, ["learned by er", "crumb predict"])):
+        teach, forget = ("teach", place, clips / "apple", "--label", "x"), ("learner", "forget", place, "apple")
+        other = ("export", place) if place == file else ("serve", place, "--port", "0")
+        for command in (teach, forget, other):
+            code, _, err = crumb(*command)
+            assert code == 1 and all(word in err for word in words) and err.count("\n") == 1, err
+    learner = Learner.load(file)
+    for change in (lambda: learner.teach(clips, "x"), lambda: learner.save(file), lambda: learner.forget("apple")):
+        with pytest.raises(LearnerError, match="crumb run --strategy rda"):
+            change()
+    assert file.read_bytes() == before and not folder.with_name(f"{folder.name}.lock").exists()
+    code, _, err = crumb("predict", folder, clips / "apple" / "object0", "--html", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert code == 0 and "There are no heat maps" in text and "not calibrated" in err and "not calibrated" in text
+
+
+def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_path):
+    shutil.copytree(runs("er")[0], tmp_path / "run")
+    photo = next(clips.rglob("*.png"))
+    for name in ("ledger.json", "result.json"):
+        text = (tmp_path / "run" / name).read_text()
+        (tmp_path / "run" / name).write_text(re.sub(r"\d", "7", text, count=1))
+        code, out, err = crumb("predict", tmp_path / "run", photo)
+        assert code == 1 and not out and f"{name} is not what the run wrote" in err and "restore it" in err
+        assert crumb("predict", tmp_path / "run" / LEARNER, photo)[0] == 0
+        (tmp_path / "run" / name).write_text(text)
+    (tmp_path / "run" / "result.json").write_text("{")
+    assert "result.json cannot be used" in crumb("predict", tmp_path / "run", photo)[2]
+    (tmp_path / "run" / "result.json").unlink()
+    assert crumb("predict", tmp_path / "run", photo)[0] == 0
+
+
+def new_strategy(name, stream):
+    """A strategy on a small network, with the header of its file; all global seeds are set."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+    entry, method = entry_of(name)
+    model = split_backbone(weights=None, codebook=Codebook(16, 16) if entry.codebook else None, **NETWORK)
+    calibrate(model, stream.train_stream[0].dataset)
+    mem_size = 12 if entry.budgeted else 0
+    learning, evaluator = LearningSettings(**LEARNING), EvaluationPlugin(loggers=[])
+    strategy = build_strategy(entry.name, model, learning, mem_size, 0, method=method, evaluator=evaluator)
+    whole = asdict(entry.method_settings(method))
+    header = LearnerHeader(entry.name, whole, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
+    return strategy, header
+
+
+def shapes():
+    """Three experiences of two classes."""
+    table = ToyShapesFrames(
+        classes=("fish", "house", "key", "leaf", "ring", "star"), objects_per_class=2, sessions=2, frames_per_clip=4,
+        size=SIZE, held_out_sessions=(1,),
+    )  # fmt: skip
+    table.reader = DrawnOnce()
+    return make_benchmark(table, "class_instance", 0, 2, pixel_transform(SIZE), pixel_transform(SIZE))
+
+
+def outputs_of(strategy, stream):
+    answers = Answers()
+    strategy.plugins.append(answers)
+    strategy.eval(stream.test_stream)
+    return answers.given
+
+
+@pytest.mark.parametrize("name", [name for name in KEPT if not entry_of(name)[0].joint])
+def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
+    stream = shapes()
+    strategy, header = new_strategy(name, stream)
+    for experience in stream.train_stream[:2]:
+        strategy.train(experience)
+    save_learner(tmp_path / LEARNER, strategy, header)
+    strategy.train(stream.train_stream[2])
+    torch.manual_seed(99)
+    np.random.seed(99)
+    loaded = load_learner(tmp_path / LEARNER).strategy
+    loaded.train(shapes().train_stream[2])
+    expected = strategy.model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in loaded.model.state_dict().items())
+    assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
+
+
+def test_answers_alone_do_not_train_on(tmp_path):
+    stream = shapes()
+    strategy, header = new_strategy("finetune", stream)
+    strategy.train(stream.train_stream[0])
+    save_learner(tmp_path / LEARNER, strategy, replace(header, keep="answers"))
+    loaded = load_learner(tmp_path / LEARNER).strategy
+    with pytest.raises(LearnerError, match=r"learner\.safetensors was kept with keep_learner=answers.*=full"):
+        loaded.train(stream.train_stream[1])
+    assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
+
+
+def test_a_state_that_cannot_be_said_is_a_learner_error(tmp_path):
+    strategy, header = new_strategy("finetune", shapes())
+    strategy.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(LearnerError, match="finetune cannot be saved: the optimizer holds weights that are not the mo"):
+        save_learner(tmp_path / LEARNER, strategy, header)
+
+
+def test_no_file_of_chance_or_without_a_request(tmp_path, crumb, tiny):
+    with pytest.raises(LearnerError, match="strategy chance has no learner file: its answers are random"):
+        save_learner(tmp_path / LEARNER, *new_strategy("chance", shapes()))
+    for options in (("--strategy", "chance"), ("--strategy", "ncm", "--keep-learner", "none")):
+        code, _, err = crumb(*tiny, *options, "--output", tmp_path / options[1])
+        assert code == 0, err
+        assert not (tmp_path / options[1] / LEARNER).exists() and (tmp_path / options[1] / "result.json").exists()
+
+
+def test_files_that_hold_no_learner_are_refused(tmp_path):
+    saved, stream = tmp_path / LEARNER, shapes()
+    strategy, header = new_strategy("ncm", stream)
+    strategy.train(stream.train_stream[0])
+    save_learner(saved, strategy, header)
+    with pytest.raises(LearnerError, match="there is no file"):
+        load_learner(tmp_path / "missing.safetensors")
+    state, metadata = read_state(saved)
+    write_state(tmp_path / "other.safetensors", state, {"format": "crumb-checkpoint-1"})
+    with pytest.raises(LearnerError, match="of format 'crumb-checkpoint-1', not crumb-run-learner-1"):
+        load_learner(tmp_path / "other.safetensors")
+    newer = json.loads(metadata["learner"]) | {"colour": "red"}
+    write_state(saved, state, {**metadata, "learner": json.dumps(newer)})
+    with pytest.raises(LearnerError, match=r"is no valid learner.*\('colour' is unknown"):
+        read_header(saved)
+    del state["strategy"]["method"]
+    write_state(saved, state, metadata)
+    with pytest.raises(LearnerError, match="does not fit strategy ncm"):
+        load_learner(saved)
