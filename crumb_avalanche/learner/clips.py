@@ -24,12 +24,7 @@ ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
 
 @dataclass(frozen=True)
 class BadImage:
-    """A file that gives no image, or a video that does not give all its frames.
-
-    Attributes:
-        path: path of the file.
-        reason: what is wrong with it.
-    """
+    """A file that gives no image, or a video that does not give all its frames, and what is wrong with it."""
 
     path: str
     reason: str
@@ -56,13 +51,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class ClipFiles:
-    """The files of a clip. They can be sent to another process, unlike a `Clip`.
-
-    Attributes:
-        path: path of the file or folder.
-        label: class name, or `None`.
-        files: paths of the photos in order, or of the video.
-    """
+    """The files of a clip, which can be sent to another process: photos in order, or a video."""
 
     path: str
     label: str | None
@@ -80,11 +69,7 @@ def warn(bad: BadImage) -> None:
 
 
 def label_of(clip: Clip | ClipFiles) -> str:
-    """Return the class name of a clip that is learned.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return the class name of a clip that is learned; raise ValueError if it has none."""
     if clip.label is None:
         raise ValueError(
             f"{clip.path} has no class: give a label (--label NAME), or a folder with a folder for each class and no "
@@ -97,11 +82,7 @@ def label_of(clip: Clip | ClipFiles) -> str:
 
 
 def path_of(source: str | os.PathLike) -> Path:
-    """Return the path with `~` expanded.
-
-    Raises:
-        ValueError: If it is empty.
-    """
+    """Return the path with `~` expanded; raise ValueError if it is empty."""
     text = os.path.expanduser(os.fsdecode(source))
     if not text:
         raise ValueError("the path is empty; give '.' for the current folder.")
@@ -161,20 +142,12 @@ def class_folders(source: object) -> dict[Path, str]:
     return {folder: check_name(folder.name) for folder in entries.folders if holds_images(folder)}
 
 
-def labels_of(source: object) -> tuple[str, ...]:
-    """Return the class names of `class_folders`."""
-    return tuple(dict.fromkeys(class_folders(source).values()))
-
-
 def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
-    """Ask about class folders that look like splits of a data set, and whose names are nearly those of other classes.
+    """Raise DoubtfulNameError for class folders that look like splits of a data set, or are nearly named as others.
 
     Args:
         source: path of a folder of class folders; every other source is passed.
         known: names of the classes taught.
-
-    Raises:
-        DoubtfulNameError: says what is meant, or how to insist.
     """
     if classes := class_folders(source):
         inner = {folder.name: [one.name for one in entries_of(folder).folders] for folder in classes}
@@ -185,9 +158,8 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
     """Return the only class folder of a source, and the names of two or more folders in it that could be the classes.
 
-    Returns:
-        `None` if there are several class folders or none, or if photos or videos of the only one lie in less than two
-        folders or beside them.
+    ``None`` if there are several class folders or none, or less than two folders in the only one, or photos beside
+    them.
     """
     classes = class_folders(source)
     if len(classes) != 1:

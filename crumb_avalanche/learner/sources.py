@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, is_video, walk
-from benchmarks_toybox_ilab.tables.frame import BadFrameError, whole_number
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import eight_bits, on_background, read_image, to_rgb
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
@@ -34,7 +34,6 @@ from crumb_avalanche.learner.clips import (
     OnBad,
     class_folders,
     is_pattern,
-    labels_of,
     matches,
     path_of,
     warn,
@@ -63,17 +62,16 @@ def clips_of(
 
     A folder is read to any depth: each video is a clip, and the photos of each folder are one. Files of other kinds and
     hidden ones are ignored, and counted by extension in one warning after the last clip, which also names class folders
-    without photos and videos. A folder reached twice through links is read once. Photos are rotated as their EXIF
-    orientation says and converted to 8-bit RGB by the rules of `tables.image`: transparency on white, and the first
-    image alone of several, with a warning. Frames of a video have at most 512 pixels on the short side.
+    without photos and videos. A folder reached twice through links is read once. Photos are upright and 8-bit RGB by
+    the rules of `tables.image`. Frames of a video have at most 512 pixels on the short side.
 
     Args:
         source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; array or tensor (see
             `array_images`); a `Clip`; or an iterable of these, which is read lazily. Photos and single images that
-            follow each other in an iterable are the frames of one clip; every other item is a source of its own, so
-            that lists of frames in a list are several clips. The photos of a folder that match a pattern are one clip.
+            follow each other in an iterable are the frames of one clip; every other item is a source of its own. The
+            photos of a folder that match a pattern are one clip.
         label: Class name of all clips. `None` uses the names of the class folders if the source is one folder of class
-            folders (see `labels_of`), and no label otherwise.
+            folders (see `class_folders`), and no label otherwise.
         fps: Frames per second of a video. `None` takes 1, or up to 5 from a video so short that 1 gives less than 20
             frames; 5 if the file does not state its length.
         on_bad: `"raise"` raises for the first file that cannot be decoded, or image of an array with a value that
@@ -82,12 +80,11 @@ def clips_of(
 
     Raises:
         FileNotFoundError: If the path does not exist.
-        BadFrameError: If a file cannot be decoded and `on_bad` is `"raise"`; from `Clip.frames` if that shows in its
-            content.
+        BadFrameError: If a file cannot be decoded and `on_bad` is `"raise"`; also from `Clip.frames`.
         ImportError: If there is a video, PyAV is not installed, and `on_bad` is `"raise"`.
         TypeError: If the source or an item is none of the above.
-        ValueError: If an argument or the name of a class folder breaks its rule, an array breaks the rule of
-            `array_images`, or the source holds no photo and no video (after the last clip).
+        ValueError: If an argument or the name of a class folder breaks its rule, or the source holds no photo and no
+            video (after the last clip).
     """
     if on_bad not in ("raise", "skip"):
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
@@ -100,14 +97,11 @@ def clips_of(
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
-    """Yield the clips of a source as ``clips_of`` does, without labels if no folder has the name of a class.
+    """Yield the clips of a source as ``clips_of`` does, without labels if no folder has the name of a class taught.
 
-    Args:
-        source: as for ``clips_of``; folders such as ``day1`` say nothing about what the photos show.
-        classes: the classes taught, with a ``name`` each.
-        **how: as for ``clips_of``.
+    Folders such as ``day1`` say nothing about what the photos show.
     """
-    folders = labels_of(source)
+    folders = class_folders(source).values()
     other = bool(folders) and {one.name for one in classes}.isdisjoint(folders)
     for clip in clips_of(source, **how):
         yield replace(clip, label=None) if other else clip
@@ -120,10 +114,7 @@ def files_of(
     on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[ClipFiles]:
-    """Yield the files of the clips of a path or glob pattern; `clips_of` yields the clips themselves.
-
-    Arguments and errors are those of `clips_of`, except for the content of files, which is not read.
-    """
+    """Yield the files of the clips of a path or glob pattern, whose content is not read; see `clips_of`."""
     path = path_of(source)
     reader = _Reader(None, on_bad == "skip", report)
     return reader.not_empty(reader.listed(path, None if label is None else check_name(label)), str(path))
@@ -139,13 +130,7 @@ def opened(
 
 
 class _Reader:
-    """Clips of sources, with one way to sample videos and to treat bad files.
-
-    Args:
-        fps: as in `clips_of`.
-        skip: report bad files instead of raising.
-        report: as in `clips_of`.
-    """
+    """Clips of sources, with one way to sample videos and to treat bad files; see `clips_of`."""
 
     def __init__(self, fps: float | None, skip: bool, report: Callable[[BadImage], object]) -> None:
         self.fps = fps
@@ -329,7 +314,7 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     Args:
         source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)` tensor on any device, of 3 channels
             or 4 with alpha; uint8; uint16, of which the upper 8 of the bits that are used are kept (see `eight_bits`);
-            or floating-point from 0 to 1, which is multiplied by 255 and rounded.
+            or floating-point from 0 to 1.
         name: Name of the source. The images of a batch are named `name[0]`, `name[1]` ...
 
     Raises:
@@ -353,29 +338,21 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
 def batches(
     frames: Iterable[tuple[str, Image.Image]], size: int, image_size: int, interpolation: str = "bilinear"
 ) -> "Iterator[tuple[list[str], torch.Tensor]]":
-    """Yield images in batches, resized to a square as `crumb run` does (`PixelTransform`).
+    """Yield the paths of images, and the images resized to a square as `crumb run` does (`PixelTransform`), in batches.
 
-    Images are taken and resized one at a time. The reduced decoding of large JPEG files is not used, because its result
-    differs.
+    Images are taken one at a time. The reduced decoding of large JPEG files is not used, because its result differs.
 
     Args:
         frames: Pairs of path and image, such as `Clip.frames`.
         size: Number of images in a batch; the last one may have less.
-        image_size: Side in pixels.
+        image_size: Side in pixels; the batches are `(B, 3, image_size, image_size)` uint8.
         interpolation: Filter, as for `PixelTransform`.
-
-    Yields:
-        The paths, and `(B, 3, image_size, image_size)` uint8.
-
-    Raises:
-        ValueError: If `size` or `image_size` is not a whole number of at least 1.
     """
     import torch
 
     from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
-    size, side = whole_number("size", size, 1), whole_number("image_size", image_size, 1)
-    transform = PixelTransform(side, interpolation)
+    transform = PixelTransform(image_size, interpolation)
     paths: list[str] = []
     pixels: list[torch.Tensor] = []
     for path, image in frames:
@@ -395,11 +372,7 @@ def _is_tensor(source: object) -> bool:
 
 
 def pixels_image(pixels: Any) -> Image.Image:
-    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha.
-
-    Raises:
-        ValueError: If a value is NaN or outside 0 to 1.
-    """
+    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha; raise ValueError for odd values."""
     if _is_tensor(pixels):
         pixels = pixels.detach().permute(1, 2, 0).cpu()
         pixels = (pixels.float() if pixels.is_floating_point() else pixels).numpy()
@@ -419,27 +392,20 @@ def pixels_image(pixels: Any) -> Image.Image:
 def sample(source: Any, image_size: int, interpolation: str, count: int = 64) -> "Iterator[torch.Tensor]":
     """Yield batches of at most ``count`` images, of a path evenly spread over its clips and their photos.
 
-    Of other sources the first images are taken. Files that cannot be read are left out.
-
-    Args:
-        source: as for ``clips_of``; one that can be read several times.
-        image_size, interpolation: as for ``batches``.
-        count: see above.
+    Of other sources the first images are taken. Files that cannot be read are left out, and reported where they are
+    learned.
     """
 
     def spread(items: Sequence[Any], count: int) -> list[Any]:
         return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, count).astype(int))]
 
-    def silent(bad: object) -> None:
-        """What cannot be read is reported where it is learned."""
-
     each = count
-    clips: Iterable[Clip] = []
+    how: Any = {"on_bad": "skip", "report": [].append}
     if isinstance(source, str | os.PathLike):
-        files = spread(list(files_of(source, on_bad="skip", report=silent)), count)
+        files = spread(list(files_of(source, **how)), count)
         each = count // len(files)
-        clips = opened([replace(clip, files=tuple(spread(clip.files, each))) for clip in files], "skip", silent)
+        clips = opened([replace(clip, files=tuple(spread(clip.files, each))) for clip in files], **how)
     else:
-        clips = clips_of(source, on_bad="skip", report=silent)
+        clips = clips_of(source, **how)
     frames = chain.from_iterable(islice(clip.frames, each) for clip in clips)
     return (pixels for _, pixels in batches(islice(frames, count), AT_A_TIME, image_size, interpolation))

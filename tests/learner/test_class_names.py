@@ -6,8 +6,8 @@ import pytest
 from clip_trees import TREE, read, write_tree
 from patch_images import images
 
-from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name
-from crumb_avalanche.learner.clips import Clip, check_class_folders, labels_of, only_class_folder
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name, check_near
+from crumb_avalanche.learner.clips import Clip, check_class_folders, class_folders, only_class_folder
 from crumb_avalanche.learner.sources import clips_of
 
 
@@ -23,27 +23,20 @@ def test_class_names(name):
         ("  ", "is blank"),
         ("a\nb", r"contains '\\n'"),
         ("a\x00", r"contains '\\x00'"),
-        ("a\x85", r"contains '\\x85'"),
         ("a\u2028b", r"contains '\\u2028'"),
         ("a\udcff", r"contains '\\udcff'"),
         ("a/b", "contains '/'"),
         ("a\\b", r"contains '\\\\'"),
         ("x" * 201, "has 201 characters"),
         (3, r"3 \(int\)"),
-        (None, "None"),
+        ("Straße/カップ", "class name 'Straße/カップ' contains '/'"),
+        ("Straße\x1b[2J", r"class name 'Straße\\x1b\[2J' contains '\\x1b'"),
     ],
 )
 def test_class_names_that_break_the_rule(name, fact):
     with pytest.raises(ValueError, match=fact) as error:
         check_name(name)
     assert "1 to 200 characters" in str(error.value) and len(str(error.value)) < 300
-
-
-def test_a_name_of_any_alphabet_is_readable_in_errors():
-    with pytest.raises(ValueError, match=r"class name 'Straße/カップ' contains '/'"):
-        check_name("Straße/カップ")
-    with pytest.raises(ValueError, match=r"class name 'Straße\\x1b\[2J' contains '\\x1b'"):
-        check_name("Straße\x1b[2J")
 
 
 def test_names_that_look_the_same_are_the_same():
@@ -54,7 +47,7 @@ def test_names_that_look_the_same_are_the_same():
 @pytest.mark.skipif(os.name == "nt", reason="no such file names")
 def test_class_folders_whose_name_breaks_the_rule(tmp_path):
     write_tree(tmp_path, ("cup/a.png", "line\nbreak/a.png"))
-    for call in (labels_of, clips_of):
+    for call in (class_folders, clips_of):
         with pytest.raises(ValueError, match=r"'line\\nbreak' contains .*rename the folder"):
             call(tmp_path)
     assert len(read(tmp_path, label="cup")) == 2
@@ -63,30 +56,21 @@ def test_class_folders_whose_name_breaks_the_rule(tmp_path):
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("Cup", "cup"),
-        ("ｃｕｐ", "cup"),
-        ("tea  cup", "tea cup"),
-        ("tea\u00a0cup", "tea cup"),
-        ("STRASSE", "Straße"),
-        ("CAFE\u0301", "café"),
-        ("ﬁsh", "fish"),
-        ("❤\ufe0f", "❤"),
+        *(("Cup", "cup"), ("ｃｕｐ", "cup"), ("tea  cup", "tea cup"), ("tea\u00a0cup", "tea cup")),
+        *(("STRASSE", "Straße"), ("CAFE\u0301", "café"), ("ﬁsh", "fish"), ("❤\ufe0f", "❤")),
     ],
 )
-def test_near_twins_are_asked_about(make, name, near):
-    learner = make()
-    learner.teach(images(0), near)
+def test_near_twins_are_asked_about(name, near):
     with pytest.raises(DoubtfulNameError, match=r"is nearly the name of class .*new_class=True") as error:
-        learner.teach(images(1), name)
-    assert error.value.near == near and [info.name for info in learner.classes] == [near]
-    learner.teach(images(1), name, new_class=True)
-    learner.teach(images(1), name)
-    assert len(learner.classes) == 2
+        check_near([check_name(name)], [check_name(near)])
+    assert error.value.near == near
 
 
 def test_near_twins_come_by_no_other_road(make):
     learner, other = make(), make()
     learner.teach(images(0), "cup")
+    with pytest.raises(DoubtfulNameError):
+        learner.teach(images(1), "Cup")
     other.teach(images(1), "Cup")
     with pytest.raises(DoubtfulNameError):
         learner.merge(other)

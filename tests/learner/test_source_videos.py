@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -27,11 +28,14 @@ def video(tmp_path_factory):
     return write_video(tmp_path_factory.mktemp("video") / "clip.mp4", faststart=True)
 
 
-def test_a_video_is_sampled(video):
-    assert numbers(video, fps=1) == [[0, 10, 20]]
-    assert numbers(video, fps=2.5) == [[0, 4, 8, 12, 16, 20, 24, 28]]
-    assert numbers(video) == [[0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]]  # short: 5 a second
-    assert read(video, video.parent, fps=2)[0][2][:4] == [f"clip.mp4#t={time}" for time in ("0", "0.5", "1", "1.5")]
+@pytest.mark.parametrize(
+    ("fps", "expected"),
+    [(1, [0, 10, 20]), (2.5, [0, 4, 8, 12, 16, 20, 24, 28]), (None, [*range(0, 30, 2)]), (40, [*range(30)])],
+)
+def test_a_video_is_sampled_without_a_frame_given_twice(video, fps, expected):
+    assert numbers(video, fps=fps) == [expected]  # None: a short one 5 times a second
+    if fps == 2.5:
+        assert read(video, video.parent, fps=fps)[0][2][:3] == [f"clip.mp4#t={time}" for time in ("0", "0.4", "0.8")]
     assert os.listdir(video.parent) == ["clip.mp4"], "nothing is written beside a video"
 
 
@@ -47,33 +51,20 @@ def test_sound_that_lasts_longer_does_not_reduce_the_frames(tmp_path):
     assert numbers(path) == [list(range(0, 60, 3))]  # 20 of 6 seconds
 
 
-def test_no_frame_of_a_video_is_given_twice(video):
-    assert numbers(video, fps=40) == [list(range(30))]
-
-
-def test_frames_of_a_video_are_those_of_a_run(tmp_path):
+def test_videos_and_photos_are_all_taken_and_frames_are_those_of_a_run(tmp_path):
     pytest.importorskip("av")
-    write_video(tmp_path / "mug" / "a.mp4", seconds=4, size=(720, 540))
-    write_video(tmp_path / "mug" / "b.mp4", seconds=4)
-    found = [np.asarray(image) for clip in clips_of(tmp_path, fps=1) for _, image in clip.frames]
-    assert found[0].shape == (512, 683, 3)
-    table = ClipFolderFrames(tmp_path, held_out=0)
-    assert len(table) == len(found) == 8
-    assert all(np.array_equal(image, table.read(row)) for row, image in enumerate(found))
-
-
-def test_videos_and_photos_of_a_folder_are_all_taken(video, tmp_path):
-    for name in ("cup/10.mp4", "cup/2.MP4", "cup/.hidden.mp4", "mug/a/clip.mp4"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(video.read_bytes())
-    save(tmp_path / "cup" / "x.png")
-    clips = read(tmp_path, tmp_path, fps=1)
-    assert [(path, label, len(frames)) for path, label, frames in clips] == [
-        ("cup", "cup", 1),
-        ("cup/2.MP4", "cup", 3),
-        ("cup/10.mp4", "cup", 3),
-        ("mug/a/clip.mp4", "mug", 3),
+    write_video(tmp_path / "mug" / "10.mp4", size=(720, 540))
+    for name in ("cup/object/2.MP4", "cup/object/.hidden.mp4"):
+        write_video(tmp_path / name)
+    save(tmp_path / "cup" / "a" / "x.png")
+    clips = list(clips_of(tmp_path, fps=1))
+    frames = [[np.asarray(image) for _, image in clip.frames] for clip in clips]
+    assert [(os.path.relpath(clip.path, tmp_path), clip.label, len(some)) for clip, some in zip(clips, frames)] == [
+        *[("cup/a", "cup", 1), ("cup/object/2.MP4", "cup", 3), ("mug/10.mp4", "mug", 3)],
     ]
+    table = ClipFolderFrames(tmp_path, held_out=0)
+    assert frames[2][0].shape == (512, 683, 3) and len(table) == 7
+    assert all(np.array_equal(image, table.read(row)) for row, image in enumerate(chain(*frames)))
 
 
 def test_bad_videos(video, tmp_path):
