@@ -160,6 +160,14 @@ def test_a_run_is_asked_from_python(runs, clips):
     assert found.label == alone.label and found.confidence == pytest.approx(alone.confidence, rel=1e-3)
 
 
+def test_a_run_in_closed_form_is_taught_on(runs, tmp_path):
+    learner = Learner.load(runs("rda")[0])
+    learner.teach(np.full((2, 32, 32, 3), 200, np.uint8), "new")
+    learner.save(tmp_path / "mine.safetensors")
+    names = [info.name for info in Learner.load(tmp_path / "mine.safetensors").classes]
+    assert names == ["apple", "box", "cup", "dice", "new"]
+
+
 def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
     folder, file = runs("er")[0], runs("er")[0] / LEARNER
     before = file.read_bytes()
