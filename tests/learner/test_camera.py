@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from itertools import repeat
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,12 +57,6 @@ def test_the_platform_decides_how_a_camera_is_opened(opened, monkeypatch, platfo
     assert [frame_number(image) for _, image in frames] == [0, 5, 10, 15]
 
 
-def test_a_number_is_no_camera_on_windows(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(ValueError, match=r"device is 0.*its name.*dshow"):
-        camera_clip(0)
-
-
 @pytest.mark.parametrize(
     ("seconds", "fps", "expected"),
     [(1, 10, list(range(10))), (0.5, 50, [0, 1, 2, 3, 4]), (10, 1, [0, 10, 20]), (1, 3, [0, 4, 7]), (0.01, 1, [0])],
@@ -109,39 +104,29 @@ def times(seconds=10, fps=10):
     return [path.partition("#t=")[2] for path, _ in camera_clip("x", seconds, fps).frames]
 
 
-def test_a_camera_that_has_no_frame_yet_is_asked_again(monkeypatch):
-    fake_camera(monkeypatch, [BlockingIOError(35, "unavailable"), 5.0, BlockingIOError(35, "unavailable"), 5.1, 5.2])
-    assert times() == ["0", "0.1", "0.2"]
-
-
-def test_a_camera_that_never_gives_a_frame(monkeypatch):
-    fake_camera(monkeypatch, (BlockingIOError(35, "unavailable") for _ in iter(int, 1)))
-    clock = iter(range(1000))
-    monkeypatch.setattr(camera.time, "monotonic", lambda: next(clock))
-    with pytest.raises(CameraError, match="camera x gives no frame in 10 seconds"):
-        times()
-
-
-def test_time_stamps_that_stand_still_end_too(monkeypatch):
-    fake_camera(monkeypatch, (3.0 for _ in iter(int, 1)))
-    clock = iter(range(1000))
-    monkeypatch.setattr(camera.time, "monotonic", lambda: next(clock))
-    assert times(seconds=2) == ["0"]
-
-
-def test_frames_that_come_late_are_not_repeated(monkeypatch):
-    fake_camera(monkeypatch, [0, 0.1, 0.95, 1.0, 1.1])
-    assert times(fps=5) == ["0", "0.8", "1"]
+NOT_YET = BlockingIOError(35, "unavailable")
 
 
 @pytest.mark.parametrize(
-    ("stamps", "fact"),
-    [([], "gives no frame"), ([0, OSError(19, "No such device")], "stops: No such device")],
+    ("stamps", "options", "expected"),
+    [
+        ([NOT_YET, 5.0, NOT_YET, 5.1, 5.2], {}, ["0", "0.1", "0.2"]),  # asked again
+        ([0, 0.1, 0.95, 1.0, 1.1], {"fps": 5}, ["0", "0.8", "1"]),  # late frames are not repeated
+        (repeat(3.0), {"seconds": 2}, ["0"]),  # time stamps that stand still end too
+        ([], {}, "gives no frame"),
+        (repeat(NOT_YET), {}, "gives no frame in 10 seconds"),
+        ([0, OSError(19, "No such device")], {}, "stops: No such device"),
+    ],
 )
-def test_a_camera_that_stops(monkeypatch, stamps, fact):
+def test_frames_come_at_their_time_and_end(monkeypatch, stamps, options, expected):
     fake_camera(monkeypatch, stamps)
-    with pytest.raises(CameraError, match=rf"camera x {fact}.*connected"):
-        times()
+    clock = iter(range(1000))
+    monkeypatch.setattr(camera.time, "monotonic", lambda: next(clock))
+    if isinstance(expected, list):
+        assert times(**options) == expected
+    else:
+        with pytest.raises(CameraError, match=rf"camera x {expected}.*connected"):
+            times(**options)
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
@@ -172,8 +157,10 @@ def test_pyav_is_needed(monkeypatch):
         ({"seconds": "5"}, "seconds is '5'"),
         ({"fps": 0}, r"fps is 0.*above 0"),
         ({"label": "a/b"}, "'a/b'"),
+        ({"device": 0}, r"device is 0.*its name.*dshow"),
     ],
 )
-def test_arguments(arguments, fact):
+def test_arguments(monkeypatch, arguments, fact):
+    monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(ValueError, match=fact):
         camera_clip(**arguments)

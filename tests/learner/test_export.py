@@ -1,6 +1,5 @@
 """An exported learner: a file that answers as the learner does, or no file."""
 
-import itertools
 import json
 import re
 import sys
@@ -16,7 +15,7 @@ from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche.learner import export
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.learner.export import ExportError, Graph, Resize, export_onnx
+from crumb_avalanche.learner.export import OUTPUTS, ExportError, Graph, Resize, export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.predictor import NothingTaughtError
@@ -63,25 +62,38 @@ def test_the_file_answers_as_the_learner_where_cells_share_rows(tmp_path):
     assert parity.holds and parity.score_error < 1e-4
 
 
+@pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize("method", CLOSED_FORMS)
-def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, tmp_path):
+def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, fitted, tmp_path):
     learner = taught(method)
+    for number in range(10 * fitted):  # lessons of known classes fit temperature and threshold
+        learner.teach(photos(number % 5, 3, 3 + number // 5), f"c{number % 5}")
+    learner.forget("c2")
     parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(5) for one in photos(n, 4, 1, (40, 50))])
     assert parity.holds and parity.images == 20 and parity.score_error < 1e-4 and parity.other_labels == 0
-    session = session_of(tmp_path / "a.onnx")
-    for (rows, columns), batch in itertools.product([(32, 32), (90, 44), (20, 20), (32, 120)], (1, 5)):
-        images = photos(3, batch, 2, (rows, columns))
-        (scores,) = session.run(["scores"], {"images": images})
-        assert scores.shape == (batch, 5) and scores.dtype == np.float32
-        frames = learner.predict(images).frames if batch > 1 else [learner.predict(images)]
-        assert [f"c{label}" for label in scores.argmax(1)] == [frame.label for frame in frames]
+    assert parity.familiarity_error < 1e-2
+    session, names = session_of(tmp_path / "a.onnx"), ["c0", "c1", "c3", "c4"]
+    for size, numbers in (((32, 32), range(8)), ((90, 44), [3]), ((20, 20), [1]), ((32, 120), [4])):
+        images = np.concatenate([photos(number, 3, 6, size) for number in numbers])  # also of classes not taught
+        outputs = session.run(list(OUTPUTS), {"images": images})
+        scores, shares, familiarity, known = outputs
+        assert [one.dtype for one in outputs] == [np.float32] * 3 + [bool] and scores.shape == (len(images), 4)
         pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in images])
-        expected = learner._classifier.statistics.scores(
-            learner._classifier.compute(learner.network.model, pixels)
-        ).numpy()
+        found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
+        expected = found.scores.numpy() * learner._classifier.statistics.temperature
         # Pillow may resize a tall image along its height first: some pixels differ by one level.
-        tolerance = 5e-3 if rows > columns else 1e-4
+        tolerance = 5e-3 if size[0] > size[1] else 1e-4
         np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+        frames = learner.predict(images).frames
+        assert [names[place] for place in scores.argmax(1)] == [frame.label for frame in frames]
+        if size != (32, 32):
+            continue
+        expected = learner._classifier.confidence.familiarity(found).numpy()
+        np.testing.assert_allclose(familiarity, expected, atol=1e-2)
+        assert known.tolist() == [frame.known for frame in frames] and known.any() and not (fitted and known.all())
+        for row, frame in zip(shares, frames, strict=True):
+            expected = dict([(frame.label, frame.confidence), *frame.runners_up])
+            np.testing.assert_allclose(row, [expected[name] for name in names], atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -128,15 +140,16 @@ def test_a_graph_that_answers_otherwise_leaves_no_file(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["b.onnx"] and (tmp_path / "b.onnx").read_bytes() == b"before"
 
 
-@pytest.mark.parametrize(("error", "other", "holds"), [(9e-4, 1, True), (2e-3, 0, False), (0.0, 2, False)])
-def test_what_counts_as_parity(error, other, holds):
-    assert export.Parity(500, error, other).holds is holds
-    assert not export.Parity(20, 0.0, 1).holds and not export.Parity(20, float("inf"), 0).holds
-
-
-@pytest.mark.parametrize(("error", "other", "holds"), [(9e-3, 1, True), (2e-2, 0, False), (0.0, 2, False)])
-def test_familiarity_counts_for_parity(error, other, holds):
-    assert export.Parity(500, 0.0, 0, error, other).holds is holds
+@pytest.mark.parametrize(
+    ("parity", "holds"),
+    [
+        *(((500, 9e-4, 1), True), ((500, 2e-3, 0), False), ((500, 0.0, 2), False), ((20, 0.0, 1), False)),
+        *(((20, float("inf"), 0), False), ((500, 0.0, 0, 9e-3, 1), True), ((500, 0.0, 0, 2e-2, 0), False)),
+        ((500, 0.0, 0, 0.0, 2), False),
+    ],
+)
+def test_what_counts_as_parity(parity, holds):
+    assert export.Parity(*parity).holds is holds
 
 
 def test_a_graph_that_resizes_otherwise_is_noticed():
@@ -158,39 +171,6 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
     assert parity.images == 10 and parity.score_error == pytest.approx(0, abs=1e-6) and parity.other_labels == 7
     assert parity.familiarity_error == pytest.approx(0, abs=1e-6) and parity.other_known == 10
     assert not parity.holds
-
-
-@pytest.mark.parametrize("method", CLOSED_FORMS)
-def test_probabilities_are_those_of_the_learner(method, tmp_path):
-    learner = taught(method)
-    for number in range(5):  # lessons of known classes fit the temperature
-        learner.teach(photos(number, 3, 3), f"c{number}")
-    export_onnx(learner, tmp_path / "a.onnx")
-    images = photos(1, 4, 5)
-    (shares,) = session_of(tmp_path / "a.onnx").run(["probabilities"], {"images": images})
-    for row, frame in zip(shares, learner.predict(images).frames, strict=True):
-        expected = dict([(frame.label, frame.confidence), *frame.runners_up])
-        np.testing.assert_allclose(row, [expected[f"c{number}"] for number in range(5)], atol=1e-3)
-
-
-@pytest.mark.parametrize("fitted", [False, True])
-@pytest.mark.parametrize("method", CLOSED_FORMS)
-def test_known_and_unknown_are_those_of_the_learner(method, fitted, tmp_path):
-    learner = taught(method)
-    for number in range(10 * fitted):  # five lessons of known classes fit the threshold
-        learner.teach(photos(number % 5, 3, 3 + number // 5), f"c{number % 5}")
-    learner.forget("c2")
-    assert export_onnx(learner, tmp_path / "a.onnx").familiarity_error < 1e-2
-    images = np.concatenate([photos(number, 4, 6) for number in range(8)])  # of which three classes were not taught
-    outputs = ["known", "familiarity"]
-    known, familiarity = session_of(tmp_path / "a.onnx").run(outputs, {"images": images})
-    assert known.shape == familiarity.shape == (32,) and known.dtype == bool and familiarity.dtype == np.float32
-    pixels = torch.from_numpy(images).permute(0, 3, 1, 2)
-    found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
-    expected = learner._classifier.confidence.familiarity(found).numpy()
-    np.testing.assert_allclose(familiarity, expected, atol=1e-2)
-    assert known.tolist() == [frame.known for frame in learner.predict(images).frames]
-    assert known.any() and (not fitted or not known.all())
 
 
 def test_a_learner_without_classes_is_refused(tmp_path):
@@ -216,10 +196,12 @@ def test_on_the_command_line(crumb, tmp_path):
     assert session_of(tmp_path / "mine.onnx").get_outputs()[0].name == "scores"
     code, out, _ = crumb("export", tmp_path / "mine.safetensors", "--output", tmp_path / "other.onnx")
     assert code == 0 and "32 images" in out and (tmp_path / "other.onnx").is_file()
-    code, _, err = crumb("export", tmp_path / "absent.safetensors")
-    assert code == 1 and "there is no file" in err
-    code, _, err = crumb("export", tmp_path / "mine.safetensors", "--images", tmp_path / "absent")
-    assert code == 1 and "no file or folder" in err
+    for options, words in (
+        (["absent.safetensors"], "there is no file"),
+        (["mine.safetensors", "--images", tmp_path / "absent"], "no file or folder"),
+    ):
+        code, _, err = crumb("export", tmp_path / options[0], *options[1:])
+        assert code == 1 and words in err
     code, _, err = crumb("export", tmp_path / "mine.safetensors", "--to", "tflite")
     assert code != 0 and "onnx" in err
 
