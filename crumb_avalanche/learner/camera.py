@@ -32,8 +32,7 @@ def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, 
     Frames have at most 512 pixels on the short side. A camera with less than `fps` frames per second gives fewer.
 
     Args:
-        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name. The path of a
-            video file plays that file.
+        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name; or a video file.
         seconds: length of the clip.
         fps: frames per second.
         label: class name of the clip.
@@ -52,7 +51,7 @@ def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, 
 
 
 def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
-    """What PyAV opens a camera with: the name, and the options of the platform."""
+    """Return the name and the options of the platform that PyAV opens a camera with."""
     if isinstance(device, str) and os.path.isfile(device):
         return os.path.abspath(device), {}
     if sys.platform == "win32":

@@ -1,10 +1,10 @@
 """Teach a learner in closed form by many workers: each learns shards of the clips, and the shards are merged in a tree.
 
-Shards depend on the clips alone, and the tree on the number of shards. The result is therefore the same for any number
-of workers, and for workers that are lost, whose shards are taught again.
+Shards depend on the clips alone, and the tree on the number of shards: the result is the same for any number of
+workers, and for workers that are lost, whose shards are taught again.
 
-Confidence is calibrated as in a lesson without workers, on clips that are asked before they are learned. There are
-eight groups of shards, and some clips of each group are asked of what the learner knew before and all other groups.
+Confidence is calibrated on clips that are asked before they are learned: some clips of each of eight groups of shards
+are asked of what the learner knew before and all other groups.
 """
 
 import copy
@@ -37,25 +37,15 @@ Kind = TypeVar("Kind", bound=Classifier)
 
 @dataclass(frozen=True)
 class Task:
-    """What is the same for all shards.
-
-    Attributes:
-        method: name of a closed form.
-        features: arguments of ``FeatureMoments``.
-        budget_bytes: of the learner.
-        kept: number of the last features, which are never dropped.
-        runtime: what runs the network, without its function.
-        skip: whether files that cannot be read are left out.
-        asked: most clips of a shard that are asked.
-    """
+    """What is the same for all shards."""
 
     method: str
-    features: dict[str, Any]
+    features: dict[str, Any]  # arguments of FeatureMoments
     budget_bytes: int
-    kept: int
-    runtime: Runtime
-    skip: bool
-    asked: int = 1
+    kept: int  # number of the last features, which are never dropped
+    runtime: Runtime  # without its function
+    skip: bool  # leave out files that cannot be read
+    asked: int = 1  # most clips of a shard that are asked
 
     def classifier(self, state: State) -> Classifier:
         """Return the classifier of a state."""
@@ -78,14 +68,9 @@ def teach_distributed(
     on_bad: OnBad = "raise",
     progress: Progress | None = None,
 ) -> Lesson:
-    """Learn the clips of a path or pattern, which all workers can read, as one lesson.
+    """Learn the clips of a path or pattern, which all workers can read, as one lesson; see ``Learner.teach``.
 
-    Args:
-        network: of the learner.
-        classifier: changed in place, after the last shard.
-        source, label, on_bad: see ``files_of``.
-        engine: its workers.
-        progress: called with the number of images after each shard.
+    The classifier is changed after the last shard. ``progress`` is called with the number of images after each shard.
 
     Raises:
         ValueError: the method trains layers, the source is no path, a clip has no label, a feature is not finite, there
@@ -207,11 +192,7 @@ class _Noting(Classifier):
 def teach_shard(
     task: Task, sent: tuple[dict[str, Any], dict[str, Tensor]], shard: Sequence[ClipFiles]
 ) -> tuple[State, list[tuple[str, Tensor]], Lesson]:
-    """Learn the clips of a shard.
-
-    Returns:
-        State of what was learned, class names with features of clips to be asked, and the lesson.
-    """
+    """Learn a shard; return what was learned, class names with features of clips to be asked, and the lesson."""
     network = _network(task, sent)
     classifier = task.empty(_Noting, FeatureMoments(**task.features).length(network.model))
     classifier.asked, classifier.step = [], -(-len(shard) // task.asked)

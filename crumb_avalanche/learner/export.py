@@ -45,21 +45,13 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of an exported graph with its learner.
-
-    Attributes:
-        images: number of images.
-        score_error: largest difference of a score for the same resized image, relative to the image's largest score.
-        other_labels: number of images with another label if the graph resizes them.
-        familiarity_error: largest difference of the familiarity for the same resized image.
-        other_known: number of images of which the graph, if it resizes them, says otherwise whether they are known.
-    """
+    """Comparison of an exported graph with its learner."""
 
     images: int
-    score_error: float
-    other_labels: int
-    familiarity_error: float = 0.0
-    other_known: int = 0
+    score_error: float  # largest difference for the same resized image, relative to the image's largest score
+    other_labels: int  # images with another label if the graph resizes them
+    familiarity_error: float = 0.0  # largest difference for the same resized image
+    other_known: int = 0  # images that the graph, if it resizes them, calls known and the learner not, or the reverse
 
     @property
     def holds(self) -> bool:
@@ -74,9 +66,9 @@ class Parity:
     def __str__(self) -> str:
         return (
             f"{self.images} images: scores differ by at most {self.score_error:.1e} of the largest one (allowed "
-            f"{SCORE_TOLERANCE:.0e}), labels of {self.other_labels} differ (allowed {self._allowed}), the familiarity "
-            f"differs by at most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), known or unknown "
-            f"of {self.other_known} (allowed {max(1, self._allowed)})"
+            f"{SCORE_TOLERANCE:.0e}), labels of {self.other_labels} (allowed {self._allowed}), the familiarity by at "
+            f"most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), known or unknown of "
+            f"{self.other_known} (allowed {max(1, self._allowed)})"
         )
 
 
@@ -104,11 +96,7 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
         ExportError: the learner learns by replay or in int8, its method has an operation that ONNX lacks, or the graph
             answers otherwise than the learner; no file is written, and an existing one is unchanged.
     """
-    try:
-        import onnx  # noqa: F401
-        import onnxruntime
-    except ImportError as error:
-        raise _needed() from error
+    _, onnxruntime = _load()
     learner.check_teachable()
     with learner._lock:
         if not learner.classes:
@@ -142,10 +130,7 @@ def is_export(path: str | os.PathLike) -> bool:
     Raises:
         ImportError: onnx is not installed.
     """
-    try:
-        import onnx
-    except ImportError as error:
-        raise _needed() from error
+    onnx, _ = _load()
     from google.protobuf.message import DecodeError
 
     try:
@@ -154,15 +139,17 @@ def is_export(path: str | os.PathLike) -> bool:
         return False
 
 
-def _needed() -> ImportError:
-    return ImportError("the export to ONNX needs onnx and onnxruntime: pip install 'crumb-avalanche[onnx]'")
+def _load() -> tuple[Any, Any]:
+    try:
+        import onnx
+        import onnxruntime
+    except ImportError as error:
+        cure = "pip install 'crumb-avalanche[onnx]'"
+        raise ImportError(f"the export to ONNX needs onnx and onnxruntime: {cure}") from error
+    return onnx, onnxruntime
 
 
 # The graph
-
-
-def _triangle(distances: Tensor) -> Tensor:
-    return (1 - distances).clamp_min(0)
 
 
 def _cubic(distances: Tensor) -> Tensor:
@@ -172,20 +159,15 @@ def _cubic(distances: Tensor) -> Tensor:
     return torch.where(distances < 1, near, torch.where(distances < 2, far, torch.zeros_like(distances)))
 
 
-FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+FILTERS = {"bilinear": lambda distances: (1 - distances).clamp_min(0), "bicubic": _cubic}
 
 
 class Resize(nn.Module):
     """Resize ``(B, H, W, 3)`` uint8 images of any size; ``(B, 3, size, size)`` float64 pixels, whole numbers 0 to 255.
 
-    Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their
-    sums are exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with
-    a tie, and of images that Pillow resizes along their height first. ONNX's own ``Resize`` with ``antialias=1`` is up
-    to 19 levels from Pillow in ONNX Runtime.
-
-    Args:
-        size: side in pixels of the results.
-        interpolation: ``bilinear`` or ``bicubic``.
+    Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their sums are
+    exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with a tie,
+    and of images that Pillow resizes along their height first. ONNX's own ``Resize`` is up to 19 levels from Pillow.
     """
 
     def __init__(self, size: int, interpolation: str = "bilinear"):
@@ -217,12 +199,7 @@ def _shifted(pixels: Tensor) -> Tensor:
 
 
 class Features(nn.Module):
-    """Features ``(B, D)`` float32 of ``(B, 3, h, w)`` pixels from 0 to 255, as ``FeatureMoments`` computes them.
-
-    Args:
-        model: its plastic layers are an ``nn.Sequential`` with the head in it.
-        moments: says which features.
-    """
+    """Features ``(B, D)`` float32 of ``(B, 3, h, w)`` pixels from 0 to 255, as ``FeatureMoments`` computes them."""
 
     def __init__(self, model: SplitModel, moments: FeatureMoments):
         super().__init__()

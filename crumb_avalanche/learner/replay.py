@@ -39,23 +39,14 @@ FIRST_LOCATIONS = 512  # of maps that they are fitted on, at least
 
 @dataclass(frozen=True)
 class ReplayMethod:
-    """What a learner needs to know of a method by replay.
+    """What a learner needs to know of a method by replay."""
 
-    Attributes:
-        memory: what a memory is, in words.
-        temperature: of its scores.
-        images: whether memories are images; maps are calibrated on and stored as codes otherwise.
-        herds: whether the method chooses its memories itself and orders them by priority.
-        rehearsals: steps after each piece on memories with equal shares of all classes.
-        learning: ``LearningSettings`` that differ from ``LEARNING``.
-    """
-
-    memory: str
-    temperature: float = 1.0
-    images: bool = False
-    herds: bool = False
-    rehearsals: int = 0
-    learning: dict[str, Any] = field(default_factory=dict, hash=False)
+    memory: str  # what a memory is, in words
+    temperature: float = 1.0  # of its scores
+    images: bool = False  # memories are images; else maps are calibrated on and stored as codes
+    herds: bool = False  # it chooses its memories itself and orders them by priority
+    rehearsals: int = 0  # steps after each piece on memories with equal shares of all classes
+    learning: dict[str, Any] = field(default_factory=dict, hash=False)  # LearningSettings that differ from LEARNING
 
 
 LEARNING: dict[str, Any] = dict(first_epochs=5, clamp_gradients=10.0)
@@ -79,18 +70,7 @@ class ReplayClassifier(Classifier):
     the fixed parts leave is shared equally by the classes; for a new class, all others give up memories first.
 
     *Confidence*: temperature of the scores as in closed form; unknown images by distances of the mean of F's map from
-    running class means.
-
-    Args:
-        method: one of ``REPLAY``.
-        frozen: the network; its F is shared.
-        budget_bytes: most bytes, see above.
-
-    Attributes:
-        statistics: running class means of F's maps.
-        network: trained layers.
-        memories: what is stored.
-        pieces: number of pieces trained on; 0 while maps are kept.
+    running class means (``statistics``).
     """
 
     statistics: ClassMeans
@@ -131,11 +111,7 @@ class ReplayClassifier(Classifier):
         return 4 * (self.length + 1) + row + (row // 2 + row if self.replay.herds else 0)
 
     def _capacity(self, classes: int, maps: bool) -> int:
-        """Return the number of memories, or of maps before there are codes.
-
-        Raises:
-            BudgetError: there are fewer than are needed.
-        """
+        """Return the number of memories, or of maps before there are codes; raise BudgetError for too few."""
         height, width = self.frozen.map_shape[1:]
         if maps:
             fixed, item = 0, HeldRows.item_bytes(self.frozen) + 2
@@ -350,13 +326,10 @@ class ReplayClassifier(Classifier):
         return found._replace(scores=features[:, self.length + found.labels].double() / self.replay.temperature)
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Attribute the margin of an answer to the locations of an image.
+        """Attribute the margin of an answer to the locations of the map that enters the plastic layers, ``(H, W)``.
 
         A location's share is the derivative of the margin by its values in the map, times the difference of these
         values from the mean over locations, summed over channels.
-
-        Returns:
-            ``(H, W)`` float32 on the grid of the map that enters the plastic layers.
         """
         inputs = self.network.inputs(self.compute(model, pixels)).requires_grad_()
         scores = self._scores(inputs)[0, self.taught]
@@ -377,11 +350,7 @@ class ReplayClassifier(Classifier):
             self._begin()
 
     def check_mergeable(self, other: Classifier) -> None:
-        """Refuse: weights that were trained apart have no sum.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise ValueError: weights that were trained apart have no sum."""
         raise ValueError(
             f"learners by replay ({self.method}) cannot be merged: their layers were trained apart, and no mean of "
             "them answers as one that was taught with both; teach one of them the images of the other, or use a "
@@ -394,11 +363,7 @@ class ReplayClassifier(Classifier):
         return super().state_dict() | {"replay": replay}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Raises:
-            StateError: a part is missing, or does not fit the network.
-        """
+        """Load what ``state_dict`` returned; raise StateError if a part does not fit the network."""
         super().load_state_dict(state)
         replay = state["replay"]
         self.pieces = replay["pieces"]

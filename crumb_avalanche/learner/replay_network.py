@@ -49,12 +49,6 @@ class ReplayNetwork:
         frozen: a model with one output; its F is shared, its plastic layers are copied.
         codebook: whether the method trains a codebook.
         images: whether the method replays images; F's maps of the latest ones are remembered then.
-
-    Attributes:
-        model: in evaluation mode, except while it is trained.
-        quantizer: quantizer that maps pass before the plastic layers, or ``None``.
-        means: ``(classes, D)`` unit means of exemplars that answers are nearest to, or ``None``.
-        old: plastic layers after the latest training, by name; empty where the method does not distil.
     """
 
     def __init__(self, frozen: SplitModel, codebook: bool = False, images: bool = False):
@@ -64,9 +58,9 @@ class ReplayNetwork:
             self.model.codebook = Codebook(codebook_dim=usual_codebook_dim(self.model))
         if images:
             self.model.feature_memo = FeatureMemo(REMEMBERED_MAPS)
-        self.quantizer: ProductQuantizer | None = None
-        self.means: Tensor | None = None
-        self.old: dict[str, Tensor] = {}
+        self.quantizer: ProductQuantizer | None = None  # that maps pass before the plastic layers
+        self.means: Tensor | None = None  # (classes, D) unit means of exemplars that answers are nearest to
+        self.old: dict[str, Tensor] = {}  # plastic layers after the latest training, where the method distils
 
     @property
     def head(self) -> list[Tensor]:
@@ -128,11 +122,7 @@ class ReplayNetwork:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Raises:
-            StateError: a tensor is missing, too many, or has another shape.
-        """
+        """Load what ``state_dict`` returned; raise StateError if a tensor is missing, too many, or of another shape."""
         prefix = f"plastic_layers.{self.model.head}."
         rows = [len(value) for name, value in state["model"].items() if name.startswith(prefix) and value.dim()]
         self.resize(rows[0] if rows else 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small_lessons
 import torch
 from lossy_engine import LossyEngine
 from patch_images import images
@@ -18,10 +19,8 @@ from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.clips import ClipFiles
 from crumb_avalanche.learner.distributed import GROUPS, shards_of
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.form_budget import BudgetError
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
 from crumb_avalanche.system.ray_cluster import Here, RayCalls
-from crumb_avalanche.system.tensor_file import flatten
 
 CLASSES, CLIPS, FRAMES = 5, 4, 5
 
@@ -54,12 +53,8 @@ def scores(learner):
     return known.statistics.scores(learner._classifier.compute(learner.network.model, asked()))[:, columns]
 
 
-def tensors(learner):
-    return flatten({name: value for name, value in learner.state_dict().items() if name != "lessons"})[1]
-
-
 def same(one, other):
-    one, other = tensors(one), tensors(other)
+    one, other = (small_lessons.tensors(learner) for learner in (one, other))
     # NaN equals NaN.
     equal = (torch.equal(value.nan_to_num(0.125), other[name].nan_to_num(0.125)) for name, value in one.items())
     return one.keys() == other.keys() and all(equal)
@@ -105,12 +100,10 @@ def test_confidence_comes_from_clips_that_were_asked_of_others(make, tree):
     assert lesson.right > 0.8 * lesson.answered
     answers = [[many.predict(image).known for image in images(number, 10, seed=9)] for number in range(CLASSES + 1)]
     assert np.mean(answers[:CLASSES]) > 0.8 and np.mean(answers[CLASSES]) < 0.5
-    temperatures = [
-        learner._classifier.confidence.temperature(
-            learner._classifier._evidence(learner._classifier.compute(learner.network.model, asked()))
-        )
-        for learner in (one, many)
-    ]
+    temperatures = []
+    for learner in (one, many):
+        known = learner._classifier
+        temperatures.append(known.confidence.temperature(known._evidence(known.compute(learner.network.model, asked()))))
     assert temperatures[1] == pytest.approx(temperatures[0], rel=0.3)
 
 
@@ -159,14 +152,14 @@ def test_files_that_cannot_be_read(make, tree, tmp_path):
 
 
 def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
-    with pytest.raises(ValueError, match=r"method er trains layers.*rda, slda, ncm, ranpac"):
-        make("er").teach(tree, engine=Here())
-    with pytest.raises(ValueError, match="ndarray is not for workers: give a path"):
-        make().teach(images(0), "c0", engine=Here())
-    with pytest.raises(ValueError, match=r"clip0 has no class: give a label"):
-        make().teach(tree / "c0" / "clip0", engine=Here())
-    with pytest.raises(BudgetError, match="bytes are needed for 2 classes"):
-        make("ncm", budget_bytes=1000).teach(tree, engine=Here())
+    for learner, source, label, words in (
+        (make("er"), tree, None, r"method er trains layers.*rda, slda, ncm, ranpac"),
+        (make(), images(0), "c0", "ndarray is not for workers: give a path"),
+        (make(), tree / "c0" / "clip0", None, "clip0 has no class: give a label"),
+        (make("ncm", budget_bytes=1000), tree, None, "bytes are needed for 2 classes"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            learner.teach(source, label, engine=Here())
     learner = make()
     monkeypatch.setattr(learner.network.model, "runtime", Runtime("torch", "0.1"))
     with pytest.raises(RuntimeRefusedError, match=r"a worker has runtime torch .*began with torch 0\.1.*all nodes"):
