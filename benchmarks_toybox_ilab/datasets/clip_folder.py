@@ -5,7 +5,7 @@ import os
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
-from benchmarks_toybox_ilab.tables.folders import Entries, entries_of, ignored_files, walk
+from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
@@ -54,23 +54,21 @@ def ClipFolderFrames(
 ) -> FrameTable:
     """The table of a folder of clips, which are folders of images, video files, or both.
 
-    Classes are named after their folders, as `check_name` returns it: without outer spaces, and in Unicode form NFC.
-    All names are sorted in natural order (frame2 before frame10), and a frame's number is its position in its clip.
-    Hidden files and files that are neither image nor video are ignored, and counted by extension in a warning. Images
-    are rotated as their EXIF orientation says.
+    Classes are named after their folders, see `check_name`. All names are sorted in natural order (frame2 before
+    frame10), and a frame's number is its position in its clip. Hidden files and files that are neither image nor video
+    are ignored, and counted by extension in a warning. Images are rotated as their EXIF orientation says.
 
-    A class folder without subfolders is its only object: `class/clip.mp4`, `class/frame.jpg`. The folder of a class or
-    an object that holds only photos is its only clip.
+    A folder of photos is a clip, and so is a video, at any depth, as for `crumb teach`. The first folder below that of
+    the class is the object: `class/object/clip/frame.jpg`, `class/object/clip.mp4`. Without it, the class is its only
+    object: `class/clip.mp4`, `class/frame.jpg`.
 
     A video file is a clip named after the file without its extension. Its frames are extracted once, to
-    `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side, which needs PyAV and room on the
-    disk. Later calls only check whether a video has changed.
+    `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side, which needs PyAV.
 
     The test split is chosen class by class: a fifth of the objects; a fifth of the clips if there is one object; the
     last fifth of the frames if there is one clip. A fifth is rounded and at least one. Held-out objects or clips are
     neighbours in natural order and differ between runs: among n, n consecutive runs hold out n different sets. Held-out
-    frames are the same in all runs. `held_out_of` lists what is held out. A class with a single image is an error,
-    because no benchmark can be made of a class without test frames.
+    frames are the same in all runs. `held_out_of` lists what is held out. A class with a single image is an error.
 
     Args:
         root: Folder of the class folders.
@@ -86,8 +84,8 @@ def ClipFolderFrames(
 
     Raises:
         DoubtfulNameError: If a class folder is probably not meant as a class, and `new_class` is false.
-        FrameTableError: If the folder is missing or empty, an image or video lies at another depth, a folder is empty,
-            two clips of an object have the same name, a class has a single image or no more objects (clips) than
+        FrameTableError: If the folder is missing or empty, an image or video lies beside the class folders, a class is
+            empty, two clips of an object have the same name, a class has a single image or no more objects (clips) than
             `held_out`, a video cannot be read to its end (all others are extracted first), or frames cannot be written
             below root.
         ImportError: If there are videos to read and PyAV is not installed.
@@ -99,16 +97,18 @@ def ClipFolderFrames(
     root = Path(root)
     if not root.is_dir():
         raise FrameTableError(f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT.tree}")
-    listed = _Listed()
-    class_names = _classes(root, listed, new_class)
-    clips = [clip for folder, name in class_names.items() for clip in _clips_of_class(folder, name, listed)]
+    ignored: Counter[str] = Counter()
+    of_clip: dict[_Clip, list[Path]] = {}
+    for folder, name in _classes(root, ignored, new_class).items():
+        of_clip |= _clips_of_class(folder, name, ignored)
+    clips = list(of_clip)
     for clip in clips:
         _utf8(str(clip.path.relative_to(root)), root)
-    tested, parted = _held_out(clips, run, held_out)
-    images = {clip.path: _images(clip.path, listed) for clip in clips if clip.path.is_dir()}
-    if ignored := ignored_files(sum((entries.ignored for entries in listed.values()), Counter())):
-        warnings.warn(printable(f"below {root} are ignored: {ignored}"), stacklevel=1)
-    _check_two_images(parted, images)
+    _, parted = _held_out(clips, run, held_out)
+    if told := ignored_files(ignored):
+        warnings.warn(printable(f"below {root} are ignored: {told}"), stacklevel=1)
+    images = {clip.path: found for clip, found in of_clip.items() if found}
+    _check_two_images(parted, images)  # before videos are decoded
     images |= _video_images(root, [clip.path for clip in clips if clip.path not in images], fps, bad_videos)
     clips = [clip for clip in clips if clip.path in images]  # without videos that cannot be read
     tested, parted = _held_out(clips, run, held_out)
@@ -124,15 +124,21 @@ def ClipFolderFrames(
     return FrameTable(frames, root, UprightImages(root), root.name)
 
 
-def _classes(root: Path, listed: "_Listed", new_class: bool) -> dict[Path, str]:
+def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
     """The class folders and their names, which must be those of classes, and tell these apart."""
-    class_names = {folder: check_name(_utf8(folder.name, root)) for folder in _folders(root, "class", listed)}
+    entries = entries_of(root)
+    ignored.update(entries.ignored)
+    for file in (*entries.images, *entries.videos):
+        raise FrameTableError(f"{file} lies where class folders are expected; {_RULE}")
+    if not entries.folders:
+        raise FrameTableError(f"{root} holds no class folders; {_RULE}")
+    class_names = {folder: check_name(_utf8(folder.name, root)) for folder in entries.folders}
     folder_of: dict[str, Path] = {}
     for folder, name in class_names.items():
         if (earlier := folder_of.setdefault(name, folder)) is not folder:
             raise FrameTableError(f"{earlier} and {folder} are both class {name!r}; rename or merge one.")
     if not new_class:
-        check_not_splits(root, {one.name: [inner.name for inner in listed[one].folders] for one in class_names})
+        check_not_splits(root, {one.name: [inner.name for inner in entries_of(one).folders] for one in class_names})
         check_near(class_names.values())
     return class_names
 
@@ -213,68 +219,34 @@ class UprightImages:
         return read_image(self.root / path, upright=True)
 
 
-class _Listed(dict[Path, Entries]):
-    """What lies in folders, each of which is listed once."""
+def _clips_of_class(folder: Path, class_name: str, ignored: Counter) -> dict[_Clip, list[Path]]:
+    """The clips of a class in natural order, each with its images; [] for a video.
 
-    def __missing__(self, folder: Path) -> Entries:
-        self[folder] = entries_of(folder)
-        return self[folder]
+    A folder of photos is a clip, and so is a video, at any depth. The first folder below that of the class is the
+    object; the folders below it name the clip. Without such folders the one that there is names them.
+    """
+    clips: dict[_Clip, list[Path]] = {}
+    names: dict[tuple[str, str], Path] = {}
 
+    def unreadable(place: Path, error: OSError) -> None:
+        raise FrameTableError(f"{place} cannot be read: {error.strerror or error}. Make it readable, or move it away.")
 
-def _folders(folder: Path, level: str, listed: _Listed) -> list[Path]:
-    """The folders of one level of the tree; images and videos there are an error."""
-    entries = listed[folder]
-    for kind, files in (("image", entries.images), ("video", entries.videos)):
-        if files:
-            raise FrameTableError(f"{kind} {files[0]} lies where {level} folders are expected; {_RULE}")
-    if not entries.folders:
-        raise FrameTableError(_empty(folder, f"{level} folders", entries))
-    return entries.folders
-
-
-def _empty(folder: Path, what: str, entries: Entries) -> str:
-    ignored = f" (but {described})" if (described := ignored_files(entries.ignored)) else ""
-    return f"{folder} holds no {what}{ignored}; fill it or remove it. The layout is {LAYOUT.tree}"
-
-
-def _clips_of_class(class_folder: Path, class_name: str, listed: _Listed) -> Iterator[_Clip]:
-    """The clips of a class, in natural order; a class folder without subfolders is its only object."""
-    entries = listed[class_folder]
-    alone = (entries.images or entries.videos) and not entries.folders
-    for folder in [class_folder] if alone else _folders(class_folder, "object", listed):
-        for name, path in _clips_of_object(folder, listed[folder]):
-            yield _Clip(class_name, folder.name, name, path)
-
-
-def _clips_of_object(folder: Path, entries: Entries) -> list[tuple[str, Path]]:
-    """Names and folders or videos of an object's clips, in natural order; a folder of photos is its only clip."""
-    if entries.images and not entries.folders and not entries.videos:
-        return [(folder.name, folder)]
-    if entries.images:
-        raise FrameTableError(f"image {entries.images[0]} lies where clip folders are expected; {_RULE}")
-    clips: dict[str, Path] = {}
-    for name, entry in [(one.name, one) for one in entries.folders] + [(one.stem, one) for one in entries.videos]:
-        earlier = clips.setdefault(name, entry)
-        if earlier is not entry:
-            raise FrameTableError(f"{earlier} and {entry} are both clip {name!r}; rename or remove one.")
+    for place, entries in walk(folder, unreadable, folder.parent):
+        above, *below = place.relative_to(folder.parent).parts
+        thing = below.pop(0) if below else above
+        found = [("/".join(below) or place.name, place, entries.images)] if entries.images else []
+        if not entries.images:  # a video beside photos is their source, perhaps
+            found = [("/".join([*below, video.stem]), video, []) for video in entries.videos]
+        ignored.update(entries.ignored)
+        ignored.update(video.suffix.lower() for video in entries.videos if entries.images)
+        for name, path, images in found:
+            if (earlier := names.setdefault((thing, name), path)) != path:
+                raise FrameTableError(f"{earlier} and {path} are both clip {name!r}; rename or remove one.")
+            clips[_Clip(class_name, thing, name, path)] = images
     if not clips:
-        raise FrameTableError(_empty(folder, "clip folders and no videos", entries))
-    return sorted(clips.items(), key=lambda clip: natural_key(clip[0]))
-
-
-def _images(clip: Path, listed: _Listed) -> list[Path]:
-    """The images of a folder, in natural order."""
-    entries = listed[clip]
-    for folder, below in walk(clip, lambda path, error: None) if entries.folders else ():
-        if below.images and folder != clip:
-            raise FrameTableError(f"image {below.images[0]} lies too deep; {_RULE}")
-        listed[folder] = below
-    listed[clip].ignored.update(video.suffix.lower() for video in entries.videos)  # the source of the images, perhaps
-    if not entries.images and entries.videos:
-        raise FrameTableError(f"video {entries.videos[0]} lies too deep, in a clip folder; {_RULE}")
-    if not entries.images:
-        raise FrameTableError(_empty(clip, "images", entries))
-    return entries.images
+        but = f" (but {found})" if (found := ignored_files(ignored)) else ""
+        raise FrameTableError(f"{folder} holds no images and no videos{but}; fill it or remove it. {_RULE}")
+    return dict(sorted(clips.items(), key=lambda item: (natural_key(item[0].object_name), natural_key(item[0].name))))
 
 
 def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[str] | None) -> dict[Path, list[Path]]:

@@ -9,15 +9,14 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.outlines import DETAIL, HOLE, OUTLINES, Part, Uniform, outline
-from benchmarks_toybox_ilab.tables.frame import whole_number
 
 CLASSES: tuple[str, ...] = tuple(sorted(OUTLINES))
 
@@ -48,8 +47,7 @@ def _colour(hue: float, saturation: float, luma: float) -> Colour:
     return tuple(round(255 * (luma + saturation * (value - luma))) for value in rgb)
 
 
-@dataclass(frozen=True)
-class _Thing:
+class _Thing(NamedTuple):
     """One object: its outline, its colours and the polygons of its pattern."""
 
     parts: list[Part]
@@ -60,8 +58,7 @@ class _Thing:
     luma: float
 
 
-@dataclass(frozen=True)
-class _Clip:
+class _Clip(NamedTuple):
     """One session: the background, and motion and light as functions of time t from 0 to 1."""
 
     ground: Colour
@@ -183,8 +180,7 @@ def render(
 
     Args:
         class_name: One of `CLASSES`.
-        object_index: Number of the object in its class, from 0; there is no limit.
-        session_index: Number of the clip of the object, from 0; there is no limit.
+        object_index, session_index: Number of the object in its class and of its clip, from 0; there is no limit.
         frame_index: Position in the clip, 0 to `frames_per_clip` - 1.
         size: Side of the image in pixels, 16 or more.
         frames_per_clip: Number of frames of the clip; more frames mean smaller steps.
@@ -193,18 +189,12 @@ def render(
         An RGB image of `size` x `size` pixels.
 
     Raises:
-        ValueError: If the class is unknown or a number is out of range.
+        ValueError: If the class is unknown or the frame is not in the clip.
     """
     check_classes([class_name])
-    indices = {"object_index": object_index, "session_index": session_index, "frame_index": frame_index}
-    for name, number in indices.items():
-        whole_number(name, number, 0)
-    whole_number("size", size, 16)
-    whole_number("frames_per_clip", frames_per_clip, 1)
-    if frame_index >= frames_per_clip:
+    if not 0 <= frame_index < frames_per_clip:
         raise ValueError(
-            f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames ends at {frames_per_clip - 1}; "
-            "ask for an earlier frame or raise frames_per_clip."
+            f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames ends at {frames_per_clip - 1}."
         )
     thing, clip = _thing(class_name, object_index), _clip(class_name, object_index, session_index)
     time = frame_index / max(frames_per_clip - 1, 1)
