@@ -1,16 +1,14 @@
 r"""Table 4 of the paper: ablations of CRUMB, each row a named change of settings.
 
     python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
-    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES \
-        --make-starts --pretrain-data IMAGENET/train
+    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 --starts FILES
 
 The rows are in `rows/table4.yaml`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows
-change. `--starts` is a folder with a file for each such start. The script prints the `crumb pretrain` command of
-each missing file, and with `--make-starts` makes the files from `--pretrain-data`. Without `--starts`, all rows begin
-with stock weights and a fresh codebook, as the paper's "Vanilla pretrain" does, and rows about pretraining stay empty
-and name what they need; `--cifar100-start` and `--tiny-imagenet-start` fill a row each. Blocks are 256x8; the numbers
-of stored maps are in `rows/mem_sizes.yaml`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with
-every run, and a folder for each run to --output.
+change. `--starts` is a folder with a file for each such start; the script prints the `crumb pretrain` command of each
+missing one. Without `--starts`, all rows begin with stock weights and a fresh codebook, as the paper's "Vanilla
+pretrain" does, and rows about pretraining stay empty and name what they need; `--cifar100-start` and
+`--tiny-imagenet-start` fill a row each. Blocks are 256x8; the numbers of stored maps are in `rows/mem_sizes.yaml`.
+Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with every run, and a folder for each run.
 """
 
 import argparse
@@ -106,21 +104,13 @@ def cells_of(
 
 def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
     """The pretrained files that the command line names."""
-    if chosen.make_starts and not (chosen.starts and chosen.pretrain_data):
-        raise ValueError("--make-starts needs --starts, the folder to write to, and --pretrain-data, the images")
     same = ("weights", "precision", "feature_cache", "cache_precision", "device")
     base = PretrainSettings(
-        data=chosen.pretrain_data or "IMAGENET/train",
-        dataset_root=chosen.pretrain_root,
+        data="IMAGENET/train",
         **{name: getattr(options.base, name) for name in same},
         backbone=options.base.backbone or "squeezenet1_0",
         image_size=options.base.image_size or 224,
-        images_per_class=chosen.images_per_class,
-        epochs=chosen.pretrain_epochs,
-        batch_size=chosen.pretrain_batch_size,
         codebook_dim=8,
-        threads=0,
-        progress=False,
         **(dict(relu_logits=True, head_kernel=3) if options.base.preset == "reference" else {}),
     )
     given = {name: Path(file) for name in OTHER_IMAGES if (file := getattr(chosen, f"{name}_start"))}
@@ -140,18 +130,13 @@ def main() -> int:
     parser.add_argument("--starts", metavar="DIR", help="folder of pretrained files; default: stock weights")
     for start, row in zip(OTHER_IMAGES, ("CIFAR100 pretrain", "Tiny-ImageNet pretrain")):
         parser.add_argument(flag_of(start), metavar="FILE", help=f"file for the row '{row}', without --starts")
-    parser.add_argument("--make-starts", action="store_true", help="make missing pretrained files")
-    parser.add_argument("--pretrain-data", help="images to make them from: a folder a class, or torchvision:NAME")
-    parser.add_argument("--pretrain-root", help="folder of a torchvision data set")
-    parser.add_argument("--pretrain-epochs", type=int, default=10, help="epochs of pretraining")
-    parser.add_argument("--pretrain-batch-size", type=int, default=128, help="images in a batch of pretraining")
-    parser.add_argument("--images-per-class", type=int, default=0, help="images of each class to pretrain on; 0: all")
     chosen = parser.parse_args()
     options = common_options(chosen)
     names = chosen_rows(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None))
     starts = starts_of(chosen, options)
     if starts.folder is not None and not options.table_only:
-        print("\n".join(starts.make([ROWS[name] for name in names], chosen.make_starts)))
+        missing = starts.commands([ROWS[name] for name in names])
+        print("\n".join(f"to make a start that is missing: {one}" for one in missing))
     mem_size = chosen.mem_size or MEM_SIZES.get(options.benchmark, MEM_SIZES[PAPER_DATASET])
     protocols = options.protocols(options.benchmark, chosen.protocols)
     findings, failed = options.found(cells_of(names, options, protocols, starts, mem_size))

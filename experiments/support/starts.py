@@ -1,4 +1,4 @@
-"""The pretrained files that the rows of Table 4 start from, and how to make them.
+"""The pretrained files that the rows of Table 4 start from, and the commands that make them.
 
 A folder holds `NAME.safetensors` for each start. Two files combine others: `ours_weights` has the weights of `ours` and
 the codebook of `fresh`, `ours_blocks` has the codebook of `ours` and the weights of `fresh`. `fresh` is pretrained for
@@ -16,7 +16,6 @@ OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
 MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}  # (weights, codebook)
 CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
 OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
-SHARED = ("epochs", "batch_size", "images_per_class", "seed")  # settings of files that have to be those given
 
 
 @dataclass(frozen=True)
@@ -53,11 +52,8 @@ class Starts:
         made = replace(self.base, **changes, output=str(self._path(name)))
         if name == FRESH:
             return replace(made, epochs=1, learning_rate=0.0, seed=self.base.seed + 1)  # nothing is learned
-        if name == CIFAR100:
-            return replace(made, data="torchvision:CIFAR100")
-        if name == TINY_IMAGENET:
-            own = command(replace(made, data="TINY_IMAGENET/train", dataset_root=None))
-            raise ValueError(f"the start {name!r} is made from another folder of images, with {own}")
+        if name in OTHER_IMAGES:
+            return replace(made, data={CIFAR100: "torchvision:CIFAR100"}.get(name, "TINY_IMAGENET/train"))
         return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
 
     def wanted(self, rows: Iterable[dict]) -> dict[str, dict]:
@@ -70,41 +66,13 @@ class Starts:
                     names.setdefault(name, row.get("pretraining", {}) if name == start else {})
         return names
 
-    def make(self, rows: Iterable[dict], pretrain: bool) -> list[str]:
-        """Combine the files of rows, and make missing ones or return the commands that do.
-
-        Raises:
-            ValueError: an existing file was made with other settings.
-        """
-        from crumb_avalanche.runs import pretrain as command_of_crumb
-
-        said = []
-        for name, changes in self.wanted(rows).items():
-            file = self.file(name)
-            if file and not pretrain:
-                continue
-            try:
-                settings = self.settings(name, changes)
-            except ValueError as error:
-                said.append(str(error))
-                continue
-            if file:
-                its = made_with(file)
-                other = [name for name in SHARED if its.get(name) != getattr(settings, name)]
-                if other:
-                    text = ", ".join(f"{name}={its.get(name)}" for name in other)
-                    raise ValueError(f"{file} was made with {text}; ask for the same, or give another --starts")
-            elif pretrain:
-                print(f"\npretraining {settings.output}", flush=True)
-                settings.output = str(self._path(f"{name}.part"))  # an interrupted file is no finished one
-                self._path(name).parent.mkdir(parents=True, exist_ok=True)
-                command_of_crumb.main(replace(settings, overwrite=True))
-                Path(settings.output).replace(self._path(name))
-            else:
-                said.append(f"to make a start that is missing: {command(settings)}")
+    def commands(self, rows: Iterable[dict]) -> list[str]:
+        """The commands that make what is missing; files that combine others are made."""
+        wanted = self.wanted(rows).items()
+        missing = [self.settings(name, changes) for name, changes in wanted if not self.file(name)]
         for name in dict.fromkeys(row["start"] for row in rows if row.get("start") in MIXED):
             self.mix(name)
-        return said
+        return [command(settings) for settings in missing]
 
     def mix(self, name: str) -> None:
         """Combine a file from its parts if they exist, always anew, as the parts may have changed."""

@@ -107,7 +107,6 @@ def test_the_readme_names_every_script():
         ("fig3_curves", ["--figure", "S1", "--benchmark", "cifar100"], "has no panel of cifar100: it shows video"),
         ("fig4_shape_bias", ["--pretraining-only"], "needs --pretrained, --control-pretrained and --test-root"),
         ("table4_ablations", ["--rows", "Thirds"], "there is no row 'Thirds'; the rows are Ours, Image"),
-        ("table4_ablations", ["--make-starts"], "--make-starts needs --starts, the folder to write to, and --pretrain"),
         ("bench_feature_cache", ["--feature-cache", "x"], "--feature-cache cannot be given"),
         ("table1_accuracy", ["--benchmark", "eth80", "eth80"], "give each benchmark once, and at most one folder"),
         ("open_set", [], "there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick"),

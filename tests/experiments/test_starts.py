@@ -4,12 +4,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pytest
 import torch
 from called_script import called
 from made_runs import made_run
-from PIL import Image
 from support.common_options import common_options, parser_for
 from support.starts import Starts, command
 from support.tables import PaperNumbers, find
@@ -62,8 +59,7 @@ def test_what_rows_change():
 
 def test_commands_that_make_starts(tmp_path):
     def commands(*names, some=None):
-        said = (some or starts(tmp_path)).make([ROWS[name] for name in names], False)
-        return [line.removeprefix("to make a start that is missing: ") for line in said]
+        return (some or starts(tmp_path)).commands([ROWS[name] for name in names])
 
     lines = commands("Ours", "Ours - direct loss", "4 blocks")
     output = f"--output {tmp_path}/"
@@ -93,7 +89,7 @@ def test_mixed_starts_follow_their_parts(tmp_path):
         written_start(tmp_path, "ours")
         written_start(tmp_path, value)
         (tmp_path / f"{value}.safetensors").replace(tmp_path / "fresh.safetensors")
-        starts(tmp_path).make([ROWS["Pretrain weights"]], False)
+        starts(tmp_path).commands([ROWS["Pretrain weights"]])
         blocks = read_pretrained(tmp_path / "ours_weights.safetensors")[0]["codebook.blocks"]
         assert (blocks == len(value)).all()
 
@@ -116,35 +112,6 @@ def test_the_table_of_made_runs(tmp_path):
     assert ours.mean is None and half.mean is None and half.paired is None
 
 
-def test_the_paper_has_two_rows_of_cifar100(tmp_path):
-    names = ["Ours", "Image replay", "Half capacity"]
-    cells = cells_of(names, options(tmp_path, "--benchmark", "cifar100"), ["class_iid"], starts(), 2000)
-    assert [(cell.paper.value, cell.paper_reference.value, cell.paper_dataset) for cell in cells] == [
-        (47.97, 47.97, "cifar100"),
-        (47.81, 47.97, "cifar100"),
-        (75.14, 79.93, "core50"),
-    ]
-
-
-@pytest.mark.slow
-def test_a_quick_table_with_starts(tmp_path):
-    random = np.random.default_rng(0)
-    for number in range(16):
-        folder = tmp_path / "images" / "ab"[number % 2]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    given = ["--quick", "--output", tmp_path / "out", "--starts", tmp_path / "starts", "--make-starts"]
-    given += ["--pretrain-data", tmp_path / "images", "--pretrain-epochs", "1", "--rows", "Pretrain weights"]
-    done = called("table4_ablations", *given)
-    assert done.returncode == 0, done.stderr
-    names = ("ours", "fresh", "ours_weights")
-    ours, fresh, mixed = (read_pretrained(tmp_path / "starts" / f"{name}.safetensors")[0] for name in names)
-    assert (mixed["codebook.blocks"] == fresh["codebook.blocks"]).all()
-    assert not (ours["codebook.blocks"] == fresh["codebook.blocks"]).all()
-    plastic = next(name for name in ours if name.startswith("plastic_layers"))
-    assert (mixed[plastic] == ours[plastic]).all()
-
-
 def test_starts_that_exist(tmp_path):
     written_start(tmp_path, "ours", epochs=1)
     written_start(tmp_path, "init_uniform", epochs=1)
@@ -155,8 +122,6 @@ def test_starts_that_exist(tmp_path):
     assert of("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
     assert of("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
     assert of("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
-    with pytest.raises(ValueError, match=r"ours\.safetensors was made with epochs=1; ask for the same, or"):
-        some.make([ROWS["Ours"]], True)
     alone = replace(starts(), given={"cifar100": tmp_path / "ours.safetensors"})
     assert of("CIFAR100 pretrain", alone)["pretrained"] == str(tmp_path / "ours.safetensors")
     assert "pretrained" not in of("Ours", alone)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import verdicts
 from called_script import called
-from scipy import stats
 from support.statistics import (
     Comparison,
     Paired,
@@ -141,32 +140,6 @@ def test_intervals_cover_the_truth_where_runs_share_splits():
         naive += low <= 2 <= high
     assert 935 <= covered <= 970  # 950 +- 2 deviations of a binomial
     assert naive < 900, "as if the ten runs were independent"
-
-
-def family(path, lines):
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([["row", "run", "accuracy", "frame_table"], *lines])
-    return {"runs": str(path)}
-
-
-def test_a_family_is_corrected_together(tmp_path):
-    draws = np.random.default_rng(1)
-    rows = {"Ours": 0, "near": 0.1, "far": 10}
-    lines = [(name, run, 50 + shift + draws.normal(), "one") for name, shift in rows.items() for run in range(6)]
-    made = family(tmp_path / "runs.csv", [*lines, ("same", 0, lines[0][2], "one")])
-    near, far = verdicts.comparisons(made)[:2]
-    ours, other = ([value for name, _, value, _ in lines if name == wanted] for wanted in ("Ours", "far"))
-    assert (near.row, far.row, far.reference) == ("near", "far", "Ours")
-    assert far.found.p == pytest.approx(stats.ttest_rel(other, ours).pvalue)
-    assert far.p_holm == pytest.approx(2 * far.found.p) and far.found.verdict(far.p_holm) == "higher"
-
-
-def test_numbers_of_memories_have_their_own_reference(tmp_path):
-    values = {"n=1 Ours": 5, "n=1 images": 6, "n=2 Ours": 7, "n=2 images": 9}
-    lines = [(name, run, value, "") for name, value in values.items() for run in range(2)]
-    found = verdicts.comparisons(family(tmp_path / "runs.csv", lines))
-    expected = [("n=1 images", "n=1 Ours", 1), ("n=2 images", "n=2 Ours", 2)]
-    assert [(one.row, one.reference, one.found.mean) for one in found] == expected
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):

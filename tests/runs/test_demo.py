@@ -42,9 +42,11 @@ def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
         command.demo(DemoSettings(output=str(tmp_path), overwrite=True))
 
 
-def test_the_whole_demo_on_short_clips(monkeypatch, crumb, tmp_path):
-    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, frames_per_clip=1))
-    monkeypatch.setattr(demo, "BENCHMARK", "toy_shapes_short")
+def test_the_whole_demo_on_a_few_images(monkeypatch, crumb, clips, tmp_path):
+    few = dict(objects_per_class=2, sessions=2, held_out_sessions=(1,), frames_per_clip=1)
+    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, **few))
+    monkeypatch.setattr(demo, "BENCHMARK", "clip_folder")
+    monkeypatch.setattr(demo, "RunSettings", partial(demo.RunSettings, dataset_root=str(clips)))
     monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
     arguments = ("demo", "--threads", "1", "--progress", "false", "--output", tmp_path)
     code, out, err = crumb(*arguments)
