@@ -30,17 +30,6 @@ def unseen_in(logits):
     return set(((ratios / 1e-6 - 1).abs() < 1e-3).all(0).nonzero().flatten().tolist())
 
 
-class Order(SupervisedPlugin):
-    """The frames of the stream, as they come."""
-
-    def __init__(self):
-        super().__init__()
-        self.frames = []
-
-    def before_forward(self, strategy, **kwargs):
-        self.frames += list(strategy.mb_x)
-
-
 def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
     """A method by name with small settings, some of them changed, that prints nothing."""
     learning = LearningSettings(**{**SETTINGS, **(settings or {})})
