@@ -226,7 +226,7 @@ def test_a_reader_that_has_read_enough_ends_a_command_without_a_word():
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as closed:
-        command = [sys.executable, "-m", "crumb_avalanche.cli", "strategies"]
+        command = [sys.executable, "-m", "crumb_avalanche.cli", "run", "--help"]
         done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (141, "")
 
