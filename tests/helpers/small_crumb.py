@@ -1,4 +1,4 @@
-"""CRUMB on the small stream, with the paper's settings."""
+"""Strategies on the small stream, CRUMB with the paper's settings."""
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin
@@ -11,11 +11,17 @@ PAPER = dict(direct_weight=0.0, codebook_weight=1.0, replay_weight=1.0, replay_s
 DIRECT = dict(direct_weight=1.0, codebook_weight=0.0)
 
 
+def make(kind, model, *plugins, **arguments):
+    """A strategy of any class that prints nothing, with batches of six and SGD over all weights."""
+    settings = dict(train_mb_size=BATCH, evaluator=EvaluationPlugin(loggers=[])) | arguments
+    settings.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    return kind(model=model, plugins=list(plugins), **settings)
+
+
 def train(model, stream, buffer, plugins=(), shuffle=False, **arguments):
     """The small stream through ``CRUMBStrategy``; returns the strategy."""
-    settings = dict(train_mb_size=BATCH, first_epochs=EPOCHS, evaluator=EvaluationPlugin(loggers=[])) | arguments
-    optimizer = torch.optim.SGD(model.parameters(), **SGD)
-    strategy = CRUMBStrategy(model=model, optimizer=optimizer, storage_policy=buffer, plugins=plugins, **settings)
+    settings = dict(first_epochs=EPOCHS, optimizer=torch.optim.SGD(model.parameters(), **SGD)) | arguments
+    strategy = make(CRUMBStrategy, model, *plugins, storage_policy=buffer, **settings)
     for experience in stream.train_stream:
         strategy.train(experience, shuffle=shuffle)
     return strategy

@@ -3,64 +3,34 @@
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import ER_ACE, Naive
+from small_crumb import make
 from stored_memories import ForeignPass, assert_memories_are_of_the_stream
 from torch import nn
+from watched import built
 
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
-from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-MEM_SIZE = 8
-EVENTS = 5  # of an iteration, at which a foreign pass is made
-
-
-def crumb(model, buffer, plugins=(), **settings):
-    """A ``CRUMBStrategy`` of the small stream."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    settings = dict(train_mb_size=6, first_epochs=2, evaluator=EvaluationPlugin(loggers=[])) | settings
-    return CRUMBStrategy(model=model, optimizer=optimizer, storage_policy=buffer, plugins=plugins, **settings)
-
-
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("kind", [CodeBuffer, MapBuffer, ImageBuffer])
-def test_foreign_forward_passes_change_nothing(make_model, make_stream, kind, fused):
-    results = []
-    for foreign in ([], [ForeignPass()]):
-        model, stream, buffer = make_model(), make_stream(), kind(MEM_SIZE)
-        model.codebook.requires_grad_(False)  # so that codes of any time can be compared
-        strategy = crumb(model, buffer, foreign, fused=fused, direct_weight=0.5)
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        assert_memories_are_of_the_stream(buffer, model, stream.train_stream)
-        results.append((model.state_dict(), buffer))
-    assert foreign[0].passes == (2 * 4 + 4) * EVENTS * 3
-    (weights, buffer), (other_weights, other) = results
-    assert all(torch.equal(value, other_weights[name]) for name, value in weights.items())
-    assert torch.equal(buffer.rows, other.rows) and torch.equal(buffer.labels, other.labels)
-
-
 LEARNERS = [name for name, entry in STRATEGIES.items() if entry.gradient and not entry.joint]
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", [*LEARNERS, "fused"])
 def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream, name):
-    entry, results = STRATEGIES[name], []
+    settings = {"first_epochs": 1} | ({"fused": True} if name == "fused" else {})
+    name, results = "crumb" if name == "fused" else name, []
     for foreign in ([], [ForeignPass()]):
         torch.manual_seed(0)
         np.random.seed(0)
-        model, stream = make_model(codebook=entry.codebook), make_stream()
-        settings = LearningSettings(learning_rate=0.02, batch_size=6, eval_batch_size=8, first_epochs=2)
-        strategy = build_strategy(
-            name, model, settings, MEM_SIZE, 0, plugins=foreign, evaluator=EvaluationPlugin(loggers=[])
-        )
-        for experience in stream.train_stream:
+        model = make_model(codebook=STRATEGIES[name].codebook)
+        strategy = built(name, model, 8, settings, plugins=foreign)
+        for experience in make_stream().train_stream:
             strategy.train(experience)
         results.append(strategy)
     assert foreign[0].passes > 0
@@ -72,26 +42,18 @@ def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream
         assert torch.equal(one.storage_policy.labels, two.storage_policy.labels)
 
 
-def test_beside_a_strategy_with_a_second_batch_of_its_own(make_model, make_stream):
-    model, stream, buffer = make_model(), make_stream(), CodeBuffer(MEM_SIZE)
+def test_beside_a_strategy_with_a_second_batch_of_its_own(model, make_stream):
+    stream, buffer = make_stream(), CodeBuffer(8)
     model.codebook.requires_grad_(False)
-    strategy = ER_ACE(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        criterion=nn.CrossEntropyLoss(),
-        mem_size=12,
-        batch_size_mem=5,
-        train_mb_size=6,
-        plugins=[CRUMBPlugin(buffer)],
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
+    settings = dict(criterion=nn.CrossEntropyLoss(), mem_size=12, batch_size_mem=5)
+    strategy = make(ER_ACE, model, CRUMBPlugin(buffer), **settings)
     for experience in stream.train_stream:
         strategy.train(experience, shuffle=False)
-    assert len(buffer) == MEM_SIZE
+    assert len(buffer) == 8
     assert_memories_are_of_the_stream(buffer, model, stream.train_stream)
 
 
-def test_a_batch_that_does_not_pass_the_model_is_computed(make_model, make_stream):
+def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
     class Watch(BatchPlugin):
         batches = 0
 
@@ -105,40 +67,37 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(make_model, make_strea
         def forward(self):
             return self.model(self.mb_x.clone())
 
-    model, watch = make_model(), Watch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    evaluator = EvaluationPlugin(loggers=[])
-    strategy = Copying(model=model, optimizer=optimizer, plugins=[watch], evaluator=evaluator, first_epochs=1)
-    strategy.train(make_stream().train_stream[0])
-    assert watch.batches == 1 and watch.batch is None
+    watch = Watch()
+    make(Copying, model, watch).train(make_stream().train_stream[0])
+    assert watch.batches == 4 and watch.batch is None
 
 
-def naive(model, plugins):
-    """Avalanche's ``Naive`` with some plugins."""
-    return Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=6,
-        plugins=plugins,
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
-
-
-def test_a_mask_that_was_not_handed_over_is_an_error(make_model, make_stream):
-    experience = make_stream().train_stream[0]
-    for seen in (None, SeenClassesPlugin()):
-        strategy = naive(make_model(), [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4), seen=seen)])
-        with pytest.raises(ValueError, match=r"SeenClassesPlugin.*different classes.*seen="):
-            strategy.train(experience)
-    # One that is not in the list would mask every class.
-    strategy = naive(make_model(), [CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin())])
-    with pytest.raises(ValueError, match=r"SeenClassesPlugin .* not in the strategy's plugin list.*plugins=\[seen"):
-        strategy.train(experience)
-    # A second one beside the strategy's own, too.
-    strategy = crumb(make_model(), CodeBuffer(4), [SeenClassesPlugin()])
-    with pytest.raises(ValueError, match="SeenClassesPlugin"):
-        strategy.train(experience)
+@pytest.mark.parametrize(
+    "kind, plugins, words",
+    [
+        (
+            Naive,
+            lambda buffer: [SeenClassesPlugin(), CRUMBPlugin(buffer)],
+            r"was not handed .*different classes.*seen=",
+        ),
+        (
+            Naive,
+            lambda buffer: [SeenClassesPlugin(), CRUMBPlugin(buffer, seen=SeenClassesPlugin())],
+            "different classes",
+        ),
+        (
+            Naive,
+            lambda buffer: [CRUMBPlugin(buffer, seen=SeenClassesPlugin())],
+            r"not in the strategy's plugin list.*plugins=\[seen",
+        ),
+        (CRUMBStrategy, lambda buffer: [SeenClassesPlugin()], "SeenClassesPlugin"),
+    ],
+)
+def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream, kind, plugins, words):
+    buffer = CodeBuffer(4)
+    strategy = make(kind, model, *plugins(buffer), **({} if kind is Naive else {"storage_policy": buffer}))
+    with pytest.raises(ValueError, match=words):
+        strategy.train(make_stream().train_stream[0])
 
 
 def test_without_a_mask_losses_are_over_all_outputs(make_model, make_stream):
@@ -156,7 +115,7 @@ def test_without_a_mask_losses_are_over_all_outputs(make_model, make_stream):
     for masked in (False, True):
         losses, seen = Losses(), SeenClassesPlugin()
         plugins = [losses, CRUMBPlugin(CodeBuffer(6), seen=seen if masked else None)]
-        strategy = naive(make_model(), [seen, *plugins] if masked else plugins)
+        strategy = make(Naive, make_model(), *([seen, *plugins] if masked else plugins))
         for experience in stream.train_stream[:2]:
             strategy.train(experience)
         assert losses.of_memories
@@ -166,14 +125,10 @@ def test_without_a_mask_losses_are_over_all_outputs(make_model, make_stream):
 
 def test_the_strategy_has_the_buffer_of_its_plugin(make_model):
     buffer = CodeBuffer(4)
-    strategy = crumb(make_model(), buffer)
+    strategy = make(CRUMBStrategy, make_model(), storage_policy=buffer)
     assert strategy.storage_policy is buffer is strategy.memory.storage_policy
     strategy.memory.storage_policy = other = CodeBuffer(5)
     assert strategy.storage_policy is other
     with pytest.raises(AttributeError):
         strategy.storage_policy = buffer
-    model = make_model()
-    plain = StreamStrategy(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), plugins=[EpochSchedule(1)]
-    )
-    assert plain.storage_policy is None
+    assert make(StreamStrategy, make_model()).storage_policy is None

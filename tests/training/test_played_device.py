@@ -1,31 +1,16 @@
-"""How often the host waits for a GPU, counted on a device that is played, and that a CPU run uses none."""
+"""What a GPU learns and refuses, on a device that is played, and that a CPU run uses none."""
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from played_device import DEVICE, OnDevice, PlayedDevice
-from small_crumb import DIRECT, SGD, train
+from avalanche.training.plugins import SupervisedPlugin
+from played_device import DEVICE, PlayedDevice
+from small_crumb import train
 
 from crumb_avalanche.models.map_store import FeatureMemo
-from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import TrainingDivergedError
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.training.storage_policies import CodeBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-
-
-class Waits(SupervisedPlugin):
-    """The waits of each iteration."""
-
-    def __init__(self, device: PlayedDevice):
-        super().__init__()
-        self.device, self.counts = device, []
-
-    def before_training_iteration(self, strategy, **kwargs):
-        self.device.waits.clear()
-
-    def after_training_iteration(self, strategy, **kwargs):
-        self.counts.append(self.device.waits.total())
 
 
 @pytest.fixture
@@ -39,36 +24,6 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("_lazy_init", "synchronize", "get_rng_state", "set_rng_state", "current_device", "Event"):
         monkeypatch.setattr(torch.cuda, name, touched)
-
-
-@pytest.mark.parametrize(
-    "buffer, settings, most",
-    [
-        (CodeBuffer, {}, 3),
-        (CodeBuffer, {"direct_weight": 1.0, "replay_steps": 2}, 3),
-        (CodeBuffer, {"replay_compute": 2.0}, 3),
-        (CodeBuffer, {"fused": True}, 3),
-        (MapBuffer, DIRECT, 3),
-        (ImageBuffer, DIRECT, 5),  # pixels are checked where they are stored, and F's maps of memories
-    ],
-)
-def test_a_step_waits_at_most_thrice(buffer, settings, most, model, make_stream):
-    with PlayedDevice() as device:
-        waits = Waits(device)
-        strategy = CRUMBStrategy(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), **SGD),
-            storage_policy=buffer(7),
-            train_mb_size=6,
-            device=DEVICE,
-            evaluator=EvaluationPlugin(loggers=[]),
-            **settings,
-        )
-        strategy.plugins.insert(-1, waits)  # before the clock alone
-        for experience in make_stream().train_stream:
-            strategy.train(experience)
-    assert isinstance(model.codebook.blocks, OnDevice)
-    assert len(strategy.storage_policy) == 7 and 0 < max(waits.counts) <= most
 
 
 def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
