@@ -8,13 +8,15 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute, as_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin
+from small_crumb import DIRECT, make
 from small_models import CLASSES, SIZE, coloured, make_model
 from torch.utils.data import ConcatDataset, Dataset, Subset
 from torchvision import transforms
 from torchvision.transforms import v2
+from watched import built
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
 from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBStrategy
@@ -23,7 +25,6 @@ from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 
 
 class Noisy(Dataset):
@@ -45,14 +46,25 @@ def test_labels_without_targets_are_read_from_the_items_once():
     before = torch.get_rng_state()
     assert labels_of(data) == labels_of(data) == [0, 1, 0] and data.read == 3
     assert torch.equal(torch.get_rng_state(), before)
-    other = Noisy()
-    assert labels_of(other) == [0, 1, 0] and other.read == 3
-
-
-def test_targets_are_labels_as_they_are():
     data = Noisy()
     data.targets = torch.tensor([5, 6, 7])
     assert labels_of(data) == [5, 6, 7] and all(type(label) is int for label in labels_of(data)) and data.read == 0
+
+
+# The methods that read labels themselves, and one of each other kind.
+@pytest.mark.parametrize("name", ["crumb", "icarl", "bic", "remind", "rainbow_memory", "slda"])
+def test_a_stream_without_targets_is_trained_on_as_one_with_them(name):
+    weights = []
+    for with_targets in (True, False):
+        torch.manual_seed(0)
+        model = make_model(codebook=STRATEGIES[name].codebook)
+        strategy = built(name, model, 8)
+        for experience in stream_of(with_targets):
+            assert hasattr(experience.dataset, "targets") == with_targets
+            strategy.train(experience)
+        weights.append((weights_hash(model), strategy.seen_classes.seen))
+        strategy.eval(stream_of(with_targets))
+    assert weights[0] == weights[1] and weights[0][1] == [0, 1, 2, 3]
 
 
 def stream_of(with_targets: bool):
@@ -63,21 +75,6 @@ def stream_of(with_targets: bool):
         targets = [int(label) for _, label in part]
         parts.append(AvalancheDataset([part], data_attributes=[DataAttribute(targets, "targets")] * with_targets))
     return benchmark_from_datasets(train=parts).train_stream
-
-
-@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.joint])
-def test_a_stream_without_targets_is_trained_on_as_one_with_them(name):
-    weights = []
-    for with_targets in (True, False):
-        torch.manual_seed(0)
-        model = make_model(codebook=STRATEGIES[name].codebook)
-        strategy = build_strategy(name, model, SETTINGS, 8, evaluator=EvaluationPlugin(loggers=[]))
-        for experience in stream_of(with_targets):
-            assert hasattr(experience.dataset, "targets") == with_targets
-            strategy.train(experience)
-        weights.append((weights_hash(model), strategy.seen_classes.seen))
-        strategy.eval(stream_of(with_targets))
-    assert weights[0] == weights[1] and weights[0][1] == [0, 1, 2, 3]
 
 
 CIFAR = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
@@ -109,14 +106,7 @@ def stored(make_model, transform, told=None, where="data set"):
     model, buffer = make_model(codebook=False), ImageBuffer(12)
     if told:
         model.set_normalization(*told)
-    strategy = CRUMBStrategy(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        storage_policy=buffer,
-        direct_weight=1.0,
-        codebook_weight=0.0,
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
+    strategy = make(CRUMBStrategy, model, storage_policy=buffer, **DIRECT)
     strategy.train(benchmark_from_datasets(train=[dataset], test=[dataset]).train_stream[0])
     return model, buffer.rows, pixels.images
 
@@ -163,7 +153,6 @@ def test_two_normalisations_are_an_error():
 
 
 ROW = 3  # of the table; in the first experience
-VALUES = [float("nan"), float("inf"), 3e38]
 
 
 class Damaged:
@@ -196,10 +185,11 @@ def strategy_of(name, model, **host):
     return build_strategy(name, model, mem_size=8, evaluator=EvaluationPlugin(loggers=[]), **host)
 
 
-@pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("name", ["slda", "ncm", "ranpac", "rda", "crumb", "er", "finetune"])
+@pytest.mark.parametrize(
+    "name, value", [("slda", "nan"), ("rda", "inf"), ("crumb", 3e38), ("er", "nan"), ("crumb", "inf")]
+)
 def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
-    stream, path = damaged_stream(value)
+    stream, path = damaged_stream(float(value))
     strategy = strategy_of(name, model)
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} \(row {ROW} .*finite and at most 1e\+12"):
         for experience in stream.train_stream:
@@ -209,16 +199,10 @@ def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
     elif strategy.storage_policy is not None:
         assert len(strategy.storage_policy) == 0
     assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
-
-
-@pytest.mark.parametrize("name", ["slda", "crumb"])
-def test_the_frame_is_named_in_evaluation(model, name):
-    strategy = strategy_of(name, model)
     good, _ = damaged_stream(0, damaged=False)
     strategy.train(good.train_stream[0], eval_streams=[])
-    bad, path = damaged_stream(float("nan"))
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
-        strategy.eval(bad.train_stream[0])
+        strategy.eval(damaged_stream(float(value))[0].train_stream[0])
 
 
 def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp_path, model):
@@ -228,11 +212,3 @@ def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp
         with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
             strategy.train(stream.train_stream[0], eval_streams=[])
         assert not cache.store.present()[ROW]
-
-
-def test_images_that_are_not_in_the_experience_are_refused_without_a_name(model):
-    images = torch.zeros(3, 3, SIZE, SIZE)
-    images[1, 0, 0, 0] = float("nan")
-    with pytest.raises(BadFeaturesError, match=r"^1 of 3 images have feature maps.*number 1 of its batch") as caught:
-        model.features(images)
-    assert len(caught.value.images) == 1

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
+from small_crumb import DIRECT, make
 from torch import nn
 
 from crumb_avalanche.training.crumb import CRUMBStrategy
@@ -28,11 +29,10 @@ class NaNAt(SupervisedPlugin):
             strategy.loss = strategy.loss * self.value
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("iteration", [0, 1, 3])
-def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stream, iteration, value):
+@pytest.mark.parametrize("iteration, value", [(0, float("nan")), (1, float("inf")), (3, float("nan"))])
+def test_a_diverged_training_goes_back_to_the_last_good_weights(model, make_stream, iteration, value):
     fault = NaNAt(iteration, value)
-    strategy = build(plugins=[fault])
+    strategy = make(StreamStrategy, model, fault)
     words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
     with pytest.raises(TrainingDivergedError, match=words + ".*--clamp-gradients 10"):
         strategy.train(make_stream().train_stream[0])
@@ -47,16 +47,8 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(build, make_stre
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
 def test_without_the_guard_training_goes_on(kind, make_model, make_stream):
     model, fault = make_model(codebook=False), NaNAt(1)
-    replay = dict(storage_policy=ImageBuffer(8), direct_weight=1, codebook_weight=0)
-    strategy = kind(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        train_mb_size=6,
-        plugins=[fault],
-        evaluator=EvaluationPlugin(loggers=[]),
-        divergence_guard=False,
-        **(replay if kind is CRUMBStrategy else {}),
-    )
+    replay = dict(storage_policy=ImageBuffer(8), **DIRECT)
+    strategy = make(kind, model, fault, divergence_guard=False, **(replay if kind is CRUMBStrategy else {}))
     strategy.train(make_stream().train_stream[0])
     assert len(fault.weights) == 4 and not any(isinstance(one, DivergenceGuard) for one in strategy.plugins)
     assert any(weight.isnan().any() for weight in model.parameters())

@@ -3,11 +3,11 @@
 import gc
 import re
 
-import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
+from small_crumb import make
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models.split_model import SplitModel
@@ -15,18 +15,13 @@ from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-ROWS = np.array([4, 0, 9, 2, 7, 5])  # of a table of ten images
-
-
-def cache_of(folder, model, **arguments):
-    return FeatureCache(folder, model, 10, "toy", progress=False, **arguments)
 
 
 def test_the_memo_holds_as_many_maps_as_the_buffer_holds_images(tmp_path, model, monkeypatch):
     assert model.map_shape == (8, 4, 4)
     monkeypatch.setattr("crumb_avalanche.training.feature_cache.MEMO_BYTES", 1024 * 4 * 8 * 4 * 4)
     for stored, expected in ((0, 512), (100, 512), (800, 800), (10**6, 1024)):
-        assert cache_of(tmp_path, model, stored_images=stored).memo.capacity == expected
+        assert FeatureCache(tmp_path, model, 10, "toy", progress=False, stored_images=stored).memo.capacity == expected
 
 
 class Watch(SupervisedPlugin):
@@ -49,14 +44,7 @@ def test_training_and_evaluation_read_maps(tmp_path, make_model, make_stream):
     for cached in (True, False):
         model, stream, watch = make_model(), make_stream(), Watch()
         plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
-        strategy = StreamStrategy(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-            train_mb_size=6,
-            first_epochs=2,
-            plugins=[*plugins, watch],
-            evaluator=EvaluationPlugin(loggers=[]),
-        )
+        strategy = make(StreamStrategy, model, *plugins, watch, first_epochs=2)
         strategy.train(stream.train_stream[0])
         strategy.eval(stream.test_stream[:1])
         assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
@@ -73,21 +61,14 @@ def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
         adapted_dataset = AvalancheDataset([images], data_attributes=[DataAttribute([0] * 6, "targets")])
 
     with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
-        cache_of(tmp_path, model).after_train_dataset_adaptation(Strategy())
+        FeatureCache(tmp_path, model, 10, "toy").after_train_dataset_adaptation(Strategy())
 
 
 def test_the_memo_is_set_in_training_and_removed_on_close(tmp_path, model, make_stream):
     stream = make_stream()
     with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
         assert model.feature_memo is None
-        strategy = StreamStrategy(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-            train_mb_size=6,
-            plugins=[cache],
-            evaluator=EvaluationPlugin(loggers=[]),
-        )
-        strategy.train(stream.train_stream[0])
+        make(StreamStrategy, model, cache).train(stream.train_stream[0])
         assert model.feature_memo is cache.memo
         model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
         assert (cache.memo.computed, cache.memo.found) == (1, 1)
