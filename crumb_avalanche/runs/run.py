@@ -1,7 +1,6 @@
 """``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
 
 import gc
-import json
 import statistics
 import sys
 import time
@@ -11,18 +10,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from crumb_avalanche.learner.run_file import LEARNER, LearnerError
-from crumb_avalanche.methods.registry import get_strategy
-from crumb_avalanche.models.backbone_names import preprocessing_of
-from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
     INTERRUPTED,
-    LEFT_OUT,
     MISTAKES,
     PLAN,
     RESULT,
@@ -35,15 +28,13 @@ from crumb_avalanche.runs.run_folder import (
     with_digests,
     write_json,
 )
-from crumb_avalanche.runs.session import Session, build_model, trials_text
+from crumb_avalanche.runs.session import Session, trials_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.atomic_file import write_text
-from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import check_device, set_up_process
-from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.checkpoint import Position
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -70,11 +61,11 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
     if plan.runs is None:
         with locked(Path(plan.output)):
             result = run_once(plan, finished=finished)
-        print_results(plan, Path(plan.output))
+        _print_results(plan, Path(plan.output))
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
     refuse_others(Path(plan.output), [SUMMARY], {SUMMARY: '"final_accuracy_mean"'})
-    accuracies = [run_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
+    accuracies = [_one_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
         "benchmark": plan.benchmark,
@@ -88,11 +79,11 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
     }
     write_json(Path(plan.output) / SUMMARY, summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    print_results(plan, Path(plan.output) / f"run{numbers[0]}")
+    _print_results(plan, Path(plan.output) / f"run{numbers[0]}")
     print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
 
 
-def print_results(plan: RunPlan, folder: Path) -> None:
+def _print_results(plan: RunPlan, folder: Path) -> None:
     """Print where the results are, and how to use what was learned in the folder of a run."""
     usage = usage_of(folder, str(plan.strategy))
     print(f"\nresults in {plan.output}; see also: crumb report {plan.output}", *usage, sep="\n")
@@ -100,7 +91,7 @@ def print_results(plan: RunPlan, folder: Path) -> None:
         print(f"mistakes, and what would help: {folder / MISTAKES}")
 
 
-def run_of_several(plan: RunPlan, number: int, finished: Finished | None = None) -> dict:
+def _one_of_several(plan: RunPlan, number: int, finished: Finished | None = None) -> dict:
     """Return the result of one of several runs; do the run unless its folder holds a finished one."""
     folder = Path(plan.output) / f"run{number}"
     one = replace(plan, run=number, runs=None, output=str(folder))
@@ -133,33 +124,19 @@ def run_once(
     Raises:
         ValueError: settings, images or weights cannot be used.
     """
-    left_out, folder = left_out_before(plan), Path(plan.output)
     try:
-        while True:
-            try:
-                return run_plan(plan, verbose, finished, count_divergence, left_out)
-            except BadFeaturesError:
-                more = unusable_frames(plan, left_out) if plan.on_bad_frame == "skip" else []
-                if not more:
-                    raise
-            left_out = left_out + more
-            tidy_up(folder)
-            write_json(folder / LEFT_OUT, {"plan": plan.sha256, "provenance": provenance(plan), "frames": left_out})
-            print(f"{counted(len(left_out), 'frame')} left out, whose features cannot be used; the run starts again")
+        return _run(plan, verbose, finished, count_divergence)
     finally:
         gc.collect()  # free strategy, plugins and evaluator, which refer to each other, before the next run
 
 
-def run_plan(
-    plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool, left_out: list[str]
-) -> dict:
-    """Do one run as ``run_once``, which frees its memory, without the frames of some paths."""
+def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool) -> dict:
     start, folder = time.perf_counter(), Path(plan.output)
     claim(folder, plan.overwrite)
     check_device(plan.device)
     hashes = provenance(plan)
     set_up_process(plan.threads, plan.run)
-    stream = open_stream(plan, left_out=left_out)
+    stream = open_stream(plan)
     images, text = describe(stream)
     if verbose:
         print(text, flush=True)
@@ -167,13 +144,13 @@ def run_plan(
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
-        begin(folder, session, plan)
+        _begin(folder, session, plan)
         try:
             learn(session, folder, recorder.ledger, resume, count_divergence)
         except BaseException:
             # Keep what was learned so far after any error.
             recorder.bar.close()
-            keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
+            _keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
             raise
         ledger = recorder.write(folder, session, resume.progress)
         learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
@@ -215,7 +192,7 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     return session
 
 
-def begin(folder: Path, session: Session, plan: RunPlan) -> None:
+def _begin(folder: Path, session: Session, plan: RunPlan) -> None:
     """Remove the result of an earlier run and write ``config.yaml``; call it after all checks have passed."""
     for name in (RESULT, LEARNER, MISTAKES):
         (folder / name).unlink(missing_ok=True)
@@ -278,7 +255,7 @@ def accuracy_on(metrics: dict, experience: int) -> float:
     )
 
 
-def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
+def _keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
     """Write the learner and the error being handled; print errors of the disk instead of raising them."""
     reason = traceback.format_exc()
     try:
@@ -286,38 +263,3 @@ def keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
         keep_learner(folder, session, experiences, interrupted=True)
     except (OSError, LearnerError) as error:
         print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)
-
-
-AT_A_TIME = 32  # images
-
-
-def left_out_before(plan: RunPlan) -> list[str]:
-    """Return the paths of the frames that an interrupted attempt of the same run left out."""
-    path = Path(plan.output) / LEFT_OUT
-    if plan.overwrite or plan.on_bad_frame != "skip" or not path.is_file():
-        return []
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return []  # they are found again
-    same = isinstance(found, dict) and found.get("plan") == plan.sha256 and found.get("provenance") == provenance(plan)
-    return list(found["frames"]) if same else []
-
-
-@torch.no_grad()
-def unusable_frames(plan: RunPlan, left_out: list[str]) -> list[str]:
-    """Return the paths of the frames whose feature maps are not finite or too large, besides those left out already."""
-    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-
-    stream = open_stream(plan, left_out=left_out)
-    model = build_model(plan, stream.benchmark.n_classes, get_strategy(plan.strategy).codebook).to(plan.device).eval()
-    model.set_precision(plan.precision)
-    transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)
-    table, found = stream.table, []
-    with progress_bar(len(table), "checking features", show=plan.progress) as bar:
-        for rows in torch.arange(len(table)).split(AT_A_TIME):
-            pixels = torch.stack([transform(table.read(row)) for row in rows.tolist()])
-            usable = (model.extract(pixels.to(plan.device)).flatten(1).abs() <= LARGEST_FEATURE).all(1)  # not if NaN
-            found += [table.path[row] for row in rows[~usable.cpu()].tolist()]
-            bar.update(len(rows))
-    return found

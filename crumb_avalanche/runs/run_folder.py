@@ -5,7 +5,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,7 +22,6 @@ RESULT = "result.json"
 SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
 INTERRUPTED = "interrupted"
-LEFT_OUT = "left_out.json"  # frames that an unfinished run leaves out
 MISTAKES = "mistakes.html"
 RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
 _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
@@ -125,8 +123,6 @@ def tidy_up(folder: Path) -> None:
     """Remove the checkpoints and interrupted state of a finished run, such as one killed after writing its result."""
     for name in (RESUME, INTERRUPTED):
         shutil.rmtree(folder / name, ignore_errors=True)
-    with suppress(OSError):  # as above: the result is written, and all else can be left
-        (folder / LEFT_OUT).unlink()
 
 
 IMAGES = "images"  # entry of the content of all images of a clip folder

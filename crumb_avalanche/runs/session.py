@@ -250,7 +250,7 @@ def rate_trials(session) -> list[Trial]:
     own_rate = getattr(entry.method_settings(plan.method), "own_rate", False)
     if plan.learning_rate is not None or not entry.gradient or own_rate:
         return []
-    stream = open_stream(plan, joint=False, left_out=session.stream.left_out) if entry.joint else session.stream
+    stream = open_stream(plan, joint=False) if entry.joint else session.stream
 
     def learner(rate, evaluator):
         trial = replace(plan, learning_rate=rate, method={**plan.method, **entry.tuning})

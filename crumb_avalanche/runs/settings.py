@@ -103,8 +103,7 @@ class RunSettings(InRange):
         reference_stream: choose frames, orders and labels as the paper's published code does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
         new_class: take every class folder of a clip_folder for a class, also near twins of names and train, test.
-        on_bad_frame: raise stops at an unreadable image, a damaged video, or an image whose features are not finite;
-            skip leaves it out and counts it.
+        on_bad_frame: raise stops at an unreadable image or a damaged video; skip leaves it out and counts it.
         classes_per_experience: default the benchmark's.
         batch_size: images per batch; default the benchmark's. Stable SGD has its own (--method.batch_size).
         first_epochs: epochs on the first experience; default 10.

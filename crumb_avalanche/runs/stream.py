@@ -1,7 +1,6 @@
 """The stream of a run: frame table and experiences."""
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ class Stream:
         table: the frames, without those left out.
         benchmark: the Avalanche benchmark.
         bad_frames: messages of the frames and videos left out.
-        left_out: paths of the frames among them whose features cannot be used.
         images_key: key of the images and their transform in the feature cache; changes if a file changes.
     """
 
@@ -36,16 +34,14 @@ class Stream:
     benchmark: Any
     bad_frames: list[str]
     images_key: str
-    left_out: Sequence[str] = ()
 
 
-def open_stream(plan: RunPlan, joint: bool | None = None, left_out: Sequence[str] = ()) -> Stream:
+def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     """Open the stream of a run.
 
     Args:
         plan: plan of the run.
         joint: whether to put all classes into one experience; default as the strategy needs.
-        left_out: paths of frames to leave out, because their features cannot be used.
 
     Raises:
         ValueError: the root is missing or does not have the benchmark's layout.
@@ -64,10 +60,6 @@ def open_stream(plan: RunPlan, joint: bool | None = None, left_out: Sequence[str
             bad = table.bad_rows(progress=lambda done, total: bar.update(1))
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
-    if left_out:
-        gone = set(left_out)
-        table = table.without([row for row, path in enumerate(table.path) if path in gone])
-        skipped += [f"the features of frame {path} are not finite or too large" for path in left_out]
     transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)
     benchmark = make_benchmark(
         table,
@@ -85,7 +77,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None, left_out: Sequence[str
             images += f" {type(table.reader).__name__}"
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
-    return Stream(entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}", left_out)
+    return Stream(entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}")
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:

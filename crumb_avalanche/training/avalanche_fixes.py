@@ -1,7 +1,4 @@
-"""Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins train a ``SplitModel``.
-
-``tests/training/test_avalanche_fixes.py`` has a test for each.
-"""
+"""Work-arounds for defects of avalanche-lib 0.6, one each, so that its own plugins train a ``SplitModel``."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -51,7 +48,8 @@ class _LearningPart:
 
 def values_of(kept: dict[str, ParamData]) -> dict:
     """Return the state of Avalanche's ``ParamData``, which have no ``state_dict``: tensors and device."""
-    return {"values": {name: one.data for name, one in kept.items()}, "device": _device_of(kept)}
+    device = next((one.data.device.type for one in kept.values()), "cpu")
+    return {"values": {name: one.data for name, one in kept.items()}, "device": device}
 
 
 def parameters_of(state: dict) -> dict[str, ParamData]:
@@ -62,10 +60,6 @@ def parameters_of(state: dict) -> dict[str, ParamData]:
         value = value.clone(memory_format=order).to(state["device"])
         kept[name] = ParamData(name, init_tensor=value, device=value.device)
     return kept
-
-
-def _device_of(kept: dict[str, ParamData]) -> str:
-    return next((one.data.device.type for one in kept.values()), "cpu")
 
 
 @contextmanager
@@ -82,9 +76,8 @@ def learning_view(strategy, outputs: Callable[[Tensor], Tensor]) -> Iterator[Sim
     * they use all outputs of the model, also those of classes not seen yet;
     * ``MASPlugin`` measures in training mode: dropout adds noise, and batch norm updates its statistics a second time.
 
-    Args:
-        strategy: after its training on an experience; its mode is restored on exit.
-        outputs: function of the model's ``(B, classes)`` logits, such as ``SeenClassesPlugin.mask``.
+    The mode is restored on exit. ``outputs`` is a function of ``(B, classes)`` logits, such as
+    ``SeenClassesPlugin.mask``.
     """
     was_training = strategy.model.training
     strategy.model.eval()
@@ -118,11 +111,9 @@ class PatchedMAS(MASPlugin):
                 strategy.loss = strategy.loss + self._lambda * (self.importance[name].data * shift.pow(2)).sum()
 
     def state_dict(self) -> dict:
-        """Return importances and old weights; both are empty before the end of the first experience."""
         return {"importance": values_of(self.importance or {}), "params": values_of(self.params or {})}
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned."""
         self.importance = parameters_of(state["importance"]) or None
         self.params = parameters_of(state["params"]) or None
 
@@ -182,28 +173,19 @@ class PatchedSI(SynapticIntelligencePlugin):
             self.syn_data["trajectory"][name].data += self.syn_data["grad"][name].data * step
 
     def after_training_exp(self, strategy, **kwargs):
-        self.update_ewc_data(
-            strategy.model,
-            self.ewc_data,
-            self.syn_data,
-            float("inf"),
-            self.excluded_parameters,
-            1,
-            eps=self.eps,
-        )
+        kept = self.ewc_data, self.syn_data
+        self.update_ewc_data(strategy.model, *kept, float("inf"), self.excluded_parameters, 1, eps=self.eps)
         for kept in self.ewc_data[1].values():
             kept.data = kept.data.clamp(min=0)
         _own(self.syn_data["new_theta"])
 
     def state_dict(self) -> dict:
-        """Old weights, importances and path integrals."""
         return {
             "ewc_data": [values_of(kept) for kept in self.ewc_data],
             "syn_data": {name: values_of(kept) for name, kept in self.syn_data.items()},
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned."""
         self.ewc_data = tuple(parameters_of(values) for values in state["ewc_data"])
         self.syn_data = {name: parameters_of(values) for name, values in state["syn_data"].items()}
 
@@ -255,13 +237,7 @@ class PatchedAGEM(AGEMPlugin):
 
 
 def check_strategy(strategy) -> None:
-    """Check a strategy's model and plugins before training.
-
-    Raises:
-        RuntimeError: the process is one of several of ``torch.distributed``, each of which would learn on its own.
-        TypeError: the head of a ``SplitModel`` was replaced by a growing one, such as ``IncrementalClassifier``.
-        ValueError: a plugin is Avalanche's ``AGEMPlugin``, which fails in the second experience of a ``SplitModel``.
-    """
+    """Refuse several processes of ``torch.distributed``, growing heads, and Avalanche's ``AGEMPlugin``."""
     if DistributedHelper.world_size > 1:
         raise RuntimeError(
             f"this is one of {DistributedHelper.world_size} processes of torch.distributed; memories, class statistics "
@@ -281,11 +257,7 @@ def check_strategy(strategy) -> None:
 def group_frozen_weights(strategy) -> None:
     """Add frozen weights that no group of the optimiser has to the first one, where there are several.
 
-    Defect: Avalanche adds every weight that is in no group, and fails where it cannot tell to which of several, also
-    for frozen weights, which no group needs.
-
-    Raises:
-        ValueError: a trainable weight is in none of several groups.
+    Defect: Avalanche adds every weight that is in no group, and fails where it cannot tell to which of several.
     """
     groups = strategy.optimizer.param_groups
     if len(groups) == 1:

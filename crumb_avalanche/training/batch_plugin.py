@@ -82,7 +82,6 @@ class BatchPlugin(StatefulPlugin):
 
 
 def _check_map_shape(model: SplitModel, record: ForwardRecord) -> None:
-    """Raise ValueError if the images do not have the size that the model was built for."""
     shape = tuple(record.feature_map.shape[1:])
     if shape != model.map_shape:
         height, width = record.images.shape[2:]
@@ -221,12 +220,7 @@ class StoringPlugin(BatchPlugin):
 
 
 def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlugin | None:
-    """Return the mask that a plugin was given, else the one that the strategy has as ``seen_classes``.
-
-    Raises:
-        ValueError: the plugin list has a ``SeenClassesPlugin`` that was not handed over: losses of new images and of
-            memories would be over different classes. Or it lacks the one that was.
-    """
+    """Return the mask that a plugin was given, else the strategy's; there must be one for all losses, or none."""
     seen = getattr(strategy, "seen_classes", None) if given is None else given
     listed = [plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)]
     if any(plugin is not seen for plugin in listed):
@@ -247,12 +241,9 @@ def pixels_of(
 ) -> Callable[[Sequence[int]], Tensor]:
     """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
 
-    Args:
-        strategy: in training.
-        images: the batch as the model takes it. If a cache put feature maps in its place, the pixels are read from the
-            experience. Unless the model's normalisation was set, it is that of the experience's transforms.
-        places: positions of the images in the experience.
-        in_order: whether these are right even if the strategy shuffles.
+    If a cache put feature maps in the place of the images, they are read from the experience, at ``places``, which are
+    right if the strategy does not shuffle, or ``in_order`` is true. Unless the model's normalisation was set, it is
+    that of the experience's transforms.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
@@ -266,12 +257,8 @@ def pixels_of(
                 "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
                 "without the cache"
             )
-        return frames(strategy, [places[position] for position in positions])
+        dataset = strategy.experience.dataset
+        read = torch.stack([dataset[int(places[position])][0] for position in positions])
+        return strategy.model.pixels(read.to(strategy.device))
 
     return pixels
-
-
-def frames(strategy, positions: Sequence[int]) -> Tensor:
-    """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
-    images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
-    return strategy.model.pixels(images.to(strategy.device))

@@ -1,8 +1,4 @@
-"""Checkpoint files, atomic, checksummed and without pickle; and the plugin that writes them within an experience.
-
-A checkpoint is a state file (see ``system.tensor_file``) with the settings of the run. Records that only grow, such as
-metrics, are appended to ``history.jsonl`` beside the checkpoints, and a checkpoint stores the length of this file.
-"""
+"""Checkpoint files, atomic, checksummed and without pickle; and the plugin that writes them within an experience."""
 
 import hashlib
 import json
@@ -34,14 +30,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint.
-
-    Attributes:
-        number: number of checkpoints written before it in this run.
-        notes: plain values.
-        state: nested plain values, arrays and tensors.
-        records: records of the history up to the checkpoint.
-    """
+    """One checkpoint: its number, notes in plain values, nested state, and the records of the history up to it."""
 
     number: int
     notes: dict
@@ -52,11 +41,8 @@ class Checkpoint:
 class HistoryFile:
     """File of records that are appended one by one, each a JSON line with a checksum.
 
-    Args:
-        path: path of the file, which the first ``append`` creates.
-
-    Attributes:
-        length: number of valid records; the next ``append`` overwrites any others in the file.
+    A checkpoint stores how many are its own (``length``), so that its bytes do not grow with the stream; the next
+    ``append`` overwrites any others.
     """
 
     def __init__(self, path: Path):
@@ -65,11 +51,7 @@ class HistoryFile:
         self._end = 0  # bytes of these records
 
     def append(self, record: Any) -> None:
-        """Append a record.
-
-        Raises:
-            OSError: the file cannot be written, for instance because the disk is full; earlier records are unchanged.
-        """
+        """Append a record; an ``OSError`` leaves earlier ones unchanged."""
         text = json.dumps(record)
         line = f"{_checksum(self.length, text)} {text}\n".encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,11 +64,7 @@ class HistoryFile:
         self.length, self._end = self.length + 1, self._end + len(line)
 
     def read(self, length: int) -> list:
-        """Read the first ``length`` records and set ``length``.
-
-        Raises:
-            TensorFileError: a record is missing or damaged.
-        """
+        """Read the first ``length`` records and set ``length``; ``TensorFileError`` if one is missing or damaged."""
         records, end = [], 0
         lines = self.path.read_bytes().splitlines(keepends=True)[:length] if length and self.path.exists() else []
         for number in range(length):
@@ -101,9 +79,8 @@ class HistoryFile:
 
 
 def _checksum(number: int, text: str | bytes) -> str:
-    """Compute the checksum of a record and its number: lines cannot be exchanged."""
     content = text if isinstance(text, bytes) else text.encode()
-    return hashlib.sha256(f"{number} ".encode() + content).hexdigest()[:32]
+    return hashlib.sha256(f"{number} ".encode() + content).hexdigest()[:32]  # lines cannot be exchanged
 
 
 class CheckpointFolder:
@@ -139,10 +116,7 @@ class CheckpointFolder:
     def write(self, notes: dict, state: Any, record: Any = None) -> Path:
         """Write the next checkpoint and remove all but the newest two, damaged ones first.
 
-        Args:
-            notes: plain values.
-            state: nested state, see ``tensor_file.flatten``.
-            record: record to append to the history; ``None`` appends nothing.
+        A ``record`` is appended to the history.
 
         Raises:
             CheckpointError: the file cannot be written, for instance because the disk is full; earlier checkpoints
@@ -233,27 +207,17 @@ class Position:
         return f"{self.experience} of {experiences} experiences are finished{inside}"
 
 
-class ResumingLoader:
-    """Loader of an epoch that skips the batches before a checkpoint and then restores its state.
-
-    Args:
-        loader: loader of the epoch.
-        start: torch's RNG state at the start of the epoch, which decides the order of a shuffled epoch.
-        step: number of batches already trained on; they are read and dropped.
-        restore: function that restores the checkpoint's state, called after these batches.
-    """
+class _ResumingLoader:
+    """Loader of an epoch that drops the batches before a checkpoint and then restores its state."""
 
     def __init__(self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]):
-        self.loader = loader
-        self.start = start
-        self.step = step
-        self.restore = restore
+        self.loader, self.start, self.step, self.restore = loader, start, step, restore
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator:
-        torch.set_rng_state(self.start)
+        torch.set_rng_state(self.start)  # which decides the order of a shuffled epoch
         batches = iter(self.loader)
         for _ in range(self.step):
             next(batches)
@@ -287,13 +251,7 @@ class CheckpointPlugin(StatefulPlugin):
         self._loader = None
 
     def resume_from(self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]) -> None:
-        """Resume the next experience from a position within it.
-
-        Args:
-            position: position of the checkpoint.
-            epoch_start: torch's RNG state at the start of the checkpoint's epoch.
-            restore: function that restores the checkpoint's state.
-        """
+        """Resume the next experience from a position within it, where ``restore`` loads the checkpoint's state."""
         self._resume = position, epoch_start, restore
 
     def before_training_epoch(self, strategy, **kwargs):
@@ -306,7 +264,7 @@ class CheckpointPlugin(StatefulPlugin):
             strategy.dataloader = ()
             return
         self._resume = None
-        strategy.dataloader = ResumingLoader(self._loader, epoch_start, position.step, restore)
+        strategy.dataloader = _ResumingLoader(self._loader, epoch_start, position.step, restore)
 
     def after_training_epoch(self, strategy, **kwargs):
         if self._loader is not None:

@@ -35,11 +35,7 @@ class SeenClassesLoss:
         self.unseen = unseen
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss, a scalar.
-
-        Args:
-            logits: ``(B, classes)``, as ``SeenClassesPlugin`` masks them.
-            labels: ``(B,)`` integers, or ``(B, classes)`` targets.
+        """Compute the loss, a scalar, of masked ``(B, classes)`` logits and labels or targets of all classes.
 
         Raises:
             ValueError: the criterion returns more than one number, does not take the outputs of the classes seen, or is
@@ -91,13 +87,7 @@ class SeenClassesLoss:
 
 @contextmanager
 def _cut(criterion: Any, columns: Tensor, places: Tensor) -> Iterator[None]:
-    """Cut the tensors of a criterion that have an entry for each class.
-
-    Args:
-        criterion: a module, a partial function, or any object.
-        columns: ``(k,)`` the classes to keep.
-        places: ``(classes,)`` the place of each class among these.
-    """
+    """Cut the tensors of a criterion with an entry for each class to ``columns``; ``places`` are those among them."""
     owner = criterion.__self__ if inspect.ismethod(criterion) else criterion
     parts = list(owner.modules()) if isinstance(owner, nn.Module) else [owner]
     homes = [getattr(part, name, None) for part in parts for name in ("__dict__", "_parameters", "_buffers")]
@@ -123,7 +113,6 @@ def _cut(criterion: Any, columns: Tensor, places: Tensor) -> Iterator[None]:
 
 
 def _check_function(criterion: Any, classes: int) -> None:
-    """Raise ValueError if a function uses a tensor with an entry for each class, which cannot be cut."""
     if not inspect.isfunction(criterion):
         return
     used = inspect.getclosurevars(criterion)

@@ -1,12 +1,9 @@
 """CRUMB as an Avalanche plugin and as a strategy (paper, algorithm 1)."""
 
-from collections.abc import Sequence
-
 import torch
-from avalanche.training.plugins import FromScratchTrainingPlugin, GDumbPlugin, SupervisedPlugin
-from avalanche.training.plugins.evaluation import default_evaluator
+from avalanche.training.plugins import FromScratchTrainingPlugin, GDumbPlugin
 from avalanche.training.utils import trigger_plugins
-from torch import Tensor, nn
+from torch import Tensor
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.calibration import calibrate
@@ -34,20 +31,12 @@ class BalancedReplay:
     much as without replay.
 
     Args:
-        compute: cost of replay, in units of the training step without it.
-
-    Raises:
-        ValueError: ``compute`` is not above 0.
-
-    Attributes:
-        due: images to replay that do not fill a batch yet.
+        compute: cost of replay, in units of the training step without it; above 0.
     """
 
     def __init__(self, compute: float):
-        if not compute > 0:
-            raise ValueError(f"replay_compute is {compute}; give a number above 0: 2 makes a step cost 3 times as much")
         self.compute = compute
-        self.due = 0.0
+        self.due = 0.0  # images to replay that do not fill a batch yet
         self._each: float | None = None
 
     def images_for_each(self, model: SplitModel, memories: MemoryBuffer) -> float:
@@ -65,10 +54,7 @@ class BalancedReplay:
     def draw(self, batch: StreamBatch, memories: MemoryBuffer, model: SplitModel) -> tuple[Tensor, Tensor]:
         """Draw feature maps ``(REPLAYED, C, H, W)`` and labels ``(REPLAYED,)`` int64, on the model's device.
 
-        Args:
-            batch: the new batch; where it has codes, its maps are decoded from them.
-            memories: a buffer; its random numbers are used.
-            model: the model, whose codebook gets gradients from decoded maps.
+        Maps of a batch that has codes are decoded from them. Random numbers are those of the buffer.
         """
         random = memories.slots.random
         positions: dict[int, list[int]] = {}
@@ -291,17 +277,11 @@ class CRUMBStrategy(StreamStrategy):
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and calibrated on the first
             experience if that was not done.
         optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
-        criterion: loss of ``(logits, labels)``; default cross-entropy.
-        train_mb_size: new images in a batch.
-        train_epochs: epochs on each experience.
-        eval_mb_size, device, evaluator, eval_every: as for every Avalanche strategy.
         plugins: run before CRUMB's own replay step.
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
         direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute: see ``CRUMBPlugin``.
-        clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10).
-        stream_arguments: all others, such as ``divergence_guard``; see ``StreamStrategy``.
+        stream_arguments: all others, such as ``first_epochs``; see ``StreamStrategy``.
 
     Raises:
         TypeError: the model is not a ``SplitModel``.
@@ -311,16 +291,6 @@ class CRUMBStrategy(StreamStrategy):
     def __init__(
         self,
         *,
-        model: SplitModel,
-        optimizer: torch.optim.Optimizer,
-        criterion: nn.Module | None = None,
-        train_mb_size: int = 21,
-        train_epochs: int = 1,
-        eval_mb_size: int | None = 128,
-        device: str | torch.device = "cpu",
-        plugins: Sequence[SupervisedPlugin] | None = None,
-        evaluator=default_evaluator,
-        eval_every: int = -1,
         mem_size: int | None = None,
         storage_policy: CompactBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
@@ -329,8 +299,6 @@ class CRUMBStrategy(StreamStrategy):
         replay_steps: int = DEFAULTS.replay_steps,
         fused: bool = DEFAULTS.fused,
         replay_compute: float | None = DEFAULTS.replay_compute,
-        clamp_gradients: float | None = None,
-        first_epochs: int | None = None,
         **stream_arguments,
     ):
         if (storage_policy is None) == (mem_size is None):
@@ -341,21 +309,5 @@ class CRUMBStrategy(StreamStrategy):
             )
         buffer = CodeBuffer(mem_size) if storage_policy is None else storage_policy
         self.replay_loss: Tensor | None = None
-        super().__init__(
-            model=model,
-            optimizer=optimizer,
-            criterion=criterion,
-            train_mb_size=train_mb_size,
-            train_epochs=train_epochs,
-            eval_mb_size=eval_mb_size,
-            device=device,
-            plugins=plugins,
-            evaluator=evaluator,
-            eval_every=eval_every,
-            clamp_gradients=clamp_gradients,
-            first_epochs=first_epochs,
-            memory=CRUMBPlugin(
-                buffer, direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute
-            ),
-            **stream_arguments,
-        )
+        replay = direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute
+        super().__init__(memory=CRUMBPlugin(buffer, *replay), **stream_arguments)

@@ -9,7 +9,7 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets, with_task_labels
 from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwareSupervisedClassificationDataset
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 from torchvision import transforms
 from torchvision.transforms import v2
 
@@ -37,12 +37,7 @@ def labels_of(dataset: Dataset) -> list[int]:
 def use_int64_labels(strategy: Any, targets: bool = False) -> None:
     """Convert the labels of a strategy's batch to int64: losses take no other, data sets have ``int16`` and ``int32``.
 
-    Args:
-        strategy: in an iteration of training or evaluation.
-        targets: whether the batch may have ``(B, classes)`` targets instead, which stay as they are.
-
-    Raises:
-        TypeError: the labels are not whole numbers, one for each image.
+    With ``targets``, the batch may have ``(B, classes)`` targets instead, which stay as they are.
     """
     labels = strategy.mb_y
     if targets and labels.dim() == 2:
@@ -75,14 +70,8 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 def normalization_of(dataset: Any) -> Normalization | None:
     """Return mean and standard deviation of torchvision's ``Normalize`` in the transforms of a data set.
 
-    Args:
-        dataset: an ``AvalancheDataset`` or any data set that keeps its transforms in ``transform`` or ``transforms``.
-
-    Returns:
-        ``None`` if there is no ``Normalize``, or one that cannot be seen, as within a function.
-
-    Raises:
-        ValueError: two that differ.
+    ``None`` if there is no ``Normalize``, or one that cannot be seen, as within a function; two that differ are an
+    error.
     """
     found = set(_walk(dataset, set()))
     if len(found) > 1:
@@ -144,7 +133,6 @@ def _name(strategy: Any, image: Tensor) -> str | None:
 
 
 def _place(dataset: Any, image: Tensor) -> int | None:
-    """Return the number of the first item with the same image."""
     with preserve_rng_state():
         for place in range(len(dataset)):
             one = dataset[place][0]
@@ -153,28 +141,12 @@ def _place(dataset: Any, image: Tensor) -> int | None:
     return None
 
 
-class _Images(Dataset):
-    """Images with label 0, which evaluation wants for its loss."""
-
-    def __init__(self, pixels: Tensor):
-        self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.pixels[index], 0
-
-
 def unlabelled_experience(pixels: Tensor) -> Any:
-    """Make an experience for ``strategy.eval``, whose metrics mean nothing.
-
-    Args:
-        pixels: ``(B, 3, h, w)`` uint8.
-    """
+    """Make an experience of ``(B, 3, h, w)`` uint8 images for ``strategy.eval``, whose metrics mean nothing."""
+    images = TensorDataset(pixels, torch.zeros(len(pixels), dtype=torch.int64))  # evaluation wants labels for its loss
     attributes = [
         DataAttribute(ConstantSequence(0, len(pixels)), "targets"),
         DataAttribute(ConstantSequence(0, len(pixels)), "targets_task_labels", use_in_getitem=True),
     ]
-    dataset = TaskAwareSupervisedClassificationDataset([_Images(pixels)], data_attributes=attributes)
+    dataset = TaskAwareSupervisedClassificationDataset([images], data_attributes=attributes)
     return with_task_labels(benchmark_from_datasets(test=[dataset])).test_stream[0]

@@ -84,9 +84,9 @@ class LedgerMetric(PluginMetric[dict]):
     ``codebook_bytes``, ``statistics_bytes``, ``memory_bytes`` (the sum of these: all that is kept besides the
     network), ``derived_bytes`` (what answers are computed from and what can be computed again from the memory, such as
     the solution of a closed form), ``plastic_bytes``, ``frozen_bytes``, ``optimizer_bytes``, ``peak_rss_bytes``,
-    ``images_per_second``
-    (new images trained on in all epochs, divided by the time of training), ``train_seconds``, ``seconds_features`` (F),
-    ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts are disjoint.
+    ``images_per_second`` (new images trained on in all epochs, divided by the time of training), ``train_seconds``,
+    ``seconds_features`` (F), ``seconds_search``, ``seconds_plastic``, ``seconds_replay``, ``seconds_other``; the parts
+    are disjoint.
     What only a step needs (gradients, activations, the guard's copy of the trainable weights) counts in the peak only.
     Evaluation during training (``eval_every``) counts neither in the time of training nor in its parts.
 
@@ -154,11 +154,7 @@ class LedgerMetric(PluginMetric[dict]):
             self._parts[part] += seconds - self._before[part]
 
     def count(self, strategy) -> dict[str, float]:
-        """Return all entries as of now.
-
-        Args:
-            strategy: whose buffers, model and optimiser are counted.
-        """
+        """Return all entries of a ``strategy`` as of now."""
         model = strategy.model
         one = self.storage_policy
         memories = [*replay_memories(strategy)] if one is None else [bytes_of_policy(one)]
@@ -212,10 +208,6 @@ class LedgerMetric(PluginMetric[dict]):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned.
-
-        Args:
-            state: bytes and seconds of the processes before.
-        """
+        """Load a ``state`` that ``state_dict`` returned."""
         self.entries, self._parts, self._before = dict(state["entries"]), dict(state["parts"]), dict(state["before"])
         self.train_seconds, self.images = state["train_seconds"], state["images"]

@@ -29,12 +29,9 @@ MOST_IMAGES = 100  # of a piece
 
 @dataclass(frozen=True)
 class Trial:
-    """Result of one learning rate on the held-out images of the first experience.
+    """Accuracy in percent and mean loss of a learning rate on the held-out images of the first experience.
 
-    Attributes:
-        learning_rate: the rate.
-        accuracy: percent, after the last experience of the small stream; 0 where training diverged.
-        loss: mean over the held-out images; infinite where training diverged.
+    Where training diverged, they are 0 and infinite.
     """
 
     learning_rate: float
@@ -45,10 +42,7 @@ class Trial:
 def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
     """Split positions into training and test; the last frames of each class, in stream order, are for the test.
 
-    In a video stream, the test frames are usually of other clips, and often of other objects.
-
-    Raises:
-        ValueError: a class has fewer than two frames.
+    In a video stream, the test frames are usually of other clips, and often of other objects. A class needs two frames.
     """
     targets = np.asarray(targets)
     learned: list[int] = []
@@ -72,13 +66,8 @@ def pieces_of(labels: Sequence[int], objects: Sequence[Hashable] | None, most: i
     These are its own classes if there are at least four, else its objects, which are then told apart: what a class that
     arrives does to earlier ones can be seen only where several arrive. Objects come class by class in turn.
 
-    Args:
-        labels: class of each image.
-        objects: object of each image, if known; those of two classes are different.
-        most: largest number of pieces, such as the outputs of the head.
-
-    Returns:
-        Places of the images of each piece, ascending, at most 100, evenly spread; a piece has at least two.
+    Returns places of the images of each of at most ``most`` pieces: ascending, at most 100, evenly spread; a piece has
+    at least two.
     """
     pieces = _grouped([(label,) for label in labels])
     if objects is not None and len(pieces) < FEWEST:
@@ -87,19 +76,18 @@ def pieces_of(labels: Sequence[int], objects: Sequence[Hashable] | None, most: i
         turns = [place for turn in zip_longest(*of_class) for place in turn if place is not None]
         if len(turns) >= FEWEST:
             pieces = [finer[place] for place in turns]
-    return [[piece[place] for place in _spread(len(piece), MOST_IMAGES)] for piece in pieces[:most]]
+    return [piece if len(piece) <= MOST_IMAGES else _spread(piece) for piece in pieces[:most]]
 
 
 def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Return the places of each key, keys in order of their first place."""
     groups: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
     return list(groups.values())
 
 
-def _spread(count: int, most: int) -> list[int]:
-    return list(range(count)) if count <= most else [place * count // most for place in range(most)]
+def _spread(places: list[int]) -> list[int]:
+    return [places[number * len(places) // MOST_IMAGES] for number in range(MOST_IMAGES)]
 
 
 def arrivals_of(pieces: int) -> list[list[int]]:
@@ -114,8 +102,6 @@ def arrivals_of(pieces: int) -> list[list[int]]:
 
 
 class _Relabelled(Dataset):
-    """Images of a data set in given places, with given labels."""
-
     def __init__(self, dataset, places: Sequence[int], labels: Sequence[int]):
         self.dataset, self.places, self.labels = dataset, places, labels
 
@@ -126,13 +112,8 @@ class _Relabelled(Dataset):
         return self.dataset[self.places[number]][0], self.labels[number]
 
 
-def relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
-    """Return the images in some places of a data set, ascending, with other labels, as the stream gives them.
-
-    Args:
-        dataset: an Avalanche data set.
-        label_of: new labels by place.
-    """
+def _relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
+    """Return the images in some places of a data set, ascending, with other labels, as the stream gives them."""
     places = sorted(label_of)
     labels = [label_of[place] for place in places]
     attributes = [DataAttribute(labels, "targets")]
@@ -148,15 +129,8 @@ def relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
 def small_stream(first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None):
     """Make a stream of the first experience alone, in which classes arrive one after the other.
 
-    Args:
-        first_experience: an experience of an Avalanche stream.
-        objects, most: see ``pieces_of``; without ``most`` the experience stays one, with its own labels.
-
-    Returns:
-        An Avalanche benchmark. The last fifth of each piece is its test.
-
-    Raises:
-        ValueError: a class has too few frames.
+    Returns an Avalanche benchmark; the last fifth of each piece is its test. For ``objects`` and ``most`` see
+    ``pieces_of``; without ``most`` the experience stays one, with its own labels.
     """
     dataset = first_experience.dataset
     labels = labels_of(dataset)
@@ -171,7 +145,7 @@ def small_stream(first_experience, objects: Sequence[Hashable] | None = None, mo
     for arrived in experiences:
         places = [place for place in sorted(label_of) if label_of[place] in arrived]
         for kept, part in zip((train, test), split_experience([label_of[place] for place in places]), strict=True):
-            kept.append(relabelled(dataset, {places[number]: label_of[places[number]] for number in part}))
+            kept.append(_relabelled(dataset, {places[number]: label_of[places[number]] for number in part}))
     return benchmark_from_datasets(train=train, test=test)
 
 
@@ -189,15 +163,12 @@ def tune(
     Args:
         make: function of rate and evaluator that returns a new strategy with a new model.
         parts: the benchmark, see ``small_stream``.
-        rates: learning rates to try.
+        rates: learning rates to try; it is an error if training diverges at all of them.
         head_loss: use the loss of the head's logits, for a strategy that predicts by other scores.
         loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
         The trials: the chosen one first (see ``chosen``), then the others from best to worst.
-
-    Raises:
-        ValueError: training diverged at every rate.
     """
     trials = []
     for rate in rates:
@@ -225,12 +196,8 @@ def chosen(trials: Sequence[Trial]) -> Trial:
     return min(as_good, key=lambda trial: trial.learning_rate)
 
 
-class HeadLoss(StatefulPlugin):
-    """Record the cross-entropy of the head's logits in an evaluation, before later plugins change them.
-
-    Attributes:
-        losses: loss of each image.
-    """
+class _HeadLoss(StatefulPlugin):
+    """Records the cross-entropy of the head's logits in an evaluation, before later plugins change them."""
 
     def __init__(self):
         super().__init__()
@@ -244,7 +211,7 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     metrics = accuracy_metrics(stream=True), loss_metrics(stream=True)
     evaluator = EvaluationPlugin(*metrics, loggers=[], strict_checks=False)
     learner = make(rate, evaluator)
-    of_head = HeadLoss()
+    of_head = _HeadLoss()
     learner.plugins.insert(1, of_head)  # after the mask of unseen classes
     try:
         for experience in parts.train_stream:

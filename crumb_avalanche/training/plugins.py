@@ -1,7 +1,6 @@
 """Plugins of stream strategies: classes seen, epochs, clamped gradients, a guard against NaN, answers by experience."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
@@ -22,9 +21,7 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
 
     The loss of an image of an unseen class is 13.8; that of another image rises by 1e-6 for each unseen class.
 
-    Args:
-        logits: ``(B, classes)``; the highest of an image, of the classes that are not unseen, stays the highest.
-        unseen: ``(classes,)`` bool, not all of them.
+    Of ``(B, classes)`` logits, the highest of the classes seen stays the highest; not all may be ``unseen``.
     """
     unseen = unseen.to(logits.device)
     seen = logits.float().masked_fill(unseen, -torch.inf)
@@ -34,13 +31,8 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
     return torch.where(unseen, floor.minimum(below).to(logits.dtype), logits)
 
 
-def check_outputs(labels: Iterable[int], outputs: int) -> None:
-    """Check that a head has an output for every class.
-
-    Raises:
-        ValueError: a class has none, or its number is negative.
-    """
-    labels = list(labels)
+def check_outputs(labels: list[int], outputs: int) -> None:
+    """Raise ``ValueError`` unless a head has an output for every class."""
     if min(labels, default=0) < 0:
         raise ValueError(
             f"the labels hold {min(labels)}; classes count from 0: remove such images, or number them anew"
@@ -104,15 +96,7 @@ class SeenClassesPlugin(StatefulPlugin):
         return give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device)) if self.seen else logits
 
     def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return which outputs of a head are of classes not seen yet, ``(classes,)`` bool.
-
-        Args:
-            classes: number of outputs of the head.
-            device: of what is returned.
-
-        Raises:
-            ValueError: the head has no output for a class that was seen.
-        """
+        """Return on a ``device`` which of a head's ``classes`` outputs were not seen yet, ``(classes,)`` bool."""
         check_outputs(self.seen, classes)
         if self._unseen is None or len(self._unseen) != classes or self._unseen.device != torch.device(device):
             unseen = torch.ones(classes, dtype=torch.bool)
@@ -243,14 +227,9 @@ class DivergenceGuard(StatefulPlugin):
         self.check(strategy, strategy.replay_loss)
 
     def check(self, strategy, loss: Tensor) -> None:
-        """Copy the weights if ``loss`` is finite; otherwise restore the copy and stop, on a GPU after the iteration.
+        """Copy the weights of a ``strategy`` if a scalar ``loss`` is finite; else restore the copy and stop.
 
-        Args:
-            strategy: whose model is watched; it is stopped if the loss is not finite.
-            loss: a scalar.
-
-        Raises:
-            TrainingDivergedError: the loss is NaN or infinite.
+        On a GPU this is done after the iteration.
         """
         weights = self._weights(strategy.model)
         if not weights:
@@ -293,11 +272,7 @@ class DivergenceGuard(StatefulPlugin):
 
 
 class OutputsPlugin(StatefulPlugin):
-    """Record the outputs of the latest evaluation.
-
-    Attributes:
-        outputs: of each batch, ``(B, classes)`` float32 on the CPU.
-    """
+    """Records the outputs of the latest evaluation: of each batch, ``(B, classes)`` float32 on the CPU."""
 
     def __init__(self):
         super().__init__()

@@ -69,12 +69,7 @@ def pretrain(
     batches = BatchSampler(RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False)
     loader = DataLoader(maps, batch_sampler=batches, generator=random_rows)
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.SGD(
-        learned,
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        weight_decay=settings.weight_decay,
-    )
+    optimizer = torch.optim.SGD(learned, settings.learning_rate, settings.momentum, weight_decay=settings.weight_decay)
     criterion = nn.CrossEntropyLoss()
     history = []
     if checkpoints is not None:
@@ -121,11 +116,7 @@ def pretrain(
 def _resume(
     checkpoints: CheckpointFolder, model: SplitModel, optimizer: torch.optim.SGD, random_rows: torch.Generator
 ) -> list[dict[str, float]]:
-    """Restore the newest checkpoint; return the history up to it.
-
-    Raises:
-        CheckpointError: see ``CheckpointFolder.newest``.
-    """
+    """Restore the newest checkpoint; return the history up to it."""
     found = checkpoints.newest()
     if found is None:
         return []
@@ -142,21 +133,14 @@ def _resume(
 def save_pretrained(path: str | os.PathLike, model: SplitModel, made_with: dict) -> None:
     """Write a split model, F included, and the settings of its pretraining, atomically and with checksums.
 
-    Args:
-        path: a ``.safetensors`` file.
-        model: the pretrained model.
-        made_with: settings as plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size`` and
-            ``codebook_dim``.
+    ``made_with`` are plain values; at least ``backbone``, ``classes``, ``head_kernel``, ``codebook_size`` and
+    ``codebook_dim``.
     """
     write_tensors(path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)})
 
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
-    """Read the state dict and the settings that ``save_pretrained`` wrote.
-
-    Raises:
-        WeightsError: the file is absent, damaged, or of another format.
-    """
+    """Read the state dict and the settings that ``save_pretrained`` wrote; ``WeightsError`` for any other file."""
     try:
         tensors, metadata = read_tensors(path)
     except TensorFileError as error:

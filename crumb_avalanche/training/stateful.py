@@ -1,8 +1,7 @@
 """Collect and load the state of a strategy, as plain values and tensors.
 
-Plugins, replay buffers and metrics return their state by ``state_dict`` and load it by ``load_state_dict``. A state
-holds what training changes: rebuild a strategy from its settings before loading it. The tensors of a state are not
-copies: write or copy it before the next training step.
+A state holds what training changes: rebuild a strategy from its settings before loading it. Its tensors are not copies:
+write or copy it before the next training step.
 """
 
 import copy
@@ -62,17 +61,17 @@ def storage_policies(strategy) -> Iterator[Any]:
             yield policy
 
 
-def buffers(strategy) -> Iterator[Any]:
-    """Yield the storage policies that have a state, each once."""
-    return (policy for policy in storage_policies(strategy) if hasattr(policy, "state_dict"))
+def buffers(strategy) -> list[Any]:
+    """Return the storage policies that have a state, each once."""
+    return [policy for policy in storage_policies(strategy) if hasattr(policy, "state_dict")]
 
 
 def strategy_state(strategy) -> dict[str, Any]:
     """Return the state that training resumes from; see ``StreamStrategy.state_dict``."""
     states = {name: part.state_dict() for name, part in parts(strategy).items() if hasattr(part, "state_dict")}
     return {
-        "model": model_state(strategy.model),
-        "optimizer": optimizer_state(strategy.optimizer, strategy.model),
+        "model": _model_state(strategy.model),
+        "optimizer": _optimizer_state(strategy.optimizer, strategy.model),
         "clock": {name: value for name, value in vars(strategy.clock).items() if isinstance(value, int)},
         "training": {
             "train_epochs": strategy.train_epochs,
@@ -107,13 +106,13 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
                 f"the state of {name} holds {', '.join(saved[name])}, not {', '.join(expected[name])}; it was written "
                 "by another version"
             )
-    mine = [*buffers(strategy)]
+    mine = buffers(strategy)
     if len(mine) != len(state["buffers"]):
         raise StateError(
             f"the state holds {len(state['buffers'])} replay buffers, the strategy has {len(mine)}; build the same one"
         )
-    load_model_state(strategy.model, state["model"])
-    load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
+    _load_model_state(strategy.model, state["model"])
+    _load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
     strategy.train_epochs = training["train_epochs"]
     strategy.train_mb_size = training["train_mb_size"]
@@ -133,12 +132,12 @@ def answer_state(strategy) -> dict[str, Any]:
     """Return the state that evaluation needs; see ``StreamStrategy.answer_state``."""
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "answer_state")}
     states = {name: part.answer_state(strategy) for name, part in live.items()}
-    return {"model": model_state(strategy.model), "plugins": {name: state for name, state in states.items() if state}}
+    return {"model": _model_state(strategy.model), "plugins": {name: state for name, state in states.items() if state}}
 
 
 def load_answer_state(strategy, state: dict[str, Any]) -> None:
     """Load what ``answer_state`` returned; see ``StreamStrategy.load_answer_state``."""
-    load_model_state(strategy.model, state["model"])
+    _load_model_state(strategy.model, state["model"])
     live = parts(strategy)
     for name, saved in state["plugins"].items():
         if not hasattr(live.get(name), "load_answer_state"):
@@ -146,7 +145,7 @@ def load_answer_state(strategy, state: dict[str, Any]) -> None:
         live[name].load_answer_state(saved)
 
 
-def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
+def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of a model, without the frozen F of a ``SplitModel``."""
     state = model.state_dict()
     if isinstance(model, SplitModel):
@@ -154,13 +153,8 @@ def model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Load what ``model_state`` returned, in place.
-
-    Raises:
-        StateError: a name or shape differs.
-    """
-    mine = model_state(model)
+def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    mine = _model_state(model)
     for name in {**mine, **state}:
         given, wanted = (tuple(one[name].shape) if name in one else "missing" for one in (state, mine))
         if given != wanted:
@@ -168,12 +162,8 @@ def load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     model.load_state_dict(state, strict=False)  # F is not in it
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the state of an optimiser with the names of its weights, to which Avalanche adds those of F.
-
-    Raises:
-        StateError: the optimiser holds weights that are not the model's.
-    """
+def _optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return the state of an optimiser with the names of its weights, to which Avalanche adds those of F."""
     names = {id(weight): name for name, weight in model.named_parameters()}
     groups = [[names.get(id(weight)) for weight in group["params"]] for group in optimizer.param_groups]
     if any(None in group for group in groups):
@@ -181,12 +171,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
     return {"weights": groups, **optimizer.state_dict()}
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]) -> None:
-    """Load what ``optimizer_state`` returned.
-
-    Raises:
-        StateError: the number of groups differs, or the model lacks a weight.
-    """
+def _load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]) -> None:
     named, groups = dict(model.named_parameters()), state["weights"]
     missing = [name for group in groups for name in group if name not in named]
     if missing or len(groups) != len(optimizer.param_groups):

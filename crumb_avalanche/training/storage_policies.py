@@ -147,20 +147,13 @@ class MapBuffer(MapMemory, CompactBuffer):
 
 @dataclass(frozen=True)
 class _ImageFormat:
-    """How a stream gives its images.
-
-    Attributes:
-        dtype: name of their type.
-        mean, std: their normalisation, by channel.
-        tensor_labels: whether labels are tensors.
-        task_labels: whether a task label follows the label.
-    """
+    """How a stream gives its images."""
 
     dtype: str
-    mean: Sequence[float]
+    mean: Sequence[float]  # by channel, as the deviation
     std: Sequence[float]
     tensor_labels: bool
-    task_labels: bool
+    task_labels: bool  # whether one follows the label
 
     @property
     def channels(self) -> tuple[Tensor, Tensor]:
@@ -198,7 +191,7 @@ class ImageBuffer(ImageMemory, CompactBuffer):
 
         Args:
             new_data: items begin with image and label; images are ``(3, h, w)`` tensors, ``uint8`` or normalised float.
-            strategy: its model and its batch size, which ``ReferenceRule`` depends on.
+            strategy: whose model and batch size are used.
 
         Raises:
             TypeError: the images are not such tensors.
@@ -260,12 +253,7 @@ class ImageBuffer(ImageMemory, CompactBuffer):
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     def item_of(self, row: Tensor, label: int) -> tuple[Tensor, int | Tensor]:
-        """Return image and label as the stream gives them; pixels if ``update_from_dataset`` was never called.
-
-        Args:
-            row: ``(3, h, w)`` uint8 pixels.
-            label: its class.
-        """
+        """Return a ``row`` of ``(3, h, w)`` uint8 pixels and its ``label`` as the stream gives them."""
         if self._format is None:
             return row, label
         if self._format.dtype != "uint8":
@@ -274,18 +262,10 @@ class ImageBuffer(ImageMemory, CompactBuffer):
         return row, torch.tensor(label) if self._format.tensor_labels else label
 
     def state_dict(self) -> dict[str, Any]:
-        """See ``MemoryBuffer``; with the format of the stream's images."""
         return super().state_dict() | {"format": None if self._format is None else asdict(self._format)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Args:
-            state: of a buffer of the same size.
-
-        Raises:
-            StateError: it is of another capacity.
-        """
+        """Load the ``state`` of a buffer of the same size."""
         super().load_state_dict(state)
         written = state["format"]
         self._format = None if written is None else _ImageFormat(**written)

@@ -143,11 +143,7 @@ class StreamStrategy(SupervisedTemplate):
             return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
-        """Make Avalanche's data loader, in the order of the stream unless ``train(..., shuffle=True)`` was called.
-
-        Args:
-            shuffle: whether to draw the order of the items.
-        """
+        """Make Avalanche's data loader, in the order of the stream unless ``shuffle`` is given to ``train``."""
         self.frames_in_order = not shuffle
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
@@ -206,14 +202,9 @@ class StreamStrategy(SupervisedTemplate):
         return strategy_state(self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Load what ``state_dict`` returned into a strategy built with the same settings.
+        """Load a copy of a ``state`` that ``state_dict`` of a strategy with the same settings returned.
 
-        Args:
-            state: it is copied.
-            strict: the plugins that have a state must be the same; else what only one side has is left out.
-
-        Raises:
-            StateError: the state is of another strategy, network or version.
+        With ``strict`` the plugins that have a state must be the same; else what only one side has is left out.
         """
         load_strategy_state(self, state, strict)
 
@@ -222,14 +213,7 @@ class StreamStrategy(SupervisedTemplate):
         return answer_state(self)
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
-        """Load what ``answer_state`` returned into a strategy built with the same settings; it then answers the same.
-
-        Args:
-            state: plain values and tensors.
-
-        Raises:
-            StateError: the state is of another strategy or network.
-        """
+        """Load a ``state`` of ``answer_state`` into a strategy built with the same settings."""
         load_answer_state(self, state)
 
 

@@ -13,6 +13,7 @@ from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from PIL import Image
+from small_crumb import make
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import transforms
@@ -85,26 +86,22 @@ class Batches(SupervisedPlugin):
 
 
 def make_naive(model, buffer, *plugins):
-    return Naive(
-        model=model,
-        optimizer=torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.01),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=4,
-        plugins=[ReplayPlugin(mem_size=buffer.max_size, storage_policy=buffer), *plugins],
-        evaluator=EvaluationPlugin(LedgerMetric(), loggers=[]),
+    replay, evaluator = (
+        ReplayPlugin(buffer.max_size, storage_policy=buffer),
+        EvaluationPlugin(LedgerMetric(), loggers=[]),
     )
+    return make(Naive, model, replay, *plugins, train_mb_size=4, evaluator=evaluator)
 
 
-@pytest.fixture(params=["split", "other"])
-def any_model(request, make_model):
-    """A SplitModel, or one that knows nothing of pixels."""
-    return make_model(n_classes=6) if request.param == "split" else Floats()
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_images_are_stored_and_mixed_into_batches(any_model, name, rule):
-    if name == "floats" and hasattr(any_model, "set_normalization"):
+@pytest.mark.parametrize(
+    "split, name, rule",
+    [(True, name, rule) for name, rule in zip(TRANSFORMS, sorted(RULES), strict=True)]
+    + [(False, name, "every_jth") for name in TRANSFORMS],
+)
+def test_images_are_stored_and_mixed_into_batches(make_model, split, name, rule):
+    """In a SplitModel, and in one that knows nothing of pixels."""
+    any_model = make_model(n_classes=6) if split else Floats()
+    if split and name == "floats":
         any_model.set_normalization([0], [1])
     buffer, batches, stream = ImageBuffer(8, RULES[rule]()), Batches(), make_stream(TRANSFORMS[name])
     strategy = make_naive(any_model, buffer, batches)
@@ -153,8 +150,7 @@ def test_a_buffer_that_another_plugin_fills_is_left_alone(make_model, kind):
     assert len(strategy.plugins[0].storage_policy) == 8  # the other buffer is filled by ReplayPlugin
 
 
-@pytest.mark.parametrize("images", [IntLabels, TensorDataset])
-@pytest.mark.parametrize("tasks", [None, (0, 0, 0)])
+@pytest.mark.parametrize("images, tasks", [(IntLabels, None), (TensorDataset, (0, 0, 0))])
 def test_streams_of_other_items(images, tasks):
     """With or without task labels, and with labels that are int or tensors."""
     buffer, batches, stream = ImageBuffer(8), Batches(), make_stream(TRANSFORMS["floats"], tasks, images)
@@ -175,33 +171,12 @@ def test_a_head_for_each_task_is_refused():
     assert len(buffer) == 8 and buffer.classes == [0, 1]
 
 
-def test_data_sets_are_stored_without_a_strategy():
-    buffer, stream = ImageBuffer(8), make_stream(TRANSFORMS["normalised"])
-    assert buffer.buffer_datasets == []
-    for experience in stream[:2]:
-        buffer.update_from_dataset(experience.dataset)
-    buffer.update_from_dataset(stream[0].dataset.subset([]))
-    parts = buffer.buffer_datasets
-    assert [list(part.targets) for part in parts] == [[0, 0], [1, 1], [2, 2], [3, 3]]
-    together = sorted((label, image.sum().item()) for part in parts for image, label, _ in part)
-    assert together == sorted((label, image.sum().item()) for image, label, _ in buffer.buffer)
-    assert all(type(label) is int for _, label, _ in buffer.buffer)
-
-
-def test_the_format_of_images_is_part_of_the_state(tmp_path):
-    buffer, other = ImageBuffer(8), ImageBuffer(8)
-    buffer.update_from_dataset(make_stream(TRANSFORMS["normalised"])[0].dataset)
-    write_state(tmp_path / "buffer.safetensors", buffer.state_dict(), {})
-    other.load_state_dict(read_state(tmp_path / "buffer.safetensors")[0])
-    assert [image.tolist() for image, *_ in other.buffer] == [image.tolist() for image, *_ in buffer.buffer]
-
-
 def hidden(image):
     """A transform in which no Normalize can be found."""
     return TRANSFORMS["normalised"](image)
 
 
-def test_a_hidden_normalisation_has_to_be_given():
+def test_a_hidden_normalisation_has_to_be_given(tmp_path, make_model):
     stream, buffer = make_stream(hidden), ImageBuffer(8)
     words = (
         r"pixels would be from -\d+.* to \d+.*mean \[0.0\] and deviation \[1.0\].*buffer.normalization = \(mean, std\)"
@@ -212,11 +187,11 @@ def test_a_hidden_normalisation_has_to_be_given():
     buffer.normalization = CIFAR
     buffer.update_from_dataset(stream[0].dataset)
     shown = [image for image, *_ in stream[0].dataset]
+    write_state(tmp_path / "buffer.safetensors", buffer.state_dict(), {})
+    buffer = ImageBuffer(8)
+    buffer.load_state_dict(read_state(tmp_path / "buffer.safetensors")[0])  # with the format of its images
     assert all(any(torch.allclose(image, one, atol=1e-6) for one in shown) for image, *_ in buffer.buffer)
-
-
-def test_the_normalisation_set_on_the_model_is_used(make_model):
-    stream, model, buffer = make_stream(hidden), make_model(n_classes=6).set_normalization(*CIFAR), ImageBuffer(8)
+    model, buffer = make_model(n_classes=6).set_normalization(*CIFAR), ImageBuffer(8)
     make_naive(model, buffer).train(stream[0])
     assert all((pixels_of(0) == row).flatten(1).all(1).any() for row in buffer.rows)
 

@@ -111,21 +111,17 @@ def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_mode
     assert set(buffer.classes) == {label for labels in experiences for label in labels}
 
 
-def test_bytes_of_one_memory(model):
-    # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
-    assert [kind.item_bytes(model) for kind in BUFFERS] == [16, 768, 512]
-
-
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_an_empty_buffer(kind, model):
+@pytest.mark.parametrize("kind, size", [(CodeBuffer, 16), (ImageBuffer, 768), (MapBuffer, 512)])
+def test_an_empty_buffer(kind, size, model):
     buffer = kind(5)
+    # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
+    assert kind.item_bytes(model) == size
     assert len(buffer) == buffer.buffer_bytes == len(buffer.buffer) == 0
     assert bool(buffer)  # ``if storage_policy`` asks whether there is a buffer
     assert buffer.classes == buffer.buffer_datasets == []
     assert buffer.sample(set(), 4).shape == (0,)
-    for size in (2.5, "20"):
-        with pytest.raises(TypeError, match=f"mem_size is {size!r}; give a whole number"):
-            CodeBuffer(size)
+    with pytest.raises(TypeError, match=r"mem_size is 2\.5; give a whole number"):
+        kind(2.5)
     with pytest.raises(TypeError, match=r"rule is <class .*; give an instance of a SelectionRule"):
         CodeBuffer(4, EveryJth)
     with pytest.raises(ValueError, match="mem_size is 0; a buffer holds at least 1 memory"):
@@ -135,15 +131,6 @@ def test_an_empty_buffer(kind, model):
 def full_buffer(model, kind=MapBuffer, seed=0, mem_size=9, rule=ClassBalancedReservoir):
     buffer = kind(mem_size, rule(), seed)
     return buffer, feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
-
-
-@pytest.mark.parametrize("rule", [ClassBalancedReservoir, ReferenceRule])
-def test_same_seed_same_buffer(model, rule):
-    (one, _), (same, _), (other, _) = (full_buffer(model, seed=seed, rule=rule) for seed in (1, 1, 2))
-    assert torch.equal(one.rows, same.rows) and torch.equal(one.labels, same.labels)
-    assert torch.equal(one.sample(set(), 20), same.sample(set(), 20))
-    assert not torch.equal(one.rows, other.rows)
-    assert not torch.equal(one.sample(set(), 20), other.sample(set(), 20))
 
 
 @pytest.mark.parametrize(
@@ -158,29 +145,8 @@ def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_le
     assert counts == dict.fromkeys(kept, size // len(kept))
     # Round by round: any prefix is balanced too.
     assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
-
-
-def test_draws_reach_every_memory(model):
-    buffer, _ = full_buffer(model)
     assert set(buffer.sample(set(), 300).tolist()) == set(range(9))
     assert buffer.sample({0, 1, 2}, 5).shape == (0,)
-
-
-def test_codes_decode_to_the_maps_of_images_of_their_label(model):
-    generator = torch.Generator().manual_seed(0)
-    maps = torch.randn(60, C, H, W, generator=generator).relu()
-    labels = torch.arange(60) % 3
-    expected = model.codebook(maps)
-    for known_codes in (True, False):
-        buffer = CodeBuffer(7, ClassBalancedReservoir())
-        for part in torch.arange(60).split(8):
-            codes = model.codebook.encode(maps[part]) if known_codes else None
-            buffer.store(StreamBatch(labels[part], maps[part], codes, None), model)
-        replayed, replayed_labels = buffer.replay(torch.arange(7), model)
-        assert replayed_labels.dtype == torch.int64 and replayed.shape == (7, C, H, W)
-        for one, label in zip(replayed, replayed_labels):
-            matches = [number for number in range(60) if torch.equal(expected[number], one)]
-            assert matches and all(labels[number] == label for number in matches)
 
 
 def test_replayed_codes_follow_the_codebook_and_teach_it(model):
@@ -210,13 +176,6 @@ def test_replayed_images_pass_f_once_each(model, monkeypatch):
     assert seen[0] == 3
 
 
-def test_replayed_maps_are_the_maps(model):
-    buffer, label_of = full_buffer(model)
-    maps, labels = buffer.replay(torch.arange(9), model)
-    assert torch.equal(maps, buffer.rows)
-    assert [label_of[int(one[0, 0, 0])] for one in maps] == labels.tolist()
-
-
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_the_buffer_is_an_avalanche_data_set(model, kind):
     buffer, label_of = full_buffer(model, kind, mem_size=11)
@@ -231,27 +190,7 @@ def test_the_buffer_is_an_avalanche_data_set(model, kind):
         buffer.buffer = data
 
 
-@pytest.mark.parametrize("new_size", [3, 5, 9, 14])
-def test_resize(model, new_size):
-    buffer, label_of = full_buffer(model)
-    before = {number_in(buffer, row) for row in buffer.rows}
-    buffer.resize(None, new_size)
-    assert buffer.max_size == new_size and len(buffer) == min(9, new_size)
-    assert buffer.buffer_bytes == buffer.rows.untyped_storage().nbytes() == new_size * 512
-    assert buffer.label_bytes == 2 * new_size
-    counts = [buffer.slots.count(label) for label in (0, 1, 2)]
-    assert max(counts) - min(counts) <= 1
-    numbers = [number_in(buffer, row) for row in buffer.rows]
-    assert {number for number in numbers if number} <= before
-    assert [label_of.get(number, -1) for number in numbers] == buffer.labels.tolist()
-    # It still works at its new size.
-    label_of |= feed(buffer, model, [[1, 2, 0] * 10], 7, first=100)
-    assert len(buffer) == new_size
-    assert [label_of[number_in(buffer, row)] for row in buffer.rows] == buffer.labels.tolist()
-
-
-@pytest.mark.parametrize("new_size", [4, 7, 20])
-@pytest.mark.parametrize("batches", [0, 1, 3])  # of the second experience, before the size changes
+@pytest.mark.parametrize("new_size, batches", [(4, 0), (7, 1), (20, 3), (4, 3)])  # before the size changes
 @pytest.mark.parametrize("rule", [*RULES.values(), ExperienceShares])
 def test_resize_within_an_experience(model, rule, batches, new_size):
     buffer = MapBuffer(10, rule(), seed=2)
@@ -262,7 +201,8 @@ def test_resize_within_an_experience(model, rule, batches, new_size):
     for number in range(5):
         if number == batches:
             buffer.resize(None, new_size)
-            assert len(buffer) <= new_size
+            assert len(buffer) <= new_size == buffer.max_size and buffer.label_bytes == 2 * new_size
+            assert buffer.buffer_bytes == buffer.rows.untyped_storage().nbytes() == new_size * 512
         first = 4 * number
         buffer.store(batch_of(range(101 + first, 105 + first), labels[first : first + 4]), model)
         assert [label_of.get(number_in(buffer, row), -1) for row in buffer.rows] == buffer.labels.tolist()
@@ -344,11 +284,3 @@ def test_an_empty_buffer_can_be_saved(model):
     assert np.array_equal(buffer.slots.random.integers(99, size=5), np.random.default_rng(9).integers(99, size=5))
     with pytest.raises(ValueError, match="the saved buffer has mem_size=4, this one 5"):
         CodeBuffer(5).load_state_dict(buffer.state_dict())
-
-
-def test_a_batch_is_copied_not_kept(model):
-    maps = torch.ones(3, C, H, W)
-    buffer = MapBuffer(3, ClassBalancedReservoir())
-    buffer.store(StreamBatch(torch.arange(3), maps, None, None), model)
-    maps.fill_(7)
-    assert buffer.rows.unique().tolist() == [1]

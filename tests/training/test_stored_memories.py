@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from avalanche.benchmarks import split_online_stream
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin
+from avalanche.benchmarks import benchmark_from_datasets, split_online_stream
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.training.plugins import EWCPlugin, LwFPlugin
 from avalanche.training.supervised import Naive
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_crumb import make
 from small_models import make_model, make_stream
 from stored_memories import ForeignPass, assert_memories_are_of_the_stream
 
@@ -40,7 +42,7 @@ def pieces(experience, size):
     return [experience] if size is None else list(split_online_stream([experience], size, shuffle=False))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     lessons=LESSONS,
     kind=st.sampled_from([CodeBuffer, ImageBuffer, MapBuffer]),
@@ -54,18 +56,11 @@ def test_memories_are_of_the_stream(lessons, kind, rule, plugins, own, eval_ever
     model, stream, buffer = make_model(), make_stream(), kind(8, RULES[rule]())
     model.codebook.requires_grad_(False)  # so that codes of any time can be compared
     beside = [PLUGINS[name]() for name in sorted(plugins)]
-    common = dict(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        train_mb_size=batch,
-        eval_mb_size=16,
-        evaluator=EvaluationPlugin(loggers=[]),
-        eval_every=eval_every,
-    )
+    common = dict(train_mb_size=batch, eval_mb_size=16, eval_every=eval_every)
     if own:
-        strategy = CRUMBStrategy(**common, storage_policy=buffer, plugins=beside)
+        strategy = make(CRUMBStrategy, model, *beside, storage_policy=buffer, **common)
     else:
-        strategy = Naive(**common, plugins=[*beside, CRUMBPlugin(buffer)])
+        strategy = make(Naive, model, *beside, CRUMBPlugin(buffer), **common)
     trained = []
     for number, size, epochs, shuffled, disturbed in lessons:
         for experience in pieces(stream.train_stream[number], size):
@@ -80,8 +75,7 @@ def test_memories_are_of_the_stream(lessons, kind, rule, plugins, own, eval_ever
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.evenly_spread])
-@pytest.mark.parametrize("size", [2, 5])
-def test_memories_of_an_online_stream_are_spread_evenly(rule, size):
+def test_memories_of_an_online_stream_are_spread_evenly(rule):
     class Bright:
         """A data set of 40 images of one class, each of its own brightness."""
 
@@ -93,22 +87,12 @@ def test_memories_of_an_online_stream_are_spread_evenly(rule, size):
         def __getitem__(self, number):
             return torch.full((3, 16, 16), number, dtype=torch.uint8), 0
 
-    from avalanche.benchmarks import benchmark_from_datasets
-    from avalanche.benchmarks.utils import as_classification_dataset
-
     benchmark = benchmark_from_datasets(train=[as_classification_dataset(Bright())], test=[])
     halves = [0, 0]
     for seed in range(10):
         model, buffer = make_model(), ImageBuffer(8, RULES[rule](), seed)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        strategy = CRUMBStrategy(
-            model=model,
-            optimizer=optimizer,
-            storage_policy=buffer,
-            replay_steps=0,
-            evaluator=EvaluationPlugin(loggers=[]),
-        )
-        for experience in split_online_stream(benchmark.train_stream, size, shuffle=False):
+        strategy = make(CRUMBStrategy, model, storage_policy=buffer, replay_steps=0)
+        for experience in split_online_stream(benchmark.train_stream, 5, shuffle=False):
             strategy.train(experience)
         assert len(buffer) == 8
         for brightness in buffer.rows[:, 0, 0, 0].tolist():

@@ -10,13 +10,13 @@ import torch
 from avalanche.evaluation.metrics import loss_metrics
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
+from small_crumb import make
 from torch import nn
 from watched import unseen_in
 
 from crumb_avalanche.methods.bounds import ChanceStrategy
 from crumb_avalanche.methods.closed_form_strategy import ClosedFormStrategy
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.registry import LearningSettings
 from crumb_avalanche.methods.remind import RemindSettings, RemindStrategy
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer
 from crumb_avalanche.system.tensor_file import StateError
@@ -46,25 +46,32 @@ class Recorder(SupervisedPlugin):
         self.experiences.append(strategy.clock.train_exp_counter)
 
 
-def test_logits_of_unseen_classes_are_masked():
-    plugin = SeenClassesPlugin()
-    plugin.seen = [2, 0]
-    logits = torch.tensor([[0.5, 9.0, -1.0, 7.0], [1.0, 2.0, 3.0, 4.0]])
-    masked = plugin.mask(logits)
-    assert masked.tolist() == [[0.5, -1e4, -1.0, -1e4], [1.0, -1e4, 3.0, -1e4]]
-    # The loss is the one over the seen classes alone.
-    labels, among_seen = torch.tensor([2, 0]), torch.tensor([1, 0])
-    loss = nn.functional.cross_entropy(logits[:, [0, 2]], among_seen)
-    torch.testing.assert_close(nn.functional.cross_entropy(masked, labels), loss)
-    assert logits[0, 1] == 9  # the input is not changed
-
-
-def test_a_head_without_an_output_for_a_class_is_an_error():
+def test_a_wrong_label_or_number_is_an_error(build):
     plugin = SeenClassesPlugin()
     plugin.seen = [1, 4]
     words = "class 4 was seen, but the head has 4 outputs (0 to 3); build the model with n_classes=5 or more"
     with pytest.raises(ValueError, match=re.escape(words)):
         plugin.mask(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match="the labels hold -1; classes count from 0"):
+        check_outputs([0, -1, 3], 4)
+    for name in ("train_mb_size", "first_epochs"):
+        with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
+            build(**{name: 0})
+    for state, words in (({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")):
+        with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
+            build().load_state_dict(state)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_frames_come_in_the_order_of_the_stream_unless_shuffled(build, make_stream, shuffle):
+    recorder, experience = Recorder(), make_stream().train_stream[0]
+    strategy = build(plugins=[recorder])
+    strategy.train(experience, **({"shuffle": True} if shuffle else {}))
+    targets = list(experience.dataset.targets)
+    assert strategy.frames_in_order != shuffle and (recorder.labels != targets) == shuffle
+    assert sorted(recorder.labels) == sorted(targets)
+    if not shuffle:
+        assert all(torch.equal(image, experience.dataset[i][0]) for i, image in enumerate(recorder.images))
 
 
 def test_predictions_are_seen_classes_only(build, make_stream):
@@ -77,7 +84,12 @@ def test_predictions_are_seen_classes_only(build, make_stream):
     stream, strategy = make_stream(), build(plugins=[Watch()])
     strategy.eval(stream.test_stream)
     assert all(not unseen_in(logits) for logits in predictions)  # nothing seen, nothing masked
-    strategy.train(stream.train_stream[0])
+    head = strategy.model.plastic_layers.head
+    before = head.weight.detach().clone()
+    for _ in range(2):  # a class that comes back is seen once
+        strategy.train(stream.train_stream[0])
+    moved = (head.weight != before).any(dim=1).nonzero().flatten().tolist()
+    assert moved == sorted(stream.train_stream[0].classes_in_this_experience)
     predictions.clear()
     strategy.eval(stream.test_stream)
     seen = sorted(stream.train_stream[0].classes_in_this_experience)
@@ -114,23 +126,6 @@ def test_losses_of_an_evaluation_on_unseen_classes_stay_on_the_scale_of_a_plot(b
     assert next(value for name, value in results.items() if "Exp001" in name) == pytest.approx(13.8155, abs=0.001)
 
 
-def test_training_leaves_the_outputs_of_unseen_classes_alone(build, make_stream):
-    strategy, stream = build(), make_stream()
-    head = strategy.model.plastic_layers.head
-    before = head.weight.detach().clone()
-    strategy.train(stream.train_stream[0])
-    moved = (head.weight != before).any(dim=1).nonzero().flatten().tolist()
-    assert moved == sorted(stream.train_stream[0].classes_in_this_experience)
-
-
-def test_a_class_that_comes_back_is_seen_once(build, make_stream):
-    strategy, stream = build(), make_stream()
-    for experience in (stream.train_stream[0], stream.train_stream[0], stream.train_stream[1]):
-        strategy.train(experience)
-    first, second = (sorted(experience.classes_in_this_experience) for experience in stream.train_stream)
-    assert strategy.seen_classes.seen == first + second
-
-
 class EpochEvents(SupervisedPlugin):
     """Sets ``train_epochs`` at an event of the first experience, or fails there; counts epochs of each experience."""
 
@@ -152,8 +147,6 @@ def set_to(number):
     ("arguments", "event", "change", "counts"),
     [
         ({}, None, None, [1, 1, 1]),
-        ({"train_epochs": 3}, None, None, [3, 3, 3]),
-        ({"first_epochs": 3}, None, None, [3, 1, 1]),
         ({"first_epochs": 3, "train_epochs": 2}, None, None, [3, 2, 2]),
         ({"first_epochs": 3, "train_epochs": 2}, "before_training", set_to(1), [3, 1, 1]),
         # A number that is set within the first experience holds from the next one on.
@@ -184,13 +177,6 @@ def test_the_own_number_of_epochs_survives_an_interrupted_first_experience(build
         for experience in experiences[:2]:
             one.train(experience)
         assert events.counts == [3, 2]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_only_a_given_number_is_for_the_first_experience(kind):
-    defaults = {name: one.default for name, one in inspect.signature(kind).parameters.items()}
-    assert defaults.get("first_epochs") is None and defaults.get("train_epochs", 1) == 1
-    assert LearningSettings.first_epochs == 10  # the paper's
 
 
 @pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
@@ -234,52 +220,33 @@ def test_a_subclass_of_a_user_takes_positional_arguments(make_model, make_stream
         assert strategy.rate == 2.0 and strategy.train_mb_size == 6
 
 
-def test_frames_come_in_the_order_of_the_stream(build, make_stream):
-    recorder, experience = Recorder(), make_stream().train_stream[0]
-    strategy = build(plugins=[recorder])
-    strategy.train(experience)
-    assert strategy.frames_in_order
-    assert recorder.labels == list(experience.dataset.targets)
-    assert all(torch.equal(image, experience.dataset[i][0]) for i, image in enumerate(recorder.images))
-
-
-def test_frames_are_shuffled_on_request(build, make_stream):
-    recorder, experience = Recorder(), make_stream().train_stream[0]
-    strategy = build(plugins=[recorder])
-    torch.manual_seed(0)
-    strategy.train(experience, shuffle=True)
-    assert not strategy.frames_in_order
-    assert recorder.labels != list(experience.dataset.targets)
-    assert sorted(recorder.labels) == sorted(experience.dataset.targets)
-
-
 class StopAt(SupervisedPlugin):
-    """Stops the training at a place of the second epoch; counts iterations."""
+    """Stops the training at an event of the second epoch; counts iterations."""
 
-    def __init__(self, place):
+    def __init__(self, event):
         super().__init__()
-        self.place, self.counts = place, []
+        self.counts, count = [], self.after_training_iteration
+
+        def stop(strategy, **kwargs):
+            if event == "after_training_iteration":
+                count(strategy)
+            if strategy.clock.train_exp_epochs == 1:
+                strategy.stop_training()
+
+        setattr(self, event, stop)
 
     def before_training_exp(self, strategy, **kwargs):
         self.counts.append(0)
 
-    def _stop(self, strategy, place, epochs):
-        if self.place == place and strategy.clock.train_exp_epochs == epochs:
-            strategy.stop_training()
-
-    def before_training_epoch(self, strategy, **kwargs):
-        self._stop(strategy, "before", 1)
-
     def after_training_iteration(self, strategy, **kwargs):
         self.counts[-1] += 1
-        self._stop(strategy, "within", 1)
-
-    def after_training_epoch(self, strategy, **kwargs):
-        self._stop(strategy, "after", 1)
 
 
 @pytest.mark.parametrize("epochs", [6, 2])  # the stop is in the last epoch, too
-@pytest.mark.parametrize(("place", "iterations"), [("before", 4), ("within", 5), ("after", 8)])
+@pytest.mark.parametrize(
+    ("place", "iterations"),
+    [("before_training_epoch", 4), ("after_training_iteration", 5), ("after_training_epoch", 8)],
+)
 def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
     stop = StopAt(place)
     strategy = build(plugins=[stop], first_epochs=epochs, train_epochs=epochs)
@@ -288,7 +255,7 @@ def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
     assert strategy.train_epochs == epochs
 
 
-def test_every_gradient_element_is_clamped():
+def test_every_gradient_element_is_clamped(build, make_stream):
     weight, unused = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [unused]}], lr=1.0)
     weight.grad = torch.tensor([-30.0, -10, 0.5, 11])
@@ -298,43 +265,6 @@ def test_every_gradient_element_is_clamped():
     for limit in (0, -1.0, math.nan):
         with pytest.raises(ValueError, match=f"clamp_gradients is {limit}; give a number above 0, or None"):
             ClampGradients(limit)
-
-
-def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_stream):
-    stream, models = make_stream(), [make_model(), make_model()]
-    head = models[1].plastic_layers.head
-    parts = [[*head.parameters()], [weight for name, weight in models[1].named_parameters() if "head" not in name]]
-    trainable = [{"params": [weight for weight in part if weight.requires_grad]} for part in parts]
-    for model, weights in zip(models, (models[0].parameters(), trainable)):
-        strategy = StreamStrategy(
-            model=model, optimizer=torch.optim.SGD(weights, lr=0.05), evaluator=EvaluationPlugin(loggers=[])
-        )
-        strategy.train(stream.train_stream)
-    for one, other in zip(models[0].parameters(), models[1].parameters()):
-        assert torch.equal(one, other)
-    strategy.load_state_dict(strategy.state_dict())
-    some = StreamStrategy(
-        model=models[0],
-        optimizer=torch.optim.SGD([{"params": [weight]} for weight in models[0].plastic_layers.head.parameters()]),
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
-    with pytest.raises(ValueError, match=r"the optimizer has 2 groups of weights, and none has .*: add it to one"):
-        some.train(stream.train_stream[0])
-
-
-@pytest.mark.parametrize("name", ["train_mb_size", "first_epochs"])
-def test_counts_begin_with_one(build, name):
-    with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
-        build(**{name: 0})
-
-
-@pytest.mark.parametrize("state, words", [({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")])
-def test_what_is_no_state_is_an_error(build, state, words):
-    with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
-        build().load_state_dict(state)
-
-
-def test_a_strategy_clamps_before_it_steps(build, make_stream):
     strategy, largest = build(clamp_gradients=1e-3), []
 
     def look(optimizer, args, kwargs):
@@ -346,6 +276,18 @@ def test_a_strategy_clamps_before_it_steps(build, make_stream):
     assert largest == pytest.approx([1e-3] * 4)
 
 
-def test_a_negative_label_is_refused():
-    with pytest.raises(ValueError, match="the labels hold -1; classes count from 0"):
-        check_outputs([0, -1, 3], 4)
+def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_stream):
+    stream, models = make_stream(), [make_model(), make_model()]
+    head = models[1].plastic_layers.head
+    parts = [[*head.parameters()], [weight for name, weight in models[1].named_parameters() if "head" not in name]]
+    trainable = [{"params": [weight for weight in part if weight.requires_grad]} for part in parts]
+    for model, weights in zip(models, (models[0].parameters(), trainable)):
+        strategy = make(StreamStrategy, model, optimizer=torch.optim.SGD(weights, lr=0.05))
+        strategy.train(stream.train_stream)
+    for one, other in zip(models[0].parameters(), models[1].parameters()):
+        assert torch.equal(one, other)
+    strategy.load_state_dict(strategy.state_dict())
+    groups = [{"params": [weight]} for weight in models[0].plastic_layers.head.parameters()]
+    some = make(StreamStrategy, models[0], optimizer=torch.optim.SGD(groups))
+    with pytest.raises(ValueError, match=r"the optimizer has 2 groups of weights, and none has .*: add it to one"):
+        some.train(stream.train_stream[0])

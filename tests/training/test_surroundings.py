@@ -5,14 +5,14 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import DataAttribute, make_avalanche_dataset
 from avalanche.distributed import DistributedHelper
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.supervised import Cumulative, FromScratchTraining, GDumb, JointTraining, Naive
-from small_crumb import SGD, same_weights, train
+from small_crumb import make, same_weights, train
 from small_models import coloured
 from torch import nn
 from torch.utils.data import TensorDataset
+from watched import built
 
-from crumb_avalanche.methods.registry import build_strategy
 from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
@@ -27,16 +27,6 @@ pytestmark = pytest.mark.filterwarnings(
 
 def autocast():
     return torch.autocast("cpu", torch.bfloat16)
-
-
-def test_the_search_ignores_autocast(monkeypatch):
-    slices, rows = (torch.randn(size, 16, generator=torch.Generator().manual_seed(size)) for size in (5000, 256))
-    rows = nn.functional.normalize(rows)
-    monkeypatch.setattr(search, "faiss", None)
-    for find in (search.TiledSearch(), search.BlockSearch(), search.nearest_rows):
-        expected = find(slices, rows)
-        with autocast():
-            assert torch.equal(find(slices, rows), expected)
 
 
 def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pixels):
@@ -54,12 +44,11 @@ def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pix
     assert not torch.equal(logits, plain.eval()(pixels))  # P is what autocast was asked for
 
 
-@pytest.mark.parametrize("name", ["ncm", "slda", "rda", "ranpac"])
+@pytest.mark.parametrize("name", ["slda", "ranpac"])
 def test_class_statistics_ignore_autocast(name, make_model, make_stream):
     states = []
     for context in (torch.enable_grad, autocast):
-        quiet, stream = EvaluationPlugin(loggers=[]), make_stream()
-        strategy = build_strategy(name, make_model(codebook=False), mem_size=8, evaluator=quiet)
+        stream, strategy = make_stream(), built(name, make_model(codebook=False), 8)
         with context():
             strategy.train(stream.train_stream[0])
             strategy.eval(stream.test_stream)
@@ -67,7 +56,7 @@ def test_class_statistics_ignore_autocast(name, make_model, make_stream):
     torch.testing.assert_close(*states, **EXACT)
 
 
-@pytest.mark.parametrize("name", ["half", "bfloat16", "double"])
+@pytest.mark.parametrize("name", ["half", "double"])
 def test_a_model_stays_float32(name, make_model, make_stream):
     with pytest.raises(TypeError, match=r"weights of a SplitModel stay float32.*set_precision\('bf16'\)"):
         getattr(make_model(), name)()
@@ -126,21 +115,10 @@ class Losses(SupervisedPlugin):
 
 
 def in_host(host, model, buffer, **arguments):
+    """A strategy of Avalanche with CRUMB and its mask, and the losses of its steps."""
     seen, losses = SeenClassesPlugin(), Losses()
-    strategy = host(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), **SGD),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=6,
-        plugins=[
-            seen,
-            CRUMBPlugin(buffer, codebook_weight=float(isinstance(buffer, CodeBuffer)), direct_weight=1, seen=seen),
-            losses,
-        ],
-        evaluator=EvaluationPlugin(loggers=[]),
-        **arguments,
-    )
-    return strategy, losses
+    plugin = CRUMBPlugin(buffer, codebook_weight=float(isinstance(buffer, CodeBuffer)), direct_weight=1, seen=seen)
+    return make(host, model, seen, plugin, losses, criterion=nn.CrossEntropyLoss(), **arguments), losses
 
 
 @pytest.mark.parametrize("host", [Cumulative, JointTraining])
@@ -166,13 +144,10 @@ def test_a_model_that_is_put_back_cannot_have_codes(host, more, make_model, make
     assert max(losses.values) < 20
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_training_without_gradients_says_so(context, model, make_stream):
-    with context(), pytest.raises(ValueError, match=r"the loss has no gradient: call train outside of torch.no_grad"):
-        train(model, make_stream(), CodeBuffer(7))
-
-
-def test_training_of_a_frozen_model_says_so(model, make_stream):
+def test_training_without_gradients_says_so(model, make_stream):
+    for context in (torch.no_grad, torch.inference_mode):
+        with context(), pytest.raises(ValueError, match=r"has no gradient: call train outside of torch\.no_grad"):
+            train(model, make_stream(), CodeBuffer(7))
     with pytest.raises(ValueError, match="leave requires_grad of some weights"):
         train(model.requires_grad_(False), make_stream(), CodeBuffer(7))
 
@@ -208,16 +183,6 @@ def test_defaults_of_torch_do_not_matter(set_default, value, back, make_model, m
     same_weights(*models, **EXACT)
 
 
-def test_images_may_have_any_order_in_memory_and_any_float_type(model, pixels):
-    images = model.normalized(pixels)
-    expected = model.eval()(images)
-    for other in (images.double(), images.to(memory_format=torch.channels_last), images.mT.contiguous().mT):
-        assert torch.equal(model(other), expected)
-    assert model(images[:0]).shape == (0, 4) and model.train()(images[:0]).shape == (0, 4)
-    with pytest.raises(TypeError, match=r"the images are torch.int64; give uint8 pixels, or normalised floats"):
-        model(pixels.long())
-
-
 def test_the_replay_step_scales_its_loss_as_the_strategy_does(make_model, make_stream):
     class Scaled(CRUMBStrategy):
         """Scales losses up before and gradients down after the backward pass, as a ``GradScaler`` does."""
@@ -236,13 +201,7 @@ def test_the_replay_step_scales_its_loss_as_the_strategy_does(make_model, make_s
     models = []
     for kind in (CRUMBStrategy, Scaled):
         model = make_model()
-        strategy = kind(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), **SGD),
-            mem_size=7,
-            train_mb_size=6,
-            evaluator=EvaluationPlugin(loggers=[]),
-        )
+        strategy = make(kind, model, mem_size=7)
         for experience in make_stream().train_stream:
             strategy.train(experience)
         models.append(model)
