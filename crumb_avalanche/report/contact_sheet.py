@@ -33,16 +33,9 @@ SPEAKS_FOR, SPEAKS_AGAINST = (213, 94, 0), (0, 114, 178)  # orange and blue, dis
 
 @dataclass(order=True)
 class Card:
-    """One answer on the page; the smallest come first.
+    """One answer on the page, with its thumbnail and heat map; the smallest come first."""
 
-    Attributes:
-        order: mistakes before the others, the most confident first; the others in the order of the sources.
-        answer: what the learner said.
-        image: thumbnail.
-        heat: heat map, if the learner explains its answers.
-    """
-
-    order: tuple[bool, float, int]
+    order: tuple[bool, float, int]  # mistakes before the others, the most confident first; the others as they came
     answer: Answer = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
@@ -54,45 +47,28 @@ class Card:
 
 
 class Copy(NamedTuple):
-    """Small copies of an image: a thumbnail, and its pixels as the network sees them.
-
-    Attributes:
-        thumbnail: as a data URI.
-        square: for ``explain``.
-        shape: width and height of the image.
-    """
+    """Small copies of an image: a thumbnail as a data URI, its pixels as the network sees them, and its size."""
 
     thumbnail: Markup
     square: Image.Image
     shape: tuple[int, int]
 
 
-class _Copied:
-    """Frames that leave small copies when they are read: of more than 64 every second, fourth ... one."""
-
-    def __init__(self, frames: Iterable[tuple[str, Image.Image]], side: int):
-        self.frames, self.side = frames, side
-        self.copies: list[Copy] = []
-
-    def __iter__(self) -> Frames:
-        step = 1
-        for number, (path, image) in enumerate(self.frames):
-            if number % step == 0:
-                square = image.resize((self.side, self.side), Image.Resampling.BILINEAR)
-                self.copies.append(Copy(thumbnail(image), square, image.size))
-                if len(self.copies) > AT_A_TIME:
-                    del self.copies[1::2]
-                    step *= 2
-            yield path, image
+def _copying(frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[Copy]) -> Frames:
+    """Yield frames and keep small copies: of more than 64 every second, fourth ... one."""
+    step = 1
+    for number, (path, image) in enumerate(frames):
+        if number % step == 0:
+            square = image.resize((side, side), Image.Resampling.BILINEAR)
+            copies.append(Copy(thumbnail(image), square, image.size))
+            if len(copies) > AT_A_TIME:
+                del copies[1::2]
+                step *= 2
+        yield path, image
 
 
 class ContactSheet:
-    """Collects answers for a page; holds the images of ``MOST_CARDS`` of them.
-
-    Args:
-        learner: a ``Learner``; one that explains its answers gives heat maps.
-        most: number of answers with images.
-    """
+    """Collects a learner's answers for a page; keeps the images of ``most`` of them."""
 
     def __init__(self, learner: Any, most: int = MOST_CARDS):
         self.learner, self.most = learner, most
@@ -105,11 +81,13 @@ class ContactSheet:
         for clip in clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report):
             photos = os.path.isdir(clip.path)  # answered one by one
             while True:
-                copied = _Copied(islice(clip.frames, AT_A_TIME) if photos else clip.frames, self.learner.image_size)
-                answers = list(self.learner.predict_all(replace(clip, frames=iter(copied))))
-                if not copied.copies:
+                copies: list[Copy] = []
+                frames = islice(clip.frames, AT_A_TIME) if photos else clip.frames
+                frames = _copying(frames, self.learner.image_size, copies)
+                answers = list(self.learner.predict_all(replace(clip, frames=frames)))
+                if not copies:
                     break
-                copies = copied.copies if photos else [copied.copies[len(copied.copies) // 2]]
+                copies = copies if photos else [copies[len(copies) // 2]]
                 for answer, copy in zip(answers, copies, strict=True):
                     self._add(answer, copy)
                     yield answer
@@ -128,12 +106,7 @@ class ContactSheet:
             del self._cards[self.most :]
 
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
-        """Render the page.
-
-        Args:
-            name: of the learner.
-            unread: files that were left out.
-        """
+        """Render the page of a learner's name, with the files that were left out."""
         classes = self.learner.classes
         wrong = [card for card in self._cards if card.wrong]
         return render(
@@ -190,11 +163,9 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
 
 
 def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
-    """Encode the evidence of ``Learner.explain`` as PNG to lay over a thumbnail.
+    """Encode the evidence of ``Learner.explain``, ``(H, W)``, as PNG to lay over a thumbnail of some width and height.
 
-    Args:
-        shares: ``(H, W)``; orange where positive, blue where negative, transparent where 0.
-        shape: width and height of the image, whose proportions the map gets.
+    It is orange where positive, blue where negative, and transparent where 0.
     """
     width, height = (max(1, round(HEAT_SIDE * side / max(shape))) for side in shape)
     small = torch.nn.functional.adaptive_avg_pool2d(shares[None].float(), (height, width))[0]

@@ -25,14 +25,7 @@ CROWDED = 8  # curves; with more, bands would cover each other
 
 
 def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list[str]) -> str:
-    """Render the page about groups of runs, in ASCII.
-
-    Args:
-        groups: what is reported.
-        summary: one line for each group.
-        runs: one line for each run.
-        left_out: runs that are left out, with the reason.
-    """
+    """Render the page about groups of runs, with a table of the groups, one of the runs, and what is left out."""
     shown = dict.fromkeys(stream for streams in streams_of(groups) for stream in streams)
     names = " and ".join(dict.fromkeys(f"{cell(stream[0])}, {cell(stream[1])}" for stream in shown))
     total = sum(len(group.runs) for group in groups)
@@ -141,13 +134,13 @@ def _figures(curves: list[Curve]) -> tuple[Figure, Figure]:
 
 
 def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Markup:
-    """Draw a figure as an ``svg`` element.
+    """Draw a figure as an ``svg`` element in the colours of the page.
 
     Args:
         figure: what to draw.
         prefix: of all ids in it, which are unique on the page with it.
         label: what the figure shows, for screen readers.
-        groups: for each curve, the page's number of its group of runs; elements of a curve get it as ``data-group``.
+        groups: for each curve, the page's number of its group of runs; its elements get it as ``data-group``.
     """
     file = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):

@@ -1,7 +1,4 @@
-"""``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help most.
-
-The advice follows a few rules, each stated with the counts it rests on.
-"""
+"""``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help most."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -33,20 +30,13 @@ NAMED = 3  # classes or pairs that a line names
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """Counts of a class.
-
-    Attributes:
-        name: its name.
-        objects, clips, images: learned from.
-        tested, right: test images, and the right answers for them.
-        tested_objects: objects of the test images.
-    """
+    """What a class was learned from and tested on."""
 
     name: str
     objects: int
     clips: int
     images: int
-    tested: int
+    tested: int  # images
     right: int
     tested_objects: int = 1
 
@@ -59,15 +49,7 @@ class ClassCounts:
 def write_mistakes(
     folder: Path, table: FrameTable, predictions: dict[str, np.ndarray], preset: str, strategy: str, unread: int = 0
 ) -> None:
-    """Write the page of a finished run.
-
-    Args:
-        folder: folder of the run.
-        table: frames of the run, whose rows the predictions name.
-        predictions: ``row``, ``label``, ``answer`` and ``confidence``, ``(N,)`` each.
-        preset, strategy: of the run.
-        unread: files that were left out.
-    """
+    """Write the page of a finished run, whose ``predictions`` are as from ``read_predictions``."""
     pairs = Counter(
         (table.classes[label], table.classes[answer])
         for label, answer in zip(predictions["label"].tolist(), predictions["answer"].tolist())
@@ -96,12 +78,7 @@ def write_mistakes(
 
 
 def counts_of(table: FrameTable, pairs: Counter[tuple[str, str]]) -> list[ClassCounts]:
-    """Count what each class was learned from and tested on.
-
-    Args:
-        table: frames of the run.
-        pairs: number of test images by true and answered class.
-    """
+    """Count what each class was learned from, and its test images by true and answered class (``pairs``)."""
     found = []
     for name in table.classes:
         train, test = (table.rows(split, name).tolist() for split in ("train", "test"))
@@ -164,11 +141,7 @@ def advice(
 ) -> list[str]:
     """Return what would help most, the most helpful first as far as the counts tell.
 
-    Args:
-        classes: the classes of the run.
-        confused: number of mistakes by true and answered class.
-        unread: files that were left out.
-        preset, strategy: of the run.
+    ``confused`` are mistakes by true and answered class, ``unread`` files that were left out.
     """
     found = []
     read = sum(one.images + one.tested for one in classes)

@@ -1,7 +1,4 @@
-"""What HTML pages are made of: tables, which CSV and LaTeX show too, and a layout.
-
-The pages make no request and are readable without their script.
-"""
+"""What HTML pages are made of: tables, which CSV and LaTeX show too, and a layout. Pages make no request."""
 
 import base64
 import hashlib
@@ -60,14 +57,9 @@ EMPTY = Cell("")
 
 @dataclass
 class Table:
-    """Rows of cells, as many as there are columns.
+    """Rows of cells, as many as there are columns."""
 
-    Attributes:
-        columns: of each column its name for programs, and its heading.
-        rows: cells of each row.
-    """
-
-    columns: dict[str, str]
+    columns: dict[str, str]  # of each its name for programs, and its heading
     rows: list[list[Cell]]
 
     @classmethod
@@ -129,17 +121,11 @@ def setting(value: object) -> Cell:
 
 
 class Matrix(NamedTuple):
-    """A matrix as text.
+    """A matrix as text."""
 
-    Attributes:
-        heads: of the columns, the one of the row names included.
-        rows: of each row its name, and its cells with a CSS percentage, empty where there is nothing to colour.
-        small: set in small type.
-    """
-
-    heads: list[str]
-    rows: list[tuple[str, list[tuple[Cell, str]]]]
-    small: bool
+    heads: list[str]  # the one of the row names included
+    rows: list[tuple[str, list[tuple[Cell, str]]]]  # of each its name, and its cells with a CSS percentage or none
+    small: bool  # set in small type
 
 
 MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page

@@ -30,34 +30,18 @@ LARGEST_NUMBERED = 25  # experiences; numbers in a larger matrix are illegible
 
 @dataclass
 class Curve:
-    """Accuracies of one group of runs, in percent.
-
-    Attributes:
-        label: name in the legend.
-        mean: mean accuracy over all seen classes after each experience; NaN where a run was not tested.
-        std: standard deviation (n - 1) over runs, NaN likewise; ``None`` for a single run.
-        finals: final accuracy of each run.
-        joint: whether all classes were learned at once, which gives one accuracy only.
-        chance: chance level after each experience, if known.
-    """
+    """Accuracies over all seen classes of one group of runs after each experience, in percent; NaN where not tested."""
 
     label: str
     mean: list[float]
-    std: list[float] | None
-    finals: list[float]
-    joint: bool = False
+    std: list[float] | None  # (n - 1) over runs; None for a single one
+    finals: list[float]  # of each run
+    joint: bool = False  # all classes were learned at once, which gives one accuracy only
     chance: list[float] | None = None
 
     @classmethod
     def of(cls, label: str, accuracies: list[list], joint: bool, classes_seen: list[int] | None) -> "Curve":
-        """Summarise runs.
-
-        Args:
-            label: name in the legend.
-            accuracies: of each run after each experience; ``None`` where it was not tested.
-            joint: whether all classes were learned at once.
-            classes_seen: number of classes after each experience, if known.
-        """
+        """Summarise the accuracies of each run after each experience, ``None`` where it was not tested."""
         after = [None if None in values else values for values in zip(*accuracies)]
         mean = [math.nan if values is None else statistics.fmean(values) for values in after]
         std = None
@@ -76,13 +60,9 @@ def chance_of(curves: list[Curve]) -> list[float]:
 
 
 def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: bool = True) -> None:
-    """Draw the accuracy after each experience.
+    """Draw the accuracy after each experience; artists of curve n have a gid that begins with ``group-n-``.
 
-    Args:
-        axes: to draw on.
-        curves: one for each group; artists of curve n have a gid that begins with ``group-n-``.
-        chance: chance level after each experience, drawn if not empty.
-        bands: shade one standard deviation on both sides.
+    ``chance`` is drawn if not empty; ``bands`` shade one standard deviation on both sides.
     """
     longest = max(len(curve.mean) for curve in curves)
     for number, curve in enumerate(curves):
@@ -168,14 +148,7 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
 
 
 def run_picture(title: str, matrix: list[list[float]], curve: Curve) -> Figure:
-    """Draw one run: accuracy matrix, and accuracy after each experience.
-
-    Args:
-        title: of the picture.
-        matrix: accuracy after experience i (row) on the classes of experience j (column), in percent; unseen cells are
-            absent.
-        curve: of the run.
-    """
+    """Draw one run: its accuracy matrix, in percent, without unseen cells, and the accuracy after each experience."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(12, 5), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12)
@@ -189,14 +162,7 @@ def run_picture(title: str, matrix: list[list[float]], curve: Curve) -> Figure:
 
 
 def comparison_picture(title: str, curves: list[Curve]) -> Figure:
-    """Draw groups of runs: curves with bands of one standard deviation, and final accuracies.
-
-    The chance level is drawn if all groups share it.
-
-    Args:
-        title: what the groups have in common.
-        curves: one for each group.
-    """
+    """Draw groups of runs: curves with bands of one standard deviation, and final accuracies."""
     chance = chance_of(curves)
     height = max(5.0, 2.2 + 0.55 * len(curves))
     with matplotlib.rc_context(STYLE):

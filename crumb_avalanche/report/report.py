@@ -55,10 +55,12 @@ def main(settings: ReportSettings) -> None:
         with locked(output):
             refuse_others(output, FILES, {PAGE: MARK})
             # First the page, by which the other files are known.
-            summary = summary_table(groups)
-            files = report_files(groups, summary, [*problems, *left_out], output)
-            pictures = report_run(groups[0], output) if len(runs) == 1 else report_comparison(groups, summary, output)
-            written = pictures + files
+            summary, runs_of = summary_table(groups), runs_table(groups, output)
+            write_text(output / PAGE, report_page(groups, summary, runs_of, [*problems, *left_out]))
+            runs_of.write(output / "report.csv")
+            summary.write(output / "report.tex")
+            written = report_run(groups[0], output) if len(runs) == 1 else report_comparison(groups, summary, output)
+            written += [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
     usage = usage_of(runs[0].folder, runs[0].settings["strategy"])
@@ -67,22 +69,6 @@ def main(settings: ReportSettings) -> None:
         print(f"unfinished and left out, without {RESULT}: " + ", ".join(map(str, unfinished)))
     if problems:
         raise ListedError("not everything could be reported; the rest is written", problems)
-
-
-def report_files(groups: list[Group], summary: Table, left_out: list[str], output: Path) -> list[Path]:
-    """Write the page and its tables as CSV and LaTeX; returns the paths.
-
-    Args:
-        groups: what is reported.
-        summary: one line for each group.
-        left_out: runs that are left out, with the reason.
-        output: an existing folder.
-    """
-    runs = runs_table(groups, output)
-    write_text(output / PAGE, report_page(groups, summary, runs, left_out))
-    runs.write(output / "report.csv")
-    summary.write(output / "report.tex")
-    return [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
 
 
 def report_run(group: Group, output: Path) -> list[Path]:
@@ -95,16 +81,10 @@ def report_run(group: Group, output: Path) -> list[Path]:
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))
     print(matrix_table(run.matrix, accuracy_after, run.joint))
     if run.classes_seen and not run.joint:
-        rows = [
-            [
-                f"exp {i + 1}",
-                cell(run.result["classes_order"][old:new]),
-                str(new),
-                number(acc, ".2f"),
-                f"{100 / new:.2f}",
-            ]
-            for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after))
-        ]
+        rows = []
+        for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after)):
+            names = cell(run.result["classes_order"][old:new])
+            rows.append([f"exp {i + 1}", names, str(new), number(acc, ".2f"), f"{100 / new:.2f}"])
         print("\naccuracy over all classes seen, percent")
         print(table(["after", "new classes", "classes seen", "accuracy", "chance"], rows))
     print(ledger_table(run.ledger))

@@ -60,12 +60,7 @@ def curves_table(groups: list[Group]) -> Table:
 
 
 def runs_table(groups: list[Group], beside: Path) -> Table:
-    """Return a line for each run: accuracy, bytes, seconds, and the settings that vary.
-
-    Args:
-        groups: the runs.
-        beside: folder to which paths of runs are relative.
-    """
+    """Return a line for each run: accuracy, bytes, seconds, the settings that vary, and its path from a folder."""
     width = max(_width(run) for group in groups for run in group.runs)
     names = dict.fromkeys(["strategy", "benchmark", "protocol", *map(str, differences(groups))])
     columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}

@@ -120,12 +120,11 @@ def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
             for folder in new:
                 known.setdefault(folder.resolve(), folder)
         if not found:
-            problems.append(nothing_finished(given, started))
+            problems.append(_nothing_finished(given, started))
     return list(finished.values()), list(unfinished.values()), problems
 
 
-def nothing_finished(given: Path, started: list[Path]) -> str:
-    """Return a message that says why there is nothing to report."""
+def _nothing_finished(given: Path, started: list[Path]) -> str:
     text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
     if not started:
         return text + "Nor is there a config.yaml or interrupted/ of an unfinished run; give the --output of crumb run."
@@ -217,11 +216,8 @@ def groups_of(runs: list[Run]) -> list[Group]:
     for name in [name for name in dict.fromkeys([*IDENTITY[1:], *varying]) if name in varying and name != "strategy"]:
         for label in {group.label for group in groups}:
             alike = [group for group in groups if group.label == label]
-            stream = name in (
-                "benchmark",
-                "protocol",
-            )  # always in labels: accuracies on different streams do not compare
-            if stream or len({cell(group.settings.get(name), 24) for group in alike}) > 1:
+            # Always in labels: accuracies on different streams do not compare.
+            if name in ("benchmark", "protocol") or len({cell(group.settings.get(name), 24) for group in alike}) > 1:
                 for group in alike:
                     group.label += f", {name}={cell(group.settings.get(name), 24)}"
     for number, group in enumerate(groups):

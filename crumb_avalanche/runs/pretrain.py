@@ -34,6 +34,7 @@ from crumb_avalanche.training.pretraining import (
     save_pretrained,
 )
 
+CHECKPOINTS = ".checkpoints"  # after the output: its folder of checkpoints, which is removed at the end
 # Settings that may differ when a pretraining is resumed.
 NON_RESULT_SETTINGS = {"output", "overwrite", "dataset_root", "feature_cache", "threads", "workers", "progress"}
 
@@ -44,8 +45,7 @@ def main(settings: PretrainSettings) -> None:
     if output.suffix != ".safetensors":
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
     check_device(settings.device)
-    if output.exists() and not settings.overwrite:
-        refuse(output)
+    _refuse_existing(output, settings.overwrite)
     if output.exists() and format_of(output) != FORMAT:
         raise FileExistsError(
             f"{output} exists and is not of crumb pretrain, so it stays as it is: choose another --output"
@@ -53,15 +53,19 @@ def main(settings: PretrainSettings) -> None:
     settings = replace(settings, data=settings.data if ":" in settings.data else str(Path(settings.data).resolve()))
     settings = with_defaults(settings)
     set_up_process(settings.threads, settings.seed)
-    folder = checkpoints_of(output)
+    folder = output.with_name(output.name + CHECKPOINTS)
     try:
         with locked(folder):
-            if output.exists() and not settings.overwrite:  # written since the start
-                refuse(output)
+            _refuse_existing(output, settings.overwrite)  # written since the start
             pretrain_on(open_images(settings), settings)
     finally:
         with suppress(OSError):  # it is empty after a pretraining that ended, and the lock in it is removed
             folder.rmdir()
+
+
+def _refuse_existing(output: Path, overwrite: bool) -> None:
+    if output.exists() and not overwrite:
+        raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
 
 
 def with_defaults(settings: PretrainSettings) -> PretrainSettings:
@@ -69,16 +73,6 @@ def with_defaults(settings: PretrainSettings) -> PretrainSettings:
     side, dim = settings.image_size or preprocessing_of(settings.backbone).size, settings.codebook_dim or CODEBOOK_DIM
     filled = replace(settings, image_size=side, codebook_dim=dim)
     return replace(filled, **settings_of_backbone(settings, as_dict(filled), True))
-
-
-def checkpoints_of(output: Path) -> Path:
-    """Return the folder of the checkpoints, beside the output; it is removed at the end."""
-    return output.with_name(output.name + ".checkpoints")
-
-
-def refuse(output: Path) -> None:
-    """Raise ``FileExistsError`` for an existing output."""
-    raise FileExistsError(f"{output} exists already; choose another --output, or replace it with --overwrite true")
 
 
 def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
@@ -103,7 +97,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # a file of the same name may hold others
     if samples:
         decides["files"] = names
-    checkpoints = CheckpointFolder(checkpoints_of(output), decides)
+    checkpoints = CheckpointFolder(output.with_name(output.name + CHECKPOINTS), decides)
     # Without a cache folder, maps are kept until the end: a resumed pretraining does not compute them again.
     folder = settings.feature_cache or checkpoints.folder / "maps"
     half = settings.cache_precision == "fp16"
@@ -132,11 +126,7 @@ def transform_of(settings: PretrainSettings) -> PixelTransform:
 
 
 def open_images(settings: PretrainSettings) -> Dataset:
-    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``.
-
-    Raises:
-        ValueError: the folder or torchvision data set does not exist, or the data set has no ``train`` argument.
-    """
+    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``."""
     from torchvision import datasets
     from torchvision.datasets.folder import is_image_file
 
@@ -175,11 +165,7 @@ def open_images(settings: PretrainSettings) -> Dataset:
 
 
 def load_image(path: str):
-    """Read a PIL image.
-
-    Raises:
-        ValueError: the file cannot be decoded; names it.
-    """
+    """Read a PIL image; ``ValueError`` names a file that cannot be decoded."""
     try:
         return read_image(path)
     except (OSError, ValueError) as error:

@@ -1,8 +1,4 @@
-"""Write checkpoints of a run and resume from the newest.
-
-The state of the learner is ``StreamStrategy.state_dict()``, which includes that of its plugins. A plugin without
-``state_dict`` and ``load_state_dict`` (a user's or Avalanche's) starts anew.
-"""
+"""Write checkpoints of a run and resume from the newest."""
 
 import time
 from dataclasses import asdict, dataclass, field
@@ -26,8 +22,7 @@ class Progress:
         matrix: accuracy after each experience on the classes of each, percent; an empty row if it was not tested.
         accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` if it was not tested.
         ledgers: the ledger after each experience.
-        trials: trials of the learning rate, the chosen one first.
-        tuning_seconds: duration of the trials.
+        trials: of the learning rate, the chosen one first; they took ``tuning_seconds``.
         seconds: time from the start of the run to its latest checkpoint; work lost in interruptions is not counted.
         diverged: number of the experience in which training diverged, if the run counts nevertheless. No checkpoint
             follows: a resumed run diverges again.
@@ -50,11 +45,11 @@ class Resume:
     Args:
         folder: folder of the run; its subfolder ``resume`` holds the checkpoints until the run is finished.
         settings: settings before tuning; a checkpoint with other settings is refused.
-        files: hashes of the run's input files (see ``runs.run_folder``) and other values that must be the same.
+        files: hashes of the run's input files and other values that must be the same.
         start: start of the run in this process, by ``time.perf_counter``.
 
     Attributes:
-        position: position of the run in the stream.
+        position: place of the run in the stream.
         progress: results so far.
         runtime: name and version of what ran F before, empty without a checkpoint.
     """
@@ -73,7 +68,7 @@ class Resume:
         if self._found is not None:
             notes = self._found.notes
             self.position = Position(**notes["position"])
-            self.runtime = notes.get("runtime", "torch")
+            self.runtime = notes["runtime"]
             trials = [Trial(**trial) for trial in notes["trials"]]
             self.progress = Progress(trials=trials, tuning_seconds=notes["tuning_seconds"], seconds=notes["seconds"])
             for name in ROWS:
@@ -91,11 +86,7 @@ class Resume:
         return self._found is not None
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a new strategy; load the one found, or remove all when starting over.
-
-        Raises:
-            ValueError: the run began with another version of its runtime.
-        """
+        """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
         now = str(strategy.model.runtime)
         if self.found and strategy.model.runtime.name in ("onnxruntime", "int8") and now != self.runtime:
             raise ValueError(
@@ -149,7 +140,6 @@ class Resume:
         return self.strategy.evaluator.get_all_metrics()
 
     def _restore_metrics(self, records: list[dict]) -> None:
-        """Restore Avalanche's metrics."""
         collected, latest = self._metrics(), self.strategy.evaluator.last_metric_results
         collected.clear()
         latest.clear()

@@ -136,9 +136,6 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         ``sha256:`` and a hash by the name of the setting. ``weights`` and ``pretrained``: tensors of the file (its
         bytes if it is not a ``.safetensors`` file), if the setting is a file. ``dataset_root``: names and sizes of all
         images of a clip folder, also those taken out of videos; ``images``: their content.
-
-    Raises:
-        ValueError: a clip folder cannot be read.
     """
     found = {}
     for name in ("weights", "pretrained"):
@@ -156,30 +153,15 @@ def provenance(plan: RunPlan) -> dict[str, str]:
     return found
 
 
-def frame_table_hash(plan: RunPlan, bad_frames: list[str]) -> str | None:
-    """Hash the present frame table of a plan.
-
-    Args:
-        plan: plan of the run.
-        bad_frames: messages of the frames that the run left out.
-
-    Returns:
-        The hash; ``None`` if the images are not on this machine, or if the run left frames out, since only reading all
-        images again would find them.
-    """
-    benchmark = get_benchmark(plan.benchmark)
-    if bad_frames or (benchmark.needs_root and not (plan.dataset_root and Path(plan.dataset_root).is_dir())):
-        return None
-    given = plan.dataset_root, plan.run, plan.reference_stream, plan.fps
-    return _table_hash(plan.benchmark, *given, plan.on_bad_frame == "skip", plan.new_class)
-
-
 @lru_cache(maxsize=256)
 def _table_hash(
     benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool, new_class: bool
-) -> str:
-    """Hash a frame table; cached because a sweep asks once for each of its rows."""
-    return get_benchmark(benchmark).table(root, run, reference, fps, [] if skip else None, new_class).content_hash()
+) -> str | None:
+    """Hash a frame table, cached for sweeps; ``None`` if the images are not on this machine."""
+    entry = get_benchmark(benchmark)
+    if entry.needs_root and not (root and Path(root).is_dir()):
+        return None
+    return entry.table(root, run, reference, fps, [] if skip else None, new_class).content_hash()
 
 
 def versions() -> dict[str, str]:
@@ -244,9 +226,12 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
         old = flat(then).get(name)
         if name not in NON_RESULT_SETTINGS and old != new:
             raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
-    frames_then = result.get("frame_table_sha256")
-    frames_now = frame_table_hash(plan, result.get("bad_frames", []))
-    if None not in (frames_then, frames_now) and frames_then != frames_now:
+    frames_then = str(result.get("frame_table_sha256"))
+    if result.get("bad_frames"):  # only reading all images again would find those left out
+        return result
+    given = plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps
+    frames_now = _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class)
+    if frames_now is not None and frames_then != frames_now:
         raise FinishedRunError(
             f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
             f"is now {frames_now[:16]}; {start_over}"

@@ -82,15 +82,10 @@ class Session:
 
         Args:
             plan: the plan.
-            stream: an open stream; default the plan's.
-            cache: an open cache; default the plan's.
-            plugins: plugins of the strategy, added after the cache.
-            evaluator: evaluator of the strategy.
+            stream, cache: open ones; default the plan's.
+            plugins, evaluator: of the strategy; plugins are added after the cache.
             trials: trials of an earlier tuning; default tunes the learning rate if the plan has none.
             learner: whether to build the strategy too, or stream, model and cache only.
-
-        Raises:
-            ValueError: settings, images or weights cannot be used.
         """
         entry = get_strategy(plan.strategy)
         check_device(plan.device)
@@ -108,28 +103,24 @@ class Session:
             plan = replace(plan, capacity=capacity_of(plan, entry, model))
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
-            session.cache = session.open_cache()
+            session.cache = FeatureCache(
+                plan.feature_cache,
+                model,
+                len(stream.table),
+                stream.images_key,
+                plan.workers,
+                plan.progress,
+                half=plan.cache_precision == "fp16",
+                stored_images=plan.capacity or 0,
+            )
             if plan.engine is not None and len(missing := missing_rows(stream, session.cache)):
                 with RayCalls(plan.address, plan.threads or 1) as engine:
-                    fill_by_many(plan, network_of(plan), stream, model, session.cache, missing, engine)
+                    fill_by_many(plan, stream, model, session.cache, missing, engine)
         if learner:
             session.tune(trials)
             session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)
             model.quantized_evaluation = plan.evaluate_quantized
         return session
-
-    def open_cache(self) -> FeatureCache:
-        """Open the plan's feature cache for the model and the images of the stream."""
-        return FeatureCache(
-            self.plan.feature_cache,
-            self.model,
-            len(self.stream.table),
-            self.stream.images_key,
-            self.plan.workers,
-            self.plan.progress,
-            half=self.plan.cache_precision == "fp16",
-            stored_images=self.plan.capacity or 0,
-        )
 
     def tune(self, trials: list[Trial] | None = None) -> None:
         """Set the plan's learning rate to that of the best trial, if it has none; see ``rate_trials``."""
@@ -170,11 +161,7 @@ def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
 
 
 def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
-    """Build the split model and load its weights, without calibration.
-
-    Raises:
-        ValueError: the pretrained file was made with other settings.
-    """
+    """Build the split model and load its weights, without calibration."""
     table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
     pretrained = getattr(settings, "pretrained", None)
     weights = None if pretrained or settings.weights == "none" else settings.weights
@@ -200,9 +187,7 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     """Compute the number of memories that the budget buys; every strategy gets the same bytes.
 
-    Raises:
-        ValueError: the method needs a memory of each class and there are fewer; or its statistics exceed the budget,
-            which is checked in the family *fair* and for a budget that the settings give.
+    Statistics are checked against the budget in the family *fair* and where the settings give one.
     """
     method = entry.method_settings(plan.method)
     n_classes = model.n_classes
@@ -239,12 +224,8 @@ def rate_trials(session) -> list[Trial]:
 
     A joint bound is tuned on the first experience of the stream as a whole.
 
-    Args:
-        session: a ``Session`` without a strategy.
-
-    Returns:
-        The trials, the chosen one first; none if the plan has a rate, or the strategy has its own or takes no gradient
-        steps.
+    Returns the trials, the chosen one first; none if the plan has a rate, or the strategy has its own or takes no
+    gradient steps.
     """
     plan, entry = session.plan, session.entry
     own_rate = getattr(entry.method_settings(plan.method), "own_rate", False)

@@ -37,15 +37,7 @@ class Stream:
 
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
-    """Open the stream of a run.
-
-    Args:
-        plan: plan of the run.
-        joint: whether to put all classes into one experience; default as the strategy needs.
-
-    Raises:
-        ValueError: the root is missing or does not have the benchmark's layout.
-    """
+    """Open the stream of a run; ``joint`` puts all classes into one experience, by default as the strategy needs."""
     from benchmarks_toybox_ilab.streams.protocols import make_benchmark
     from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 

@@ -83,7 +83,7 @@ def ledger_table(ledger: dict[str, float]) -> str:
     """Format bytes and seconds of a run."""
     rows = [[label, f"{int(ledger[name]):,} B"] for name, label in LEDGER_BYTES.items()]
     rows.insert(0, ["memories stored", f"{int(ledger['buffer_items']):,}"])
-    if derived := ledger.get("derived_bytes"):  # absent in ledgers of older versions
+    if derived := ledger.get("derived_bytes"):
         rows.append(["derived from the memory", f"{int(derived):,} B"])
     total = max(ledger["train_seconds"], 1e-9)
     rows += [

@@ -9,8 +9,8 @@ from fake_runs import CLASSES, CONFIG, LEDGER
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from crumb_avalanche.report.report import report_files
-from crumb_avalanche.report.run_tables import summary_table
+from crumb_avalanche.report.html_report import report_page
+from crumb_avalanche.report.run_tables import runs_table, summary_table
 from crumb_avalanche.report.runs import groups_of, read_run
 from crumb_avalanche.runs.run_folder import DamagedRunError
 
@@ -49,7 +49,7 @@ def check_run(folder, data):
         assert str(folder) in text and "\n" not in text and len(text) < 2000
         return
     groups = groups_of([run])
-    assert report_files(groups, summary_table(groups), [], folder)
+    assert report_page(groups, summary_table(groups), runs_table(groups, folder), [])
 
 
 @settings(max_examples=100, phases=[Phase.generate])

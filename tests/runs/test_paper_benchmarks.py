@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from fake_data import TINY, write_tiny
+from fake_data import write_tiny
 from fake_videos import write_video
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.methods.registry import get_strategy
-from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
@@ -50,22 +49,6 @@ def test_every_benchmark_runs_with_and_without_the_reference_stream(crumb, tmp_p
     assert result["benchmark"] == name and len(result["accuracy_after"]) == 2
     assert result["frame_table_sha256"] == table.content_hash()
     assert sorted(result["classes_order"]) == sorted(table.classes)
-
-
-def test_every_benchmark_has_a_tiny_form():
-    assert TINY.keys() == BENCHMARKS.keys()
-
-
-def test_half_precision_of_the_cache_is_part_of_the_settings(crumb, tmp_path):
-    root = write_tiny("cifar100", tmp_path / "data")
-    arguments = ("--benchmark", "cifar100", "--dataset-root", root, "--strategy", "finetune")
-    cache = ("--feature-cache", tmp_path / "cache")
-    results(crumb, tmp_path / "single", *arguments, *cache)
-    results(crumb, tmp_path / "half", *arguments, *cache, "--cache-precision", "fp16")
-    entries = 4 * ENTRY_BYTES  # of 4 images
-    half, single = sorted(path.stat().st_size - entries for path in (tmp_path / "cache").glob("*.maps"))
-    assert single == 2 * half
-    assert "cache_precision: fp16" in (tmp_path / "half" / "config.yaml").read_text()
 
 
 def test_videos_need_no_preparation(crumb, tmp_path):

@@ -4,12 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
-from avalanche.training.plugins import EvaluationPlugin
-from learned import tensors_of, weights_of
+from learned import tensors_of
+from watched import built
 
-from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum
@@ -57,7 +55,7 @@ def undisturbed(crumb, tiny, tmp_path):
 
 
 @pytest.mark.filterwarnings("error:class .* returns")  # an experience that is resumed is not another one
-@pytest.mark.parametrize("cuts", [(3,), (11, 2), (17, 4, 1), (1, 1, 1)])
+@pytest.mark.parametrize("cuts", [(3,), (17, 4, 1)])
 def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_off, cuts):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
     for steps in cuts:
@@ -68,16 +66,6 @@ def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_
     assert bits(tmp_path / "cut") == bits(undisturbed)
     assert not (tmp_path / "cut" / "resume").exists()  # nothing to go on from is left
     assert not (tmp_path / "cut" / "interrupted").exists()
-
-
-def test_a_resumed_run_draws_the_same_dropout(crumb, tiny, tmp_path, cut_off):
-    more = ("--strategy", "finetune", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
-    arguments = (*tiny, *more, "--checkpoint-every", "2", "--output")
-    assert crumb(*arguments, tmp_path / "undisturbed")[0] == 0
-    cut_off(7, *arguments, tmp_path / "cut")
-    assert crumb(*arguments, tmp_path / "cut")[0] == 0
-    cut, undisturbed = (weights_of(tmp_path / name) for name in ("cut", "undisturbed"))
-    assert cut and all(torch.equal(value, undisturbed[name]) for name, value in cut.items())
 
 
 def test_finished_experiences_are_not_repeated(crumb, tiny, tmp_path, cut_off, undisturbed):
@@ -113,10 +101,9 @@ def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_off, monkeypat
     assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
 
 
-@pytest.mark.parametrize("steps", [7, 12])  # in the first experience, and in the second
-def test_metrics_of_avalanche_are_restored(crumb, tiny, tmp_path, undisturbed, cut_off, steps):
+def test_metrics_of_avalanche_are_restored(crumb, tiny, tmp_path, undisturbed, cut_off):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
-    cut_off(steps, *arguments)
+    cut_off(12, *arguments)  # in the second experience
     assert crumb(*arguments)[0] == 0
     found, whole = ((folder / "metrics.csv").read_text().splitlines() for folder in (tmp_path / "cut", undisturbed))
     assert len(found) == len(whole) and any(line.startswith("Ledger") for line in whole)
@@ -189,9 +176,7 @@ def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(crumb, ti
 
 def test_the_bytes_of_a_checkpoint_do_not_grow_with_the_number_of_experiences(tmp_path, make_model, make_stream):
     stream = make_stream()
-    strategy = build_strategy(
-        "crumb", make_model(), LearningSettings(first_epochs=1), 8, 0, evaluator=EvaluationPlugin(loggers=[])
-    )
+    strategy = built("crumb", make_model(), 8)
     resume = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
     resume.attach(strategy)
     strategy.train(stream.train_stream[0])
@@ -211,15 +196,11 @@ def test_the_bytes_of_a_checkpoint_do_not_grow_with_the_number_of_experiences(tm
     assert max(lines) - min(lines) < 16 and max(files) - min(files) < 64
     again = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
     assert (again.position, again.progress.matrix) == (Position(49), [[12.5, 25.0]] * 40)
-    rebuilt = build_strategy(
-        "crumb", make_model(), LearningSettings(first_epochs=1), 8, 0, evaluator=EvaluationPlugin(loggers=[])
-    )
+    rebuilt = built("crumb", make_model(), 8)
     again.attach(rebuilt)
     assert rebuilt.evaluator.get_all_metrics() == metrics
-    assert rebuilt.evaluator.get_last_metrics() == strategy.evaluator.get_last_metrics() | {
-        "Top1_Acc": 0.5,
-        "Loss": 0.5,
-    }
+    last = strategy.evaluator.get_last_metrics() | {"Top1_Acc": 0.5, "Loss": 0.5}
+    assert rebuilt.evaluator.get_last_metrics() == last
     size = history.stat().st_size
     again.save(Position(49))
     assert history.stat().st_size == size, "nothing is new"

@@ -83,7 +83,7 @@ def test_same_settings_give_the_same_bits_and_another_run_another_order(crumb, t
     assert not bool((buffers[0] == buffers[1]).all())
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["crumb", "image_replay"])
 def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
     more = ("--strategy", strategy, "--mem-size", "6")
     plain, _ = run(crumb, tiny, tmp_path / "plain", *more)
@@ -100,7 +100,6 @@ def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
         ("--preset", "paper", "--selection-rule", "reservoir", "--fused", "true", "--codebook-init", "kmeans"),
         ("--evaluate-quantized", "true", "--method.direct-weight", "1", "--protocol", "class_iid"),
         ("--precision", "bf16", "--codebook-size", "16", "--replay-steps", "2", "--clamp-gradients", "10"),
-        ("--selection-rule", "reference", "--replay-weight", "5", "--method.freeze_codebook", "true"),
     ],
 )
 def test_each_option_runs(crumb, tiny, tmp_path, more):
@@ -212,15 +211,9 @@ def test_config_file_and_print_config(crumb, tiny, tmp_path):
 
 
 def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
-    images = tmp_path / "images"
-    for folder in clips.iterdir():
-        target = images / folder.name
-        target.mkdir(parents=True)
-        for number, frame in enumerate(sorted(folder.rglob("*.png"))):
-            (target / f"{number}.png").write_bytes(frame.read_bytes())
     file = tmp_path / "mine.safetensors"
     pretrain = [
-        *("pretrain", "--data", images, "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+        *("pretrain", "--data", clips, "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
         *("--epochs", "2", "--batch-size", "16", "--images-per-class", "20", "--output", file),
         *("--threads", "1", "--progress", "false"),
     ]
@@ -240,19 +233,6 @@ def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
     run(crumb, tiny, tmp_path / "d", "--pretrained", file, "--cut-layer", "3")
     code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/learner.safetensors")
     assert code == 1 and "was not written by crumb pretrain" in err
-
-
-@pytest.mark.slow
-def test_filling_the_cache_does_not_change_dropout(crumb, tiny, tmp_path):
-    more = ("--backbone", "squeezenet1_1", "--image-size", "64", "--threads", "2")
-    weights = []
-    for name, cache in (("plain", ("--learning-rate", "0.02")), ("filling", ("c",)), ("filled", ("c",))):
-        run(crumb, tiny, tmp_path / name, *more, *(x for c in cache for x in ("--feature-cache", tmp_path / c)))
-        weights.append(weights_of(tmp_path / name))
-    for key, value in weights[1].items():
-        assert bool((value == weights[2][key]).all())
-        # F sees other batches while the cache is filled, so the maps may differ in the last digit.
-        torch.testing.assert_close(value, weights[0][key], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")
