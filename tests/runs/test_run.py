@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 import yaml
-from learned import buffer_of, tensors_of, weights_of
+from learned import weights_of
 
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
@@ -72,15 +72,6 @@ def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):
     # one float32 map takes 8,192 bytes: too few for four classes, which is said with the cure
     code, _, err = crumb(*tiny, "--output", tmp_path / "maps", "--strategy", "map_replay", "--budget-images", "5")
     assert code == 1 and "mem_size=1 cannot hold a memory of each of the 4 classes; raise --mem-size" in err
-
-
-def test_same_settings_give_the_same_bits_and_another_run_another_order(crumb, tiny, tmp_path):
-    results = [run(crumb, tiny, tmp_path / name, "--run", seed)[0] for name, seed in (("a", 3), ("b", 3), ("c", 4))]
-    first, second = (tensors_of(tmp_path / folder) for folder in "ab")
-    assert first.keys() == second.keys() and all(torch.equal(first[key], second[key]) for key in first)
-    assert results[0]["accuracy_after"] == results[1]["accuracy_after"]
-    buffers = [buffer_of(tmp_path / folder)["rows"] for folder in "ac"]
-    assert not bool((buffers[0] == buffers[1]).all())
 
 
 @pytest.mark.parametrize("strategy", ["crumb", "image_replay"])
@@ -189,15 +180,6 @@ def test_one_run_has_no_deviation_and_no_run_is_an_error(crumb, tiny, tmp_path):
     assert code == 1 and "runs is '0,5-3', where 5-3 is an empty range; write 3-5" in err
 
 
-def test_a_finished_run_is_not_overwritten(crumb, tiny, tmp_path):
-    run(crumb, tiny, tmp_path)
-    before = (tmp_path / "result.json").read_text()
-    code, _, err = crumb(*tiny, "--output", tmp_path)
-    assert code == 1 and "already holds a finished run" in err and "--overwrite true" in err
-    assert (tmp_path / "result.json").read_text() == before
-    run(crumb, tiny, tmp_path, "--overwrite", "true")
-
-
 def test_config_file_and_print_config(crumb, tiny, tmp_path):
     code, out, _ = crumb(*tiny, "--print_config")
     assert code == 0
@@ -214,25 +196,19 @@ def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
     file = tmp_path / "mine.safetensors"
     pretrain = [
         *("pretrain", "--data", clips, "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
-        *("--epochs", "2", "--batch-size", "16", "--images-per-class", "20", "--output", file),
+        *("--epochs", "1", "--batch-size", "16", "--images-per-class", "20", "--output", file),
         *("--threads", "1", "--progress", "false"),
     ]
     code, out, err = crumb(*pretrain)
-    assert code == 0, err
-    assert "80 images of 4 classes" in out
-    code, _, err = crumb(*pretrain)
-    assert code == 1 and "exists already" in err and "--overwrite true" in err
-    run(crumb, tiny, tmp_path / "a", "--pretrained", file)
-    run(crumb, tiny, tmp_path / "b", "--pretrained", file, "--strategy", "finetune")
-    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, "--codebook-dim", "8")
-    assert code == 1 and "codebook_dim=16, but this run has codebook_dim=8" in err
-    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, "--cut-layer", "3")
-    assert code == 1 and "cut_layer=None, but this run has cut_layer=3" in err
-    code, _, err = crumb(*pretrain, "--overwrite", "true", "--cut-layer", "3", "--epochs", "1")
-    assert code == 0, err
-    run(crumb, tiny, tmp_path / "d", "--pretrained", file, "--cut-layer", "3")
-    code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", tmp_path / "a/learner.safetensors")
-    assert code == 1 and "was not written by crumb pretrain" in err
+    assert code == 0 and "80 images of 4 classes" in out, err
+    run(crumb, tiny, tmp_path / "a", "--pretrained", file, "--strategy", "finetune")
+    for wrong, words in (
+        (("--codebook-dim", "8"), "codebook_dim=16, but this run has codebook_dim=8"),
+        (("--cut-layer", "3"), "cut_layer=None, but this run has cut_layer=3"),
+        (("--pretrained", tmp_path / "a/learner.safetensors"), "was not written by crumb pretrain"),
+    ):
+        code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, *wrong)
+        assert code == 1 and words in err
 
 
 @pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")

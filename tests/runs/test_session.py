@@ -89,7 +89,6 @@ def test_every_row_of_the_paper_builds_its_network(strategy):
     ("strategy", "family", "size"),
     [
         ("icarl", "paper", 15),  # images; supplement, S5: its old network is not counted
-        ("crumb", "paper", 417),
         ("remind", "paper", 417),  # its codebooks are not counted
         ("crumb", "fair", (15 * 3 * 224**2 - 4 * 256 * 16) // 5408),  # the codebook at its four bytes a value
         ("rainbow_memory", "paper", 15 * 224**2 // 128**2),  # the paper counts images of 224 pixels

@@ -199,7 +199,7 @@ def test_a_model_an_optimiser_and_a_size_are_enough(make_stream):
     (one, rows), (two, others) = results
     assert one == two and torch.equal(rows, others) and len(rows) == MEM_SIZE
     parameters = inspect.signature(CRUMBStrategy).parameters
-    assert [parameters[name].default for name in ("first_epochs", "train_epochs", "train_mb_size")] == [None, 1, 21]
+    assert [parameters[name].default for name in ("train_epochs", "train_mb_size")] == [1, 21]
 
 
 def test_naive_calibrates_too_but_only_once_and_where_it_was_not_done(model, make_stream):

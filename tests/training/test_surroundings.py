@@ -208,13 +208,9 @@ def test_the_replay_step_scales_its_loss_as_the_strategy_does(make_model, make_s
     same_weights(*models, **EXACT)
 
 
-@pytest.mark.parametrize("host", ["CRUMBStrategy", "Naive"])
-def test_one_of_several_processes_is_refused(host, model, make_stream, monkeypatch):
+def test_one_of_several_processes_is_refused(model, make_stream, monkeypatch):
     monkeypatch.setattr(type(DistributedHelper), "world_size", property(lambda helper: 2))
     before = model.plastic_layers.head.weight.clone()
     with pytest.raises(RuntimeError, match=r"one of 2 processes.*train in one process, without torchrun"):
-        if host == "Naive":
-            in_host(Naive, model, CodeBuffer(7))[0].train(make_stream().train_stream[0])
-        else:
-            train(model, make_stream(), CodeBuffer(7))
+        in_host(Naive, model, CodeBuffer(7))[0].train(make_stream().train_stream[0])
     assert torch.equal(model.plastic_layers.head.weight, before)
