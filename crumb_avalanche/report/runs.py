@@ -96,11 +96,7 @@ class Group:
 
 
 def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
-    """Find runs in folders and their subfolders.
-
-    Returns:
-        Folders of finished runs, folders of unfinished ones, and messages about given folders without one.
-    """
+    """Find folders of finished and of unfinished runs, and messages about given folders without a finished one."""
     finished, unfinished, problems = {}, {}, []
     for given in map(Path, dict.fromkeys(folders)):
         if not given.is_dir():
@@ -140,11 +136,7 @@ def _nothing_finished(given: Path, started: list[Path]) -> str:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a finished run.
-
-    Raises:
-        DamagedRunError: a file is missing, was changed, cannot be parsed or lacks an entry that every run has.
-    """
+    """Read a finished run; ``DamagedRunError`` if a file is missing, changed, or lacks an entry that every run has."""
     result = read_part(folder / RESULT, _result)
     check_digests(folder, result)
     settings, ledger = read_part(folder / "config.yaml", _settings), read_part(folder / "ledger.json", _ledger)

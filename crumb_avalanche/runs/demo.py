@@ -30,12 +30,7 @@ STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 def demonstrate(settings: DemoSettings) -> list[Path]:
     """Pretrain and run all strategies; skip the steps that the folder already holds.
 
-    Returns:
-        The run folders.
-
-    Raises:
-        FileExistsError: a file of the demo's names is not of a demo.
-        FinishedRunError: the folder holds a demo of another seed.
+    Returns the run folders.
     """
     folder = Path(settings.output)
     pretrained, network_file = folder / "pretrained.safetensors", folder / "network.safetensors"

@@ -51,11 +51,7 @@ def preset_settings(preset: str) -> dict[str, Any]:
 
 
 def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
-    """Return the settings that the paper's authors used for a method on a benchmark; ``method`` are its own.
-
-    Raises:
-        ValueError: they did not run the method.
-    """
+    """Return the settings that the paper's authors used for a method on a benchmark; ``method`` are its own."""
     if strategy not in rows()["paper"]:
         raise ValueError(
             f"the paper's authors did not run {strategy}, so the family 'paper' has no settings for it; they ran "
@@ -83,11 +79,7 @@ class RunPlan(RunSettings):
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
-        """Fill in the settings that are ``None``, from the family, the preset, the benchmark and the method's defaults.
-
-        Raises:
-            ValueError: two settings exclude each other, a number is out of range, or a name is unknown.
-        """
+        """Fill in settings that are ``None``, from the family, the preset, the benchmark and the method's defaults."""
         benchmark = get_benchmark(settings.benchmark)
         own_clips = settings.benchmark == CLIPS and settings.family is None
         preset = settings.preset or ("recommended" if own_clips else "paper")

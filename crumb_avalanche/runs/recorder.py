@@ -25,12 +25,7 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class Recorder:
-    """Metrics, ledger, predictions and progress bars of a run.
-
-    Args:
-        experiences: number of experiences of the stream.
-        progress: whether to show progress.
-    """
+    """Metrics, ledger, predictions and progress bars of a run of so many experiences."""
 
     def __init__(self, experiences: int, progress: bool):
         self.predictions = PredictionsPlugin()
@@ -68,12 +63,7 @@ class Recorder:
 
 
 class ProgressPlugin(StatefulPlugin):
-    """Show a progress bar with images/s for each training experience, over all its epochs.
-
-    Args:
-        total: number of experiences, for the title.
-        show: whether to print anything.
-    """
+    """Shows a progress bar with images/s for each of ``total`` training experiences, over all its epochs."""
 
     def __init__(self, total: int, show: bool = True):
         super().__init__()
@@ -121,12 +111,7 @@ class PredictionsPlugin(StatefulPlugin):
         self.confidence += probabilities(strategy, strategy.mb_output).amax(1).tolist()
 
     def write(self, folder: Path, rows: np.ndarray) -> None:
-        """Write ``predictions.npz`` atomically.
-
-        Args:
-            folder: folder of the run.
-            rows: ``(N,)``, row of each image in the frame table, in the order of the evaluation.
-        """
+        """Write ``predictions.npz`` atomically, with the row of each image in the frame table, ``(N,)``."""
         columns = {"row": np.asarray(rows, np.int32), **self.state_dict()}
         columns["label"], columns["answer"] = columns.pop("labels"), columns.pop("answers")
         with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
@@ -147,9 +132,6 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     Returns:
         ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)`` float32: softmax of the
         outputs, not calibrated.
-
-    Raises:
-        ValueError: the file is absent or damaged.
     """
     path = folder / PREDICTIONS
     if not path.is_file():
@@ -204,27 +186,16 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
 def keep_learner(folder: Path, session: Session, experiences: int, interrupted: bool = False) -> bool:
     """Write ``learner.safetensors`` according to the plan's ``keep_learner``; of an interrupted run, always in full.
 
-    Args:
-        folder: folder of the run, or ``interrupted`` in it.
-        session: a trained session.
-        experiences: number of experiences trained on to the end.
-        interrupted: whether the run was; without a checkpoint, this file is all that is left of it.
-
-    Returns:
-        Whether a file was written: none for ``keep_learner="none"`` and for the strategies in ``NOT_KEPT``.
-
-    Raises:
-        OSError: the file cannot be written, for instance because the disk is full.
+    Without a checkpoint, this file is all that is left of an interrupted run. Returns whether a file was written.
     """
     keep = "full" if interrupted else session.plan.keep_learner
     if keep == "none" or session.plan.strategy in NOT_KEPT:
         return False
-    save_learner(folder / LEARNER, session.strategy, header_of(session, experiences, keep))
+    save_learner(folder / LEARNER, session.strategy, _header_of(session, experiences, keep))
     return True
 
 
-def header_of(session: Session, experiences: int, keep: Keep = "full") -> LearnerHeader:
-    """Build the header of a session's learner file."""
+def _header_of(session: Session, experiences: int, keep: Keep) -> LearnerHeader:
     plan, benchmark, model = session.plan, session.stream.benchmark, session.model
     labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
     images = Counter(label for experience in labels for label in experience)

@@ -89,12 +89,7 @@ def _result_sha256(result: dict) -> str:
 
 
 def claim(folder: Path, overwrite: bool) -> None:
-    """Create a folder for a run.
-
-    Raises:
-        ValueError: the folder holds files of a run's names that no run wrote.
-        FinishedRunError: the folder holds a finished run and ``overwrite`` is false.
-    """
+    """Create a folder for a run, unless it holds a finished one or files of others."""
     refuse_others(folder, (*RECORDS, RESULT, MISTAKES), MARKS)
     if (folder / RESULT).exists() and not overwrite:
         tidy_up(folder)
@@ -193,12 +188,7 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 
 
 def finished_result(folder: Path, plan: RunPlan) -> dict:
-    """Read the result of a finished run with the same settings, input files and frames.
-
-    Raises:
-        FinishedRunError: the settings, files or frames differ, or are not recorded.
-        DamagedRunError: a file of the run cannot be read, or was changed.
-    """
+    """Read the result of a finished run; ``FinishedRunError`` if its settings, input files or frames are others."""
     if not (folder / "config.yaml").exists():
         raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
     result = read_part(folder / RESULT, lambda text: mapping(json.loads(text)))
@@ -240,21 +230,13 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
 
 
 def check_run(folder: Path) -> None:
-    """Compare the files of a run with the digests in its result; an unfinished run has none.
-
-    Raises:
-        DamagedRunError: a file cannot be read, or was changed.
-    """
+    """Compare the files of a run with the digests in its result; an unfinished run has none."""
     if (folder / RESULT).exists():
         check_digests(folder, read_part(folder / RESULT, lambda text: mapping(json.loads(text))))
 
 
 def read_part(path: Path, parse: Callable[[str], Part]) -> Part:
-    """Return what ``parse`` makes of the text of a finished run's file.
-
-    Raises:
-        DamagedRunError: the file is missing, or ``parse`` raises an error for it.
-    """
+    """Return what ``parse`` makes of a finished run's file; ``DamagedRunError`` if it is missing or ``parse`` fails."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
@@ -266,11 +248,7 @@ def read_part(path: Path, parse: Callable[[str], Part]) -> Part:
 
 
 def mapping(value: Any, keys: Iterable[str] = (), kind: Any = object) -> dict:
-    """Return a dictionary that has values of a kind for some keys.
-
-    Raises:
-        ValueError: it is something else, lacks a key, or has text that no file can hold.
-    """
+    """Return a dictionary with values of a kind for some keys; ``ValueError`` for anything else."""
     if not isinstance(value, dict):
         raise ValueError(f"it holds a {type(value).__name__}, not names and values")
     if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:

@@ -37,13 +37,7 @@ def cell(value, width: int = 60) -> str:
 
 
 def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -> str:
-    """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``.
-
-    Args:
-        values: of the runs.
-        form: format of the mean, and without its sign of the deviation.
-        between: sign between the two.
-    """
+    """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``."""
     if not values:
         return ""
     spread = f" {between} {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
@@ -105,12 +99,7 @@ TEACHABLE = ("rda", "slda", "ncm", "ranpac")
 
 
 def usage_of(folder: Path, strategy: str) -> list[str]:
-    """Return the commands that ask the learner of a finished run and, if it can be taught on, teach it.
-
-    Args:
-        folder: folder of the run.
-        strategy: of the run.
-    """
+    """Return the commands that ask the learner of a finished run and, if it can be taught on, teach it."""
     file = folder / LEARNER
     if not file.exists():
         return []
