@@ -6,7 +6,7 @@ row in L2, and is not trained after ``fit``.
 """
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
@@ -25,7 +25,6 @@ class ProductQuantizer(nn.Module):
         channels: number of channels ``C``.
         sub_quantizers: number of groups ``m``.
         centroids: number of centroids ``K`` of a group, from 2 to 256.
-        tile: vectors per matrix product if faiss is not used; ``4 * tile * K`` bytes of working memory.
 
     Attributes:
         centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until ``fit`` or a state dict fills it.
@@ -34,7 +33,7 @@ class ProductQuantizer(nn.Module):
         ValueError: ``m`` does not divide ``C``, or ``K`` is out of range.
     """
 
-    def __init__(self, channels: int, sub_quantizers: int = 32, centroids: int = 256, tile: int = 2048):
+    def __init__(self, channels: int, sub_quantizers: int = 32, centroids: int = 256):
         super().__init__()
         if sub_quantizers < 1 or channels % sub_quantizers:
             raise ValueError(
@@ -43,7 +42,6 @@ class ProductQuantizer(nn.Module):
             )
         if not 2 <= centroids <= LARGEST_TABLE:
             raise ValueError(f"centroids is {centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}")
-        self.tile = tile
         self.register_buffer("centroids", torch.zeros(sub_quantizers, centroids, channels // sub_quantizers))
 
     @property
@@ -76,24 +74,19 @@ class ProductQuantizer(nn.Module):
         return bool(self.centroids.any())
 
     @torch.no_grad()
-    def fit(self, vectors: Tensor, seed: int = 0, most: int = 1_000_000, iterations: int = 25) -> "ProductQuantizer":
+    def fit(self, vectors: Tensor, seed: int = 0) -> "ProductQuantizer":
         """Fit the centroids of each group by k-means (faiss).
 
         Args:
-            vectors: ``(N, C)`` float, the channels of single locations.
-            seed: seed of the choice of vectors and of k-means.
-            most: largest number of vectors; others are left out at random. faiss itself uses 256 per centroid.
-            iterations: iterations of k-means.
+            vectors: ``(N, C)`` float, the channels of single locations; faiss uses 256 per centroid.
+            seed: seed of k-means.
 
         Raises:
-            ImportError: faiss is not installed.
             ValueError: the number of channels differs, a value is not finite, or there are fewer vectors than
                 centroids.
         """
-        try:
-            import faiss
-        except ImportError as error:
-            raise ImportError("fitting a product quantizer needs faiss: pip install faiss-cpu") from error
+        import faiss
+
         groups, size, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
             raise ValueError(f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})")
@@ -102,12 +95,10 @@ class ProductQuantizer(nn.Module):
                 f"{len(vectors)} vectors cannot make {size} centroids; give more feature maps, or lower centroids"
             )
         _check_finite(vectors)
-        if len(vectors) > most:
-            vectors = vectors[torch.randperm(len(vectors), generator=Generator().manual_seed(seed))[:most]]
         faiss.omp_set_num_threads(torch.get_num_threads())
         for group in range(groups):
             part = vectors[:, group * dim : (group + 1) * dim].float().cpu().contiguous().numpy()
-            means = faiss.Kmeans(dim, size, niter=iterations, seed=seed + group, min_points_per_centroid=1)
+            means = faiss.Kmeans(dim, size, niter=25, seed=seed + group, min_points_per_centroid=1)
             means.train(part)
             self.centroids[group] = torch.from_numpy(means.centroids).to(self.centroids.device)
         return self
@@ -136,7 +127,7 @@ class ProductQuantizer(nn.Module):
         _check_finite(vectors)
         codes = torch.empty(len(vectors), groups, dtype=torch.uint8, device=vectors.device)
         for group in range(groups):
-            codes[:, group] = nearest_rows(vectors[:, group * dim : (group + 1) * dim], table[group], self.tile)
+            codes[:, group] = nearest_rows(vectors[:, group * dim : (group + 1) * dim], table[group])
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     @torch.no_grad()

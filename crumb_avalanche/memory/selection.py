@@ -44,11 +44,7 @@ class SelectionRule(ABC):
 
     @abstractmethod
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose the images of a batch to store.
-
-        Args:
-            slots: updated in place.
-            labels: class of each image of the batch.
+        """Choose the images of a batch to store, by their labels, and take slots for them.
 
         Returns:
             ``(position in the batch, slot)`` pairs; a later pair for the same slot replaces an earlier one.

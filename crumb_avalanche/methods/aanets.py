@@ -58,9 +58,6 @@ def put(network: nn.Module, name: str, module: nn.Module) -> None:
 class ScaledConv(nn.Module):
     """A frozen convolution with trainable factors of its weights and trainable shifts of its biases, if any.
 
-    Args:
-        conv: with ``(O, I, h, w)`` weights; frozen here.
-
     Attributes:
         scale: ``(O, I, 1, 1)``, initially one.
         shift: ``(O,)``, initially zero; or ``None``.
@@ -95,9 +92,6 @@ class Catch(nn.Module):
 
 class BlendedHead(nn.Module):
     """The head after ``a * stable + (1 - a) * plastic``.
-
-    Args:
-        layer: the head.
 
     Attributes:
         share: ``a``, initially one half; the caller keeps it within [0, 1].
@@ -214,11 +208,6 @@ class AANetsPlugin(HerdingPlugin):
 
     An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
     evaluation mode, so that only the share changes.
-
-    Args:
-        storage_policy: an image buffer with the rule ``HerdedFrames``.
-        settings: see ``AANetsSettings``.
-        seed: of the outer batches.
     """
 
     def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):

@@ -176,12 +176,6 @@ class BiCPlugin(ImageMemoryPlugin):
     drop them after the next experience, when distillation has trained the network to make the same correction; one
     pass is too short for that.)
 
-    Args:
-        storage_policy: an image buffer with the rule ``SplitExemplars``; its generator draws the replay batches.
-        old_network: for the distillation targets.
-        settings: see ``BiCSettings``.
-        n_classes: outputs of the head.
-
     Attributes:
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
     """

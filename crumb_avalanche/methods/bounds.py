@@ -44,9 +44,6 @@ class OneCycle(StatefulPlugin):
     """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does; it has no state but the clock's.
 
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
-
-    Args:
-        peak: largest learning rate, reached after 30 % of all epochs.
     """
 
     def __init__(self, peak: float):
@@ -87,12 +84,7 @@ def build_offline(recipe: Recipe) -> StreamStrategy:
 
 
 class ChanceStrategy(StreamStrategy):
-    """Answers with a random class of those seen so far; training only records which classes were seen.
-
-    Args:
-        seed: of the answers.
-        stream_arguments: see ``StreamStrategy``.
-    """
+    """Answers with a random class of those seen so far; training only records which classes were seen."""
 
     def __init__(self, *, seed: int = 0, **stream_arguments):
         super().__init__(**stream_arguments)

@@ -24,12 +24,7 @@ Form = TypeVar("Form", bound="ClosedForm")
 
 
 class Scores(nn.Module):
-    """Scores of a closed form as they are now, in operations that exporters trace, with constants for what is learned.
-
-    Args:
-        form: the closed form.
-        solved: what ``form.solved()`` returns.
-    """
+    """Scores of a closed form as it is now, in operations that exporters trace, with constants for what is learned."""
 
     def __init__(self, form: "ClosedForm", solved: Any):
         super().__init__()
@@ -46,14 +41,10 @@ class ClosedForm(FitsBudget, ABC):
     values are the defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the constructor and attributes
     of an instance, and ``registry.register`` makes flags of them.
 
-    No number of classes has to be known in advance: ``grow`` adds classes at any time. The statistics of ``n_classes``
-    classes do not depend on when the classes were added.
-
-    The work is done as follows. ``update`` adds a batch to the statistics; its time depends on the batch and the number
-    of features, not on the number of classes. The first ``scores`` after a change solves for the classifier and caches
-    the solution, in a time that grows with the number of classes with images. ``grow`` keeps the cached solution and
-    reserves room, so that adding classes one by one copies each row a constant number of times. ``copy.deepcopy``
-    returns an independent instance; both share the cached solution.
+    ``grow`` adds classes at any time; the statistics do not depend on when. The time of ``update`` depends on the batch
+    and the number of features, not on the number of classes. The first ``scores`` after a change solves for the
+    classifier and caches the solution. ``grow`` keeps it and reserves room, so that adding classes one by one copies
+    each row a constant number of times. ``copy.deepcopy`` returns an independent instance that shares the solution.
 
     Attributes:
         moments: arguments of ``FeatureMoments`` that differ from its defaults in a run, where they are settings, too.
@@ -180,9 +171,9 @@ class ClosedForm(FitsBudget, ABC):
         return scores
 
     def solution(self) -> "Scores":
-        """Return the classifier of the classes with images, of which there must be one, as a module.
+        """Return the classifier of the classes with images, of which there must be one, in the order of their numbers.
 
-        It maps ``(B, D)`` float features to ``(B, C)`` float64 scores, the columns in the order of the class numbers.
+        It maps ``(B, D)`` float features to ``(B, C)`` float64 scores.
         """
         return Scores(self, self.solved())
 
@@ -263,11 +254,7 @@ class ClosedForm(FitsBudget, ABC):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the memory of what ``scores`` caches.
-
-        They follow from the shapes of the statistics and the classes with images. The first call for these solves for
-        the classifier, later ones do not.
-        """
+        """Bytes of the memory of what ``scores`` caches; solves for the classifier where shapes or classes are new."""
         seen = self.image_counts > 0
         shapes = seen.tolist(), [tensor.shape for tensor in self.tensors()]
         if self._solution is None and self._derived[0] == shapes:
@@ -317,7 +304,7 @@ class ClosedForm(FitsBudget, ABC):
         return statistics
 
     def like(self: Form, state: dict[str, Any]) -> Form:
-        """Build an instance without images that can load a state of these settings, as they were when it was made."""
+        """Build an instance without images that can load a state, with what changes while learning as it was then."""
         changed = {name: value for name, value in state["settings"].items() if name in self._changing}
         return type(self)(**{**self.settings, **changed})
 
@@ -359,13 +346,9 @@ class ClosedForm(FitsBudget, ABC):
 
 
 def grown(rows: Tensor, count: int) -> Tensor:
-    """Return a tensor of ``count`` rows: those of ``rows``, followed by zeros.
+    """Return a tensor of at least as many rows: those of ``rows``, which it may share, followed by zeros.
 
-    Reserves an eighth more room than there are rows, of which later calls make use: both tensors share memory then.
-
-    Args:
-        rows: contiguous zeros of a tensor's own or what this function returned, with any values in its rows.
-        count: at least ``len(rows)``.
+    ``rows`` is a tensor of its own or what this function returned: it reserves an eighth more room for later calls.
     """
     shape = (count, *rows.shape[1:])
     if rows.untyped_storage().nbytes() < math.prod(shape) * rows.element_size():

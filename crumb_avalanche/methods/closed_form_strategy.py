@@ -18,12 +18,6 @@ class ClosedFormStrategy(StreamStrategy):
 
     Logits and loss are zero in training. A class beyond those that the statistics have a place for is given one, and
     what is stored is fitted into the budget then.
-
-    Args:
-        statistics: the statistics and their classifier.
-        features: the features that they are of.
-        budget: most bytes of statistics that begin with fewer classes than come; default no limit.
-        stream_arguments: see ``StreamStrategy``. Only the first epoch of an experience updates the statistics.
     """
 
     def __init__(
@@ -135,10 +129,6 @@ class ClosedFormStrategy(StreamStrategy):
 
 def build(form: type[ClosedForm], recipe: Any) -> ClosedFormStrategy:
     """Build the strategy of a registered closed form, with one epoch per experience, the first included.
-
-    Args:
-        form: the class.
-        recipe: a ``registry.Recipe``.
 
     Raises:
         ValueError: the budget does not buy what the form needs at least.

@@ -85,12 +85,6 @@ class CoPEPlugin(ImageMemoryPlugin):
     are balanced over the classes by a reservoir, and none is replayed twice in a batch. Prototypes are updated after
     each step with the embeddings of that step.
 
-    Args:
-        storage_policy: an image buffer with a balancing rule; its generator draws the replay batches.
-        settings: see ``CoPESettings``.
-        n_classes: classes of the whole stream.
-        length: ``D`` of an embedding.
-
     Attributes:
         prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
     """

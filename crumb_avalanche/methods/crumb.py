@@ -79,11 +79,6 @@ class ReadoutStrategy(CRUMBStrategy):
     locations, of the map and of the head's input. Images to evaluate are encoded and decoded too. It is fitted from
     scratch to all memories in the first evaluation after training, and nothing but the codes is kept for it.
 
-    Args:
-        train_layers: whether plastic layers and codebook are trained as ``CRUMBStrategy`` does; otherwise nothing is
-            trained, each image is seen once, and the memories are codes of the layers as they were given.
-        crumb_arguments: see ``CRUMBStrategy``.
-
     Raises:
         ValueError: see ``CRUMBStrategy``.
 

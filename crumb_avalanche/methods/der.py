@@ -64,12 +64,7 @@ class LogitImageBuffer(ImageBuffer):
 
 
 def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
-    """Compute the mean squared difference between logits and stored ones, over the classes seen when these were stored.
-
-    Args:
-        logits: ``(n, classes)``.
-        stored: ``(n, classes)``.
-    """
+    """Compute the mean squared difference of ``(n, classes)`` logits from stored ones, over the classes seen then."""
     known = stored != UNSEEN_LOGIT
     return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
 
@@ -78,10 +73,6 @@ class DarkReplayPlugin(ImageMemoryPlugin):
     """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
 
     Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020 (there called DER++).
-
-    Args:
-        storage_policy: the buffer of images and logits.
-        settings: see ``DarkReplaySettings``.
     """
 
     def __init__(self, storage_policy: LogitImageBuffer, settings: DarkReplaySettings):

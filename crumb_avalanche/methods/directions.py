@@ -25,20 +25,12 @@ class ClassDirections:
     """Principal directions of the scatter of each class, as many as the class needs.
 
     A class has at most ``most`` directions, and no more than its scatter has dimensions: at most ``n - 1`` for ``n``
-    images. ``total`` limits the number over all classes: where it is exceeded, the classes with the most directions
-    lose their weakest ones, one class after the other; of classes with equally many, the one with the weakest
-    direction is first.
+    images. Where ``total`` over all classes is exceeded, the classes with the most directions lose their weakest ones,
+    one class after the other; of classes with equally many, the one with the weakest direction is first.
 
     Rows are float16 with a power of two for each class, which fits their largest value, so that features of any scale
     neither overflow nor vanish; or int8 with a scale for each 32 values, by which the largest of them is 127. They are
     replaced, never changed in place: copies share them.
-
-    Args:
-        n_classes: number of classes.
-        length: number of features ``D``.
-        most: largest number of directions of a class.
-        total: largest number of directions of all classes, or ``None`` for no limit.
-        eight_bits: whether rows are int8.
 
     Attributes:
         rows: ``(k, D)`` float16 or int8 for each class, weakest direction first.
@@ -143,10 +135,7 @@ class ClassDirections:
         self.outside, self.counts = grown(self.outside, n_classes), grown(self.counts, n_classes)
 
     def keep_features(self, kept: int) -> None:
-        """Keep the last ``kept`` features.
-
-        ``outside`` keeps the share that the directions of the class keep of their squared lengths.
-        """
+        """Keep the last features; ``outside`` keeps the share that the directions keep of their squared lengths."""
         narrow = []
         for label, energies in enumerate(self._energies):
             rows, before = self.of_class(label)[:, -kept:], sum(energies)

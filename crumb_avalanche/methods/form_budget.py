@@ -42,22 +42,13 @@ class FitsBudget:
     @classmethod
     @lru_cache(maxsize=256)
     def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
-        """Return the bytes of an instance without images, from tensors without memory.
-
-        Args:
-            n_classes, length, arguments: see the constructor.
-        """
+        """Return the bytes of an instance without images, from tensors without memory."""
         with torch.device("meta"):
             return tensor_bytes(cls(n_classes, length, **arguments).tensors())
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        """Return the bytes of what a budget buys more or less of in a run, in forms that are ``budgeted``.
-
-        Args:
-            length: number of features.
-            settings: settings of the method.
-        """
+        """Return the bytes of what a budget buys more or less of in a run, in forms that are ``budgeted``."""
         raise NotImplementedError(f"the size of {cls.__name__} is fixed")
 
     @classmethod
@@ -85,24 +76,13 @@ class FitsBudget:
     def for_stream(
         cls: type[Form], n_classes: int, length: int, kept: int, items: int, seed: int, settings: Mapping[str, Any]
     ) -> Form:
-        """Build an instance for a run; it may begin with fewer classes than come.
-
-        Args:
-            n_classes, length, kept, items, settings: see ``fixed_bytes`` and ``bought``.
-            seed: seed of random draws, in forms that have some.
-        """
+        """Build an instance for a run; it may begin with fewer classes than come. See ``fixed_bytes``, ``bought``."""
         drawn = {"seed": seed} if "seed" in inspect.signature(cls._allocate).parameters else {}
         return cls(n_classes, length, **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)})
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
-        """Build an instance without classes, of which nobody knows how many will come.
-
-        Args:
-            length: number of features.
-            budget: bytes.
-            kept: number of the last features, those of the head's input.
-        """
+        """Build an instance without classes for a budget in bytes, where nobody knows how many classes will come."""
         return cls(0, length)
 
     @property
@@ -111,7 +91,7 @@ class FitsBudget:
         return self.settings["n_classes"]
 
     def least_bytes(self, classes: int) -> int:
-        """Return the fewest bytes that so many classes take."""
+        """Return the fewest bytes that so many classes take, by default those without images."""
         return self._bytes_without_images(classes)
 
     def _bytes_without_images(self, classes: int) -> int:
@@ -122,12 +102,7 @@ class FitsBudget:
         return self._bytes_without_images(1) - self._bytes_without_images(0)
 
     def narrow(self, classes: int, budget: int, kept: int) -> str:
-        """Drop all features but the last ones, in forms that do so where a budget gets small.
-
-        Args:
-            classes: number of classes that have to fit.
-            budget: bytes.
-            kept: number of features that are never dropped.
+        """Drop all features but the last ``kept``, in forms that do so where a budget in bytes gets small.
 
         Returns:
             What is given up for it, or an empty text.
@@ -145,11 +120,8 @@ class FitsBudget:
     def make_room(self, classes: int, budget: int, kept: int) -> str:
         """Fit the statistics of a number of classes into a budget, before any image of a new one is learned.
 
-        Args:
-            classes, budget, kept: see ``narrow``.
-
         Returns:
-            What is given up for it, or an empty text.
+            What is given up for it, or an empty text; see ``narrow`` and ``share``.
 
         Raises:
             BudgetError: even the least does not fit.

@@ -24,10 +24,8 @@ class PackedScatter:
     Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048). Strips are replaced, never changed in
     place: copies share them.
 
-    Args:
-        length: number of columns ``D``.
-
     Attributes:
+        length: number of columns ``D``.
         strips: float32; strip ``i`` holds rows ``64 i`` to ``64 (i + 1)``, up to and including the diagonal block.
     """
 
@@ -45,13 +43,11 @@ class PackedScatter:
             for start, strip in zip(starts, self.strips, strict=True)
         ]
 
-    def add_matrix(self, matrix: Tensor) -> None:
-        """Add a symmetric ``(D, D)`` matrix."""
-        starts = range(0, self.length, BLOCK)
-        self.strips = [
-            strip + matrix[start : start + BLOCK, : strip.shape[1]].float()
-            for start, strip in zip(starts, self.strips, strict=True)
-        ]
+    def keep(self, kept: int) -> None:
+        """Keep the last columns and rows."""
+        matrix = self.whole()[-kept:, -kept:]
+        self.length = kept
+        self.strips = [matrix[start : start + BLOCK, : start + BLOCK].float() for start in range(0, kept, BLOCK)]
 
     def merge(self, other: "PackedScatter") -> None:
         """Add the rows of another matrix of the same length; exact up to rounding."""
@@ -123,11 +119,7 @@ class ClassGaussians(ClosedForm):
 
     @staticmethod
     def each(n_classes: int, items: int) -> int:
-        """Return the number of principal directions of each class that a budget buys.
-
-        Raises:
-            ValueError: it does not buy a direction for each class.
-        """
+        """Return the directions of each class that a budget buys; raise ``ValueError`` if it buys none."""
         if items < n_classes:
             raise ValueError(
                 f"the budget buys {items} principal directions, but the stream has {n_classes} classes, which need at "
@@ -160,7 +152,6 @@ class ClassGaussians(ClosedForm):
         return self.item_bytes(self.settings["length"], self.settings)
 
     def share(self, classes: int, budget: int) -> str:
-        """Let the classes with the most directions lose their weakest ones, where a budget in bytes is exceeded."""
         if self.directions is None:
             return ""
         total = (budget - self._bytes_without_images(classes)) // self._direction_bytes()
@@ -172,11 +163,7 @@ class ClassGaussians(ClosedForm):
         """Set the largest number of directions of all classes.
 
         It holds at once and in every later ``update`` and ``merge``: the classes with the most directions lose their
-        weakest ones, which count as spread in no particular direction from then on. Where directions are lost, the time
-        of an update includes a look at the number of directions of each class.
-
-        Args:
-            total_directions: the number, or ``None`` for no limit.
+        weakest ones, which count as spread in no particular direction from then on. ``None`` is no limit.
 
         Raises:
             ValueError: the number is negative.
@@ -214,11 +201,8 @@ class ClassGaussians(ClosedForm):
             none = torch.zeros(0, self.classes.means.shape[1], dtype=torch.float64)
             rows, outside = [none] * len(counts), torch.zeros_like(counts)
         else:
-            labels = seen.nonzero().flatten().tolist()
-            rows, outside = (
-                [self.directions.of_class(label) for label in labels],
-                self.directions.outside[seen].double(),
-            )
+            rows = [self.directions.of_class(label) for label in seen.nonzero().flatten().tolist()]
+            outside = self.directions.outside[seen].double()
         if self.scatter is None:
             together = torch.cat(rows)
             common = together.mT @ together

@@ -156,9 +156,6 @@ class GEMPlugin(StatefulPlugin):
 
     Only the gradient is corrected. Momentum, weight decay and clamping come after it, so the step may still go slightly
     against a past gradient; GEM's authors use none of them, the paper's port uses the first two.
-
-    Args:
-        settings: see ``GEMSettings``.
     """
 
     def __init__(self, settings: GEMSettings):

@@ -147,10 +147,6 @@ class GSSPlugin(ImageMemoryPlugin):
     compared with the memories that were replayed with it, which are a random draw as well: their maps are available,
     so F runs once for each image, as in plain replay. (The authors draw again, and use one gradient of several
     memories.)
-
-    Args:
-        storage_policy: an image buffer with the rule ``GreedyDiversity``.
-        settings: see ``GSSSettings``.
     """
 
     def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings):

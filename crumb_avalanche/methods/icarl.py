@@ -50,10 +50,6 @@ class ICaRLPlugin(HerdingPlugin):
     training. Means are not normalised in herding, as in the authors' code, but are in evaluation. The paper's
     ``m = K / t`` exemplars a class fill the budget: the remainder goes one each to the oldest classes. With fewer
     exemplars than classes, the latest classes get none and are never predicted.
-
-    Args:
-        storage_policy: an image buffer with the rule ``HerdedFrames``; its generator draws the replay batches.
-        old_network: for the distillation targets.
     """
 
     def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork):

@@ -28,9 +28,6 @@ class StreamLwF(BatchPlugin):
     Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
     it a second time on every batch, and its old model applies dropout.
 
-    Args:
-        settings: see ``LwFSettings``.
-
     Attributes:
         old_network: the weights of these plastic layers, as float32; empty in the first experience.
         old_classes: the classes they were trained on.

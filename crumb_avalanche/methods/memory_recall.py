@@ -41,11 +41,6 @@ class MemoryRecallSettings(InRange):
 class GaussianBuffer(CompactBuffer):
     """One row a class: means, deviations, the lowest value and the number of images; ``4 * (2 * values + 2)`` bytes.
 
-    Args:
-        mem_size: number of classes that fit.
-        seed: of the draws.
-        settings: see ``MemoryRecallSettings``.
-
     Attributes:
         rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24 images a class.
     """

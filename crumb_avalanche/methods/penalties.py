@@ -51,9 +51,6 @@ class StreamEWC(EWCPlugin):
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without the factor of one
     half. With true labels it is the empirical Fisher information; with the most probable ones (the paper's port) it is
     not a Fisher information.
-
-    Args:
-        settings: see ``EWCSettings``.
     """
 
     def __init__(self, settings: EWCSettings):
@@ -104,9 +101,6 @@ class StreamMAS(PatchedMAS):
 
     Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. Avalanche's moving average forgets the importances of
     early experiences; the paper adds them up.
-
-    Args:
-        settings: see ``MASSettings``.
     """
 
     def __init__(self, settings: MASSettings):
@@ -143,11 +137,7 @@ class SISettings(InRange):
 
 
 class StreamSI(PatchedSI):
-    """``PatchedSI`` with limited importances and a count of its bytes.
-
-    Args:
-        settings: see ``SISettings``.
-    """
+    """``PatchedSI`` with limited importances and a count of its bytes."""
 
     def __init__(self, settings: SISettings):
         super().__init__(settings.weight, settings.damping)

@@ -1,8 +1,9 @@
 """Rainbow Memory: raw images that span easy to hard, trained on with augmentation after each experience."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -41,9 +42,10 @@ class RainbowSettings(InRange):
     stream_rate: NotNegative = 0.1
 
 
-def shift(images: Tensor, down: int, right: int) -> Tensor:
-    """Shift images by some pixels and fill with black."""
+def shift(images: Tensor, down: float, right: float) -> Tensor:
+    """Shift images by fractions of their sides and fill with black."""
     height, width = images.shape[-2:]
+    down, right = round(down * height), round(right * width)
     moved = torch.zeros_like(images)
     moved[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = images[
         ..., max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
@@ -51,54 +53,39 @@ def shift(images: Tensor, down: int, right: int) -> Tensor:
     return moved
 
 
-@dataclass(frozen=True)
-class Perturbation:
-    """A change of ``(n, 3, h, w)`` ``uint8`` images, the same for all images.
-
-    Attributes:
-        flips: axes to flip, out of -1 and -2.
-        down, right: shift, as a fraction of the side.
-        brightness: factor of the pixels.
-        hole: side of a black square, as a fraction of the side.
-        hole_at: position of its top left corner, as fractions of the possible range.
-    """
-
-    flips: tuple[int, ...] = ()
-    down: float = 0.0
-    right: float = 0.0
-    brightness: float = 1.0
-    hole: float = 0.0
-    hole_at: tuple[float, float] = (0.0, 0.0)
-
-    def __call__(self, images: Tensor) -> Tensor:
-        height, width = images.shape[-2:]
-        images = images.flip(self.flips) if self.flips else images.clone()
-        images = shift(images, round(self.down * height), round(self.right * width))
-        if self.brightness != 1:
-            images = (images.float() * self.brightness).round().clamp(0, 255).to(torch.uint8)
-        high, wide = round(self.hole * height), round(self.hole * width)
-        top, left = round(self.hole_at[0] * (height - high)), round(self.hole_at[1] * (width - wide))
-        images[..., top : top + high, left : left + wide] = 0
-        return images
+def brighten(images: Tensor, factor: float) -> Tensor:
+    """Multiply ``uint8`` pixels by a factor, up to white."""
+    return (images.float() * factor).round().clamp(0, 255).to(torch.uint8)
 
 
-def make_perturbations(count: int, random: np.random.Generator) -> list[Perturbation]:
-    """Make flips, shifts, changes of brightness and holes in turn, with growing strength."""
-    made = []
+def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
+    """Blacken a rectangle whose sides are a share of the image's, at a place in fractions of the possible range."""
+    height, width = images.shape[-2:]
+    high, wide = round(share * height), round(share * width)
+    first, second = round(top * (height - high)), round(left * (width - wide))
+    images = images.clone()
+    images[..., first : first + high, second : second + wide] = 0
+    return images
+
+
+def make_perturbations(count: int, random: np.random.Generator) -> list[Callable[[Tensor], Tensor]]:
+    """Make flips, shifts, changes of brightness and holes in turn, with growing strength, the same for all images."""
+    made: list[Callable[[Tensor], Tensor]] = []
     strengths = -(-count // 4)
     for number in range(strengths):
         strength = (number + 1) / (strengths + 1)
-        sign = random.choice([-1.0, 1.0], size=3) * strength
+        down, right, brighter = random.choice([-1.0, 1.0], size=3) * strength
+        top, left = random.random(2)
         made += [
-            Perturbation(flips=((-1,), (-2,), (-2, -1))[number % 3]),
-            Perturbation(down=sign[0] / 2, right=sign[1] / 2),
-            Perturbation(brightness=1 + sign[2]),
-            Perturbation(hole=strength, hole_at=tuple(random.random(2))),
+            partial(torch.flip, dims=((-1,), (-2,), (-2, -1))[number % 3]),
+            partial(shift, down=down / 2, right=right / 2),
+            partial(brighten, factor=1 + brighter),
+            partial(cut_out, share=strength, top=top, left=left),
         ]
     return made[:count]
 
 
-def uncertainties(images: Tensor, answers, perturbations: Sequence[Perturbation]) -> Tensor:
+def uncertainties(images: Tensor, answers, perturbations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
     """Compute ``1 - votes of the most voted class / copies`` of each image.
 
     Args:
@@ -133,8 +120,8 @@ def memory_rate(epoch: int, rate: float) -> float:
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
     """Shift every image by up to an eighth of its side and flip it with probability one half."""
-    reach = images.shape[-1] // 8
-    moved = [shift(image, *random.integers(-reach, reach + 1, size=2).tolist()) for image in images]
+    side = images.shape[-1]
+    moved = [shift(image, *(random.integers(-(side // 8), side // 8 + 1, size=2) / side)) for image in images]
     return torch.stack([image.flip(-1) if random.random() < 0.5 else image for image in moved])
 
 
@@ -162,12 +149,6 @@ class RainbowPlugin(ExperienceReplayPlugin):
     Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021. The frames of the
     experience are read once more for scoring, without training. The first experience, on which all strategies here
     train several epochs, has the full rate.
-
-    Args:
-        storage_policy: an image buffer with the rule ``ChosenFrames``.
-        rate: the full learning rate.
-        settings: see ``RainbowSettings``.
-        seed: of perturbations, selection and augmentation.
     """
 
     def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.methods.directions import ClassDirections
-from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, ClassGaussians, PackedScatter, mirrored
+from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, ClassGaussians, mirrored
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
@@ -247,9 +247,7 @@ class RegularizedDiscriminant(ClassGaussians):
         scatter is divided as their squared lengths are.
         """
         if self.scatter is not None:
-            matrix = self.scatter.whole()[-kept:, -kept:]
-            self.scatter = PackedScatter(len(matrix))
-            self.scatter.add_matrix(matrix)
+            self.scatter.keep(kept)
         self.classes.keep_features(kept)
         self.directions.keep_features(kept)
         self.settings["length"] = kept

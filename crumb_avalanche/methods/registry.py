@@ -55,16 +55,14 @@ class NoSettings(InRange):
 
 @dataclass(frozen=True)
 class Recipe:
-    """Arguments that a strategy is built from.
+    """What a strategy is built from.
 
     Attributes:
         model: the split model, on its device; with a codebook if ``Entry.codebook``.
         settings: settings that all strategies share.
         method: settings of the method, of type ``Entry.settings``.
-        mem_size: number of memories that the budget buys; 0 for a method that stores none.
-        n_classes: number of classes of the whole stream, for statistics of a fixed size.
-        seed: seed of the method's random draws.
-        device: device of the strategy, as in Avalanche.
+        mem_size: memories that the budget buys; 0 for a method that stores none.
+        n_classes: classes of the whole stream.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
     """
 
@@ -81,13 +79,10 @@ class Recipe:
         """Build SGD over all trainable weights, with the settings' rate, momentum and decay except for ``changes``."""
         import torch
 
-        arguments = dict(
-            lr=self.settings.learning_rate,
-            momentum=self.settings.momentum,
-            weight_decay=self.settings.weight_decay,
-        )
+        settings = self.settings
+        usual = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
         learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        return torch.optim.SGD(learning, **{**arguments, **changes})
+        return torch.optim.SGD(learning, **{**usual, **changes})
 
     def common(self, *plugins: object) -> dict:
         """Return the arguments of ``StreamStrategy`` that all methods share, with ``plugins`` after the host's."""
@@ -117,10 +112,9 @@ class Entry:
         build: function that builds the strategy.
         settings: type of the method's settings, a frozen dataclass whose defaults are the values of its authors.
         buffer: type of its replay buffer; ``None`` if it stores no memories or uses a storage of its own.
-        item_bytes: function of model and settings of the method that returns the bytes of one memory; default the
-            buffer's.
-        fixed_bytes: function of model, settings of the method and number of classes that returns the bytes that do not
-            depend on the number of memories (codebooks, class statistics). They are charged to the budget first.
+        item_bytes: bytes of one memory, from model and settings of the method; default the buffer's.
+        fixed_bytes: bytes that are charged to the budget before any memory (codebooks, class statistics), from model,
+            settings of the method and number of classes.
         round_up: whether the number of memories is rounded up if three quarters of a last one fit (CRUMB; gives the
             paper's 417).
         codebook: whether its model has a codebook.
@@ -172,9 +166,7 @@ class Entry:
         """Compute how many memories a budget buys (supplement, S5): the rest after the fixed bytes by those of one.
 
         Args:
-            model: model of the method.
-            budget_bytes: the whole budget.
-            n_classes: number of classes of the whole stream.
+            model, budget_bytes, n_classes: of the run.
             method: settings of the method; default its defaults.
             charged: whether to subtract the fixed bytes from the budget.
             exact: whether to charge CRUMB's codebook with its four bytes per value, and never to round up.
@@ -199,10 +191,7 @@ class Entry:
         return count
 
     def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
-        """Return the settings of the method with some values changed.
-
-        Args:
-            changes: values by name; the others keep their defaults.
+        """Return the settings of the method with some values changed, by name.
 
         Raises:
             ValueError: a setting is unknown, or a value has another type or is out of its range.
@@ -313,11 +302,7 @@ def settings_of(form: "type[ClosedForm]") -> type:
 
 
 def get_strategy(name: str) -> Entry:
-    """Return the entry of a strategy.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
+    """Return the entry of a strategy; raise ``ValueError`` if the name is unknown."""
     if name not in STRATEGIES:
         raise ValueError(f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}")
     return STRATEGIES[name]

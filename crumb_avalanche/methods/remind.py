@@ -69,13 +69,7 @@ class RemindSettings(InRange):
 
 
 class RemindPlugin(StoringPlugin):
-    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image.
-
-    Args:
-        storage_policy: the buffer.
-        settings: see ``RemindSettings``.
-        seed: of k-means.
-    """
+    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image."""
 
     def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int):
         super().__init__(storage_policy)
@@ -151,12 +145,6 @@ class RemindStrategy(StreamStrategy):
 
     New and replayed maps are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation uses decoded
     codes as well.
-
-    Args:
-        storage_policy: the buffer.
-        settings: see ``RemindSettings``.
-        seed: of k-means.
-        stream_arguments: see ``StreamStrategy``.
     """
 
     def __init__(self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, **stream_arguments):

@@ -58,17 +58,11 @@ class LocationSample:
 
     def state_dict(self) -> dict:
         """The vectors, and the place in the experience; the generator is the buffer's."""
-        return {
-            "images": self.images,
-            "vectors": self.vectors,
-            "position": self._position,
-            "filled": self._filled,
-        }
+        return {name: value for name, value in vars(self).items() if name not in ("most", "random")}
 
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
-        self.images, self._position, self._filled = state["images"], state["position"], state["filled"]
-        self.vectors = None if state["vectors"] is None else state["vectors"].clone()
+        vars(self).update({**state, "vectors": None if state["vectors"] is None else state["vectors"].clone()})
 
 
 class EvictLargest(SelectionRule):
@@ -93,12 +87,7 @@ class EvictLargest(SelectionRule):
 
 
 class PQCodeBuffer(CompactBuffer):
-    """Product-quantizer codes, one byte a code (5,408 for 512x13x13 at 32 sub-quantizers of 256).
-
-    Args:
-        mem_size, rule, seed: see ``CompactBuffer``; default rule ``EvictLargest``.
-        quantizer: its table is part of the saved state, and told apart by ``RemindPlugin.statistics_bytes``.
-    """
+    """Product-quantizer codes, one byte a code (5,408 for 512x13x13 at 32 sub-quantizers of 256)."""
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0, *, quantizer: ProductQuantizer):
         super().__init__(mem_size, EvictLargest() if rule is None else rule, seed)
@@ -205,11 +194,5 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
 
 
 def random_resized_crops(maps: Tensor, scale: float, random: np.random.Generator) -> Tensor:
-    """Crop a random box of each map and resize it to the size of the map.
-
-    Args:
-        maps: ``(n, C, H, W)`` float32.
-        scale: smallest share of the area.
-        random: of the boxes.
-    """
+    """Crop a random box of each map and resize it to the size of the map."""
     return crop_and_resize(maps, random_boxes(len(maps), *maps.shape[2:], scale, random))

@@ -99,9 +99,9 @@ class RingBuffer(SelectionRule):
 
 
 class ChosenFrames(SelectionRule):
-    """Stores all it is offered while slots are free, for methods that choose their memories themselves."""
+    """Stores all that is offered after training while slots are free, for methods that choose memories themselves."""
 
-    second_pass = True  # nothing is stored during training
+    second_pass = True
     evenly_spread = False
 
     def choose(self, slots, labels):
@@ -170,15 +170,9 @@ def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> 
 
 
 def draw(buffer: CompactBuffer, count: int) -> Tensor:
-    """Draw memories uniformly, each again only after all were drawn.
-
-    Returns:
-        ``(count,)`` int64 slots; empty if nothing is stored.
-    """
+    """Draw ``(count,)`` int64 slots as ``draw_from`` does; none if nothing is stored."""
     held = held_slots(buffer)
-    if not held:
-        return torch.empty(0, dtype=torch.int64)
-    return draw_from(buffer.slots.random, held, count)
+    return draw_from(buffer.slots.random, held, count) if held else torch.empty(0, dtype=torch.int64)
 
 
 class ImageMemoryPlugin(StoringPlugin):
@@ -199,10 +193,7 @@ class ImageMemoryPlugin(StoringPlugin):
     def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
         """Keep the memories in some slots and store some frames of the current experience; give up all others.
 
-        Args:
-            strategy: in training; the rule of its buffer is ``ChosenFrames``.
-            kept: slots.
-            positions: frames of the experience; the list of a class has them in this order, after its kept memories.
+        The list of a class has its kept memories first, then the frames in the order of ``positions``.
         """
         buffer, kept = self.storage_policy, set(kept)
         for label, members in buffer.slots.by_class.items():
@@ -272,8 +263,7 @@ def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_chang
 class OldNetwork:
     """Copy of the plastic layers after the latest experience, in evaluation mode, for distillation.
 
-    Args:
-        half: keep the weights as float16 (11 significant bits), in half the bytes; computation is in float32.
+    With ``half`` the weights are kept as float16, in half the bytes; computation is in float32.
     """
 
     def __init__(self, half: bool = True):

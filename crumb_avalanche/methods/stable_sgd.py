@@ -39,10 +39,6 @@ class StableSGDPlugin(StatefulPlugin):
     Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Experiences count
     from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and it resets the
     momentum at every epoch, which is the same if an experience has one epoch.
-
-    Args:
-        first_rate: rate of the first experience.
-        gamma, lowest_rate: see ``StableSGDSettings``.
     """
 
     def __init__(self, first_rate: float, gamma: float, lowest_rate: float):

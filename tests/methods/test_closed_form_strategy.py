@@ -252,7 +252,7 @@ def same_statistics(one, other):
 
 
 def test_many_classes_one_by_one(make_learner):
-    classes = 150
+    classes = 60
     features, labels = gaussians(classes, 3)
     fresh, truth = gaussians(classes, 2000 // classes, seed=1)
     budget = 150 * classes
@@ -263,7 +263,7 @@ def test_many_classes_one_by_one(make_learner):
     mixed = taught(make_learner(classes, budget), features[shuffled], labels[shuffled], size=100)
     narrow = taught(make_learner(classes, budget, maps=False), features[:, OF_MAP:], labels, size=100)
     found = [accuracy(learner, fresh, truth) for learner in (growing, mixed, narrow)]
-    assert max(found) - min(found) <= 0.02 and min(found) > 30 / classes, found
+    assert max(found) - min(found) <= 0.02 and min(found) > 10 / classes, found
 
 
 @pytest.mark.parametrize("classes", [3, 60])

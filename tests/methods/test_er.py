@@ -10,7 +10,7 @@ from watched import learned as learned_by
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods import der, er
-from crumb_avalanche.methods.der import LogitImageBuffer, dark_loss
+from crumb_avalanche.methods.der import LogitImageBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import Reservoir, RingBuffer, held_slots
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -152,15 +152,6 @@ def test_stored_logits_have_no_dropout_noise(make_model, make_stream):
     known = stored != UNSEEN_LOGIT
     torch.testing.assert_close(stored[known], expected[known], rtol=1e-4, atol=1e-5)
     assert known.any(1).all()
-
-
-def test_the_dark_loss_knows_only_classes_seen_when_the_logits_were_stored():
-    stored = torch.tensor([[1.0, 2.0, UNSEEN_LOGIT], [0.0, -1.0, 3.0]])
-    logits = torch.tensor([[2.0, 4.0, 50.0], [0.0, 0.0, 0.0]], requires_grad=True)
-    loss = dark_loss(logits, stored)
-    assert float(loss.detach()) == pytest.approx((1 + 4 + 0 + 1 + 9) / 5)
-    loss.backward()
-    assert logits.grad.tolist() == [pytest.approx([0.4, 0.8, 0.0]), pytest.approx([0.0, 0.4, -1.2])]
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -12,7 +12,7 @@ from torch import nn
 from watched import built, plugin_of, unseen_in
 from watched import learned as learned_by
 
-from crumb_avalanche.methods.icarl import ICaRLPlugin, icarl_targets
+from crumb_avalanche.methods.icarl import ICaRLPlugin
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import OldNetwork, draw_from, herd
 from crumb_avalanche.models.split_model import SplitModel
@@ -88,12 +88,6 @@ class Spy(SupervisedPlugin):
         self.losses.append(float(strategy.loss))
         unseen = [c for c in range(strategy.model.n_classes) if c not in strategy.seen_classes.seen]
         assert not strategy.model.plastic_layers.head.weight.grad[unseen].any()
-
-
-def test_targets_by_hand():
-    targets = icarl_targets(torch.tensor([2, 0]), 4, [0, 1], torch.tensor([[0.0, 100, 5, 5], [-100, 0, 5, 5]]))
-    assert torch.allclose(targets, torch.tensor([[0.5, 1, 1, 0], [0, 0.5, 0, 0]]))
-    assert torch.equal(icarl_targets(torch.tensor([1]), 3, [], None), torch.tensor([[0.0, 1, 0]]))
 
 
 def test_with_classes_still_to_come_too_and_the_old_network_is_always_the_latest(make_model, make_stream):

@@ -68,11 +68,6 @@ def weights_of(model):
     return torch.cat([weight.detach().flatten() for weight in model.plastic_layers.parameters()])
 
 
-# By hand.
-
-LOGITS_OF_ONE, NUMBERS, LABELS = [0.4, -0.2, 0.9], [1.0, 2.0], [0, 1]  # class 2 was never seen
-
-
 # Against a loop.
 
 STREAM = (
