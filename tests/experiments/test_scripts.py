@@ -42,7 +42,7 @@ QUICK = {
     "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
     "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
 }
-SOON = ("buffer_sizes", "bytes_dial")  # of which a quick run takes seconds
+SOON = ("buffer_sizes",)  # of which a quick run takes seconds
 FIGURES = {  # of the scripts with --json: options of a short run, and some of the figures
     "bench_step": (["--quick"], ["search_speedup", "search_working_bytes", "step_over_bare", "dropout_speedup"]),
     "bench_learner": (["--quick"], ["predict_over_bare", "teach_bytes", "late_over_early_lessons", "answer_over_bare"]),
