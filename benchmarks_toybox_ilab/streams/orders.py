@@ -26,39 +26,16 @@ class PortableDraws:
         self._groups = 0
 
     def classes(self, count: int) -> np.ndarray:
-        """Draw an order of the classes of a group; call it once per group, in order.
-
-        Args:
-            count: Number of classes in the group.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Shuffle the `count` classes of a group, `(count,)` int64; call it once per group, in order."""
         self._groups += 1
         return self._order(_CLASS_ORDER, count, self._groups - 1)
 
     def clips(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the clips of an experience.
-
-        Args:
-            count: Number of clips.
-            experience: Number of the experience, from 0.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Shuffle the `count` clips of an `experience`, whose number counts from 0, `(count,)` int64."""
         return self._order(_CLIP_ORDER, count, experience)
 
     def frames(self, count: int, experience: int) -> np.ndarray:
-        """Draw an order of the frames of an experience.
-
-        Args:
-            count: Number of frames.
-            experience: Number of the experience, from 0.
-
-        Returns:
-            `(count,)` int64: the numbers below `count`, shuffled.
-        """
+        """Shuffle the `count` frames of an `experience`, whose number counts from 0, `(count,)` int64."""
         return self._order(_FRAME_ORDER, count, experience)
 
     def _order(self, kind: int, count: int, number: int) -> np.ndarray:

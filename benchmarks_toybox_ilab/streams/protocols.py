@@ -157,7 +157,7 @@ class FrameBenchmark(CLScenario):
 
     Args:
         streams: The training and the test stream.
-        table: The frames.
+        table, protocol, run: See below.
         info: Classes of the streams.
 
     Attributes:
@@ -199,29 +199,21 @@ def make_benchmark(
     class_groups: Sequence[Sequence[str]] | None = None,
     reference: bool = False,
 ) -> FrameBenchmark:
-    """Make an Avalanche benchmark from a table (paper, "Training protocols").
+    """Make an Avalanche benchmark from a table by `plan_stream`.
 
     The items of `experience.dataset` are image (what the transform gives, by default `(3, 224, 224)` float32), label
     and task label (int, always 0); its attribute `frame_row` holds the table row of each item. Strategies may change
     their experiences, so make a new benchmark for each strategy.
 
     Args:
-        table: The frames.
-        protocol: "class_instance", "class_iid" or "offline".
-        run: Seed of the order of classes, clips and frames; there is no other.
-        classes_per_experience: Number of classes in one experience; the last may have fewer.
+        table, protocol, run, classes_per_experience, class_groups: See `plan_stream`.
         train_transform: PIL image to `(3, h, w)` tensor; None is `imagenet_transform(224)`.
         eval_transform: The same for evaluation.
-        class_groups: Groups of class names that follow one another; see `plan_stream`.
         reference: Draw orders as the paper's published code does, and label classes by the order of their first frames,
             which differs between runs. By default the labels are the same in every run.
 
-    Returns:
-        The benchmark, with `train_stream` and `test_stream`.
-
     Raises:
-        ValueError: If the protocol is unknown, or a number is out of range.
-        FrameTableError: If a class has no test frames, or the groups do not contain each class exactly once.
+        ValueError, FrameTableError: As `plan_stream`.
     """
     plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference)
     if reference:

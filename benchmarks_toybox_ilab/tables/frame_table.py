@@ -119,11 +119,7 @@ class FrameTable:
         return (self[row] for row in range(len(self)))
 
     def rows(self, split: str | None = None, class_name: str | None = None) -> np.ndarray:
-        """Row numbers of a split and a class, ascending, `(n,)` int64; None selects all.
-
-        Args:
-            split: "train" or "test".
-            class_name: A class of the table.
+        """Row numbers of a `split` ("train", "test") and of `class_name`, ascending, `(n,)` int64; None selects all.
 
         Raises:
             FrameTableError: If there is no such split or class.
@@ -140,14 +136,7 @@ class FrameTable:
         return np.flatnonzero(chosen)
 
     def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Group rows by (class, object, session): clips in natural order, frames ascending within each.
-
-        Args:
-            rows: Row numbers.
-
-        Returns:
-            The row numbers of each clip, `(n,)` int64.
-        """
+        """Group `rows` by (class, object, session): clips in natural order, frames ascending, `(n,)` int64."""
         groups: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
             groups.setdefault((self.class_name[row], self.object_name[row], self.session[row]), []).append(row)
@@ -201,10 +190,7 @@ class FrameTable:
         return bad
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
-        """Return the table without these rows; the others keep their order.
-
-        Args:
-            rows: Row numbers.
+        """Return the table without `rows`, given by number; the others keep their order.
 
         Raises:
             FrameTableError: If a row does not exist or a class loses all its training frames.
@@ -219,10 +205,7 @@ class FrameTable:
         return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
 
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
-        """Return the table with other labels: the label of a class is its position in `classes`.
-
-        Args:
-            classes: All class names, in any order.
+        """Return the table with other labels: the label of a class is its position in `classes`, in any order.
 
         Raises:
             FrameTableError: If `classes` are not those of the table, each once.
@@ -251,15 +234,9 @@ class FrameTable:
         return _sha256((path,) for path in self.path)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table atomically as UTF-8 CSV with the header path,class,object,session,frame,split.
+        """Write the table atomically to `path`, as UTF-8 CSV with the header path,class,object,session,frame,split.
 
         The hidden file `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
-
-        Args:
-            path: The file to write.
-
-        Raises:
-            OSError: If the file cannot be written.
         """
         beside = _digest_file(path)
         beside.unlink(missing_ok=True)  # a table without a digest is read, one with that of another is not
@@ -307,18 +284,13 @@ class FrameTable:
         test_sessions: Collection[int | str],
         class_names: Mapping[int | str, str] | None = None,
     ) -> "FrameTable":
-        """Read an index file of the paper's published code; see `csv.read_dirmap`.
+        """Read an index file of the paper's published code, whose paths are relative to `root`.
 
+        See `csv.read_dirmap` for `path`, `test_sessions` and `class_names`.
         The table is padded if it repeats paths, as the index of Toybox does for short clips.
 
-        Args:
-            path: The index file.
-            root: Folder that its paths are relative to.
-            test_sessions: Sessions of the test split.
-            class_names: Name of each class number; None uses the numbers as names.
-
         Raises:
-            FrameTableError: If the file is missing, a column is missing, a line is invalid, or the table breaks a rule.
+            FrameTableError: As `read_dirmap`, or if the table breaks a rule.
         """
         frames = read_dirmap(path, test_sessions, class_names)
         return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))

@@ -10,10 +10,10 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer
 from avalanche.training.supervised import EWC, ICaRL, LwF, Naive, Replay
-from fake_data import make_table, toybox_names, write_files
+from fake_data import toybox_names, write_files
 from torch import nn
 
-from benchmarks_toybox_ilab import Toybox, imagenet_transform, make_benchmark
+from benchmarks_toybox_ilab import Toybox, imagenet_transform
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 torch.set_num_threads(1)
@@ -40,11 +40,9 @@ def rows(experiences):
     return [row for experience in experiences for row in experience.dataset.frame_row]
 
 
-@pytest.fixture(params=["table", "files"])
-def benchmark(request, tmp_path):
-    """Four or five classes, two per experience, as images of 8 x 8 pixels."""
-    if request.param == "table":
-        return make_benchmark(make_table(objects=1, sessions=2, frames=5), **SMALL)
+@pytest.fixture
+def benchmark(tmp_path):
+    """Four classes, two per experience, as images of 8 x 8 pixels."""
     write_files(tmp_path, toybox_names(["cup", "mug", "duck", "car"], [1], 2))
     return Toybox(tmp_path, run=1, **SMALL)
 

@@ -162,13 +162,6 @@ def test_orders_of_the_published_code(run):
     assert [sorted(labels) for labels in iid.original_classes_in_exp] == [[0, 1], [2, 3]]
 
 
-def test_every_repeated_frame_of_a_padded_table_is_shown_in_order():
-    frames = [Frame("a/1", "a", "o", "s", 1, "train"), Frame("a/2", "a", "o", "s", 2, "train")]
-    frames += [replace(frames[0], frame=3), Frame("a/3", "a", "o", "t", 0, "test")]
-    benchmark = make_benchmark(FrameTable(frames, padded=True), "class_instance")
-    assert list(benchmark.train_stream[0].dataset.frame_row) == [0, 1, 2]
-
-
 def test_orders_do_not_influence_each_other():
     """Another clip in a class changes neither the order of the classes nor that of the clips elsewhere."""
     table = make_table(classes=6)
@@ -179,14 +172,6 @@ def test_orders_do_not_influence_each_other():
         assert before.chunks == after.chunks
         changed = [3 in labels for labels in before.chunks]
         assert [not np.array_equal(a, b) for a, b in zip(before.train, after.train)] == changed
-
-
-def test_clips_of_an_experience_are_mixed_and_iid_is_shuffled():
-    table = make_table(classes=2, objects=5, sessions=5, frames=5)
-    instance, iid = (plan_stream(table, protocol).train[0] for protocol in ("class_instance", "class_iid"))
-    switches = [np.count_nonzero(np.diff(table.labels[rows])) for rows in (instance, iid)]
-    assert switches[0] > 5 and switches[1] > 2 * switches[0]
-    assert np.count_nonzero(np.diff(iid) == 1) < 20 < np.count_nonzero(np.diff(instance) == 1)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -214,12 +199,6 @@ def test_attributes_of_a_benchmark():
     assert (info.n_classes_per_exp, info.classes_order) == ([2, 2, 1], benchmark.classes_order)
     offline = make_benchmark(table, "offline")
     assert offline.n_classes_per_exp == [5] and offline.test_stream[0].benchmark.n_classes_per_exp == [2, 2, 1]
-
-
-def test_a_strategy_may_replace_the_data_of_an_experience():
-    experience = make_benchmark(make_table()).train_stream[0]
-    experience.dataset = experience.dataset.subset([0, 1])
-    assert len(experience.dataset) == 2
 
 
 @pytest.mark.parametrize(
