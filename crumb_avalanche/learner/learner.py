@@ -89,7 +89,7 @@ class Learner(Predictor):
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
 
     def use_runtime(self, name: str, source: Any = None) -> Runtime:
-        """Let a runtime run the frozen layers from now on; the default is torch.
+        """Let a runtime run the frozen layers from now on, and return it; the default is torch.
 
         Features differ in the last digits; those of ``int8`` by percents, so it is for a learner without lessons, which
         keeps it for good. Each lesson records the runtime that it was learned with. Methods that replay images train
@@ -98,9 +98,6 @@ class Learner(Predictor):
         Args:
             name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
             source: for ``int8``: images as for ``teach`` to measure ranges on, of which up to 64 are taken.
-
-        Returns:
-            The runtime in use.
 
         Raises:
             RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
@@ -227,14 +224,9 @@ class Learner(Predictor):
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
 
-        Args:
-            old: name of a class.
-            new: its name from now on.
-            new_class: take the name also if it is nearly that of another class.
-
         Raises:
-            ValueError: there is no class ``old``, or ``new`` is taken, nearly the name of another class, or not allowed
-                as a name.
+            ValueError: there is no class ``old``, or ``new`` is taken, not allowed as a name, or, unless ``new_class``,
+                nearly the name of another class.
         """
         self.check_teachable()
         new = check_name(new)
@@ -248,9 +240,6 @@ class Learner(Predictor):
 
     def forget(self, name: str) -> str:
         """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
-
-        Args:
-            name: of a class.
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
@@ -268,10 +257,7 @@ class Learner(Predictor):
             return self._classifier.remains_after_forget
 
     def undo(self) -> Lesson:
-        """Take the last lesson back.
-
-        Returns:
-            The lesson.
+        """Take the last lesson back, and return it.
 
         Raises:
             ValueError: there is no lesson, or it was taken back already.

@@ -202,14 +202,14 @@ class _Reader:
             yield ClipFiles(str(path), label, (str(path),))
 
     def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[ClipFiles]:
-        for path, entries in walk(folder, self._unlisted, root):
+        def unlisted(folder: Path, error: OSError) -> None:
+            self._bad(folder, f"the folder cannot be read: {error.strerror or error}", error)
+
+        for path, entries in walk(folder, unlisted, root):
             self.ignored += entries.ignored
             if entries.images:
                 yield ClipFiles(str(path), label, tuple(map(str, entries.images)))
             yield from (ClipFiles(str(file), label, (str(file),)) for file in entries.videos)
-
-    def _unlisted(self, folder: Path, error: OSError) -> None:
-        self._bad(folder, f"the folder cannot be read: {error.strerror or error}", error)
 
     def not_empty(self, clips: Iterator, source: str) -> Iterator:
         """Yield clips; warn of what was ignored after the last one, or raise ValueError if there is none."""

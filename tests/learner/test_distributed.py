@@ -1,6 +1,7 @@
 """A learner taught by many workers answers as one taught by one, whatever happens to the workers."""
 
 import copy
+import sys
 import uuid
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from patch_images import images
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from crumb_avalanche.cli import main
 from crumb_avalanche.learner import distributed
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.clips import ClipFiles
@@ -168,7 +168,7 @@ def test_what_workers_cannot_do_is_refused(make, tree, monkeypatch):
         learner.teach(tree, engine=LossyEngine())
 
 
-def test_the_command(tree, weights_file, tmp_path, monkeypatch, capsys):
+def test_the_command(tree, weights_file, tmp_path, monkeypatch, crumb):
     opened = []
 
     class Fake(Here):
@@ -181,20 +181,18 @@ def test_the_command(tree, weights_file, tmp_path, monkeypatch, capsys):
         def __exit__(self, *error):
             opened.append("closed")
 
-    model = tmp_path / "mine.safetensors"
-    command = ["teach", str(model), str(tree), "--engine", "ray", "--backbone", "small_cnn", "--image-size", "32"]
-    command += ["--weights", str(weights_file), "--progress", "false"]
+    model, ray = tmp_path / "mine.safetensors", ("--engine", "ray", "--progress", "false")
+    command = ["teach", model, tree, *ray, "--backbone", "small_cnn", "--image-size", 32, "--weights", weights_file]
     with monkeypatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "ray", None)
-        assert main(command) != 0
-    assert "pip install 'crumb-avalanche[ray]'" in capsys.readouterr().err and not model.exists()
+        patch.setitem(sys.modules, "ray", None)
+        code, _, err = crumb(*command)
+    assert code and "pip install 'crumb-avalanche[ray]'" in err and not model.exists()
+    code, _, err = crumb("teach", model, "--camera", 0, "--label", "a", *ray)
+    assert code and "a camera belongs to one machine" in err
     monkeypatch.setattr("crumb_avalanche.cli.teach.RayCalls", Fake)
-    assert main([*command, "--address", "head:6379"]) == 0
-    assert opened == [("head:6379", 1), "closed"]
-    assert f"learned c0: {CLIPS * FRAMES} images" in capsys.readouterr().out
+    code, out, err = crumb(*command, "--address", "head:6379")
+    assert code == 0 and opened == [("head:6379", 1), "closed"] and f"learned c0: {CLIPS * FRAMES} images" in out, err
     assert len(Learner.load(model).classes) == CLASSES
-    assert main(["teach", str(model), "--camera", "0", "--label", "a", "--engine", "ray"]) != 0
-    assert "a camera belongs to one machine" in capsys.readouterr().err
 
 
 class Noting(RayCalls):

@@ -14,7 +14,10 @@ from crumb_avalanche.learner.sources import batches, clips_of
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
 CLASSES = ("apple", "car", "cow", "cup")
-pytestmark = pytest.mark.skipif(not ARCHIVE.exists() or not WEIGHTS.exists(), reason="needs CRUMB_TEST_DATA")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not ARCHIVE.exists() or not WEIGHTS.exists(), reason="needs CRUMB_TEST_DATA"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +53,7 @@ def right_answers(learner, photos):
     return asked
 
 
-SLOW = [pytest.param(method, marks=pytest.mark.slow) for method in (*CLOSED_FORMS, *REPLAY) if method != "rda"]
-
-
-@pytest.mark.parametrize("method", ["rda", *SLOW])
+@pytest.mark.parametrize("method", [*CLOSED_FORMS, *REPLAY])
 def test_it_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
     known, model, random = learner._classifier, learner.network.model, torch.Generator().manual_seed(0)

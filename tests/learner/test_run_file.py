@@ -40,7 +40,9 @@ from crumb_avalanche.system.tensor_file import read_state, write_state
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
+# Others are slow here: tests of methods and checkpoints go over the states of all strategies.
 QUICK = ("crumb", "crumb closed_form_stock", "er", "icarl", "rda")
+REST = [name for name in KEPT if name not in QUICK]
 SIZE = 32
 LEARNING = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 NETWORK = dict(name="small_cnn", n_classes=6, image_size=SIZE)
@@ -98,9 +100,7 @@ def runs(tmp_path_factory, clips):
     return of
 
 
-@pytest.mark.parametrize(
-    "names", [QUICK, pytest.param([name for name in KEPT if name not in QUICK], marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("names", [QUICK, pytest.param(REST, marks=pytest.mark.slow)])
 def test_a_new_process_gives_the_answers_of_the_run(runs, clips, names):
     folders = [folder for name in names for folder in runs(name)]
     command = [sys.executable, "-c", ANSWER, ":".join(sys.path), str(clips), *map(str, folders)]
@@ -239,7 +239,9 @@ def outputs_of(strategy, stream):
     return answers.given
 
 
-@pytest.mark.parametrize("name", [name for name in KEPT if not entry_of(name)[0].joint])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST if not entry_of(name)[0].joint)]
+)
 def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
     stream = shapes()
     strategy, header = new_strategy(name, stream)
