@@ -216,21 +216,20 @@ Name = Annotated[
 ]
 
 
-def application(shared: SharedLearner, token: str, origins: list[str], most_bytes: int = MOST_BYTES) -> Guard:
+def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     """Return the ASGI application.
 
     Args:
         shared: what it serves.
         token: that requests must have.
         origins: addresses at which it is reached, such as ``http://127.0.0.1:8000``.
-        most_bytes: largest upload.
     """
     html, policy = page()
     app = FastAPI(
         title="crumb serve",
         version="1",
         description="Teach a learner and ask it what images show. Images are JPEG, PNG, WebP, GIF or BMP with at most "
-        f"64 million pixels; a request has at most {most_bytes // 10**6} MB. Changes are made and saved one after the "
+        f"64 million pixels; a request has at most {MOST_BYTES // 10**6} MB. Changes are made and saved one after the "
         "other; answers come from the last saved state, also while a lesson is being learned.",
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
@@ -262,7 +261,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
 
     @api.post("/predict", summary="Answer what an image shows", openapi_extra=_body(1))
     async def predict(request: Request) -> Found:
-        images = await _images(request, most_bytes)
+        images = await _images(request)
         if len(images) != 1:
             raise ValueError(f"predict takes one image, not {len(images)}")
         answer, notes = await shared.predict(images[0][1])
@@ -272,7 +271,7 @@ def application(shared: SharedLearner, token: str, origins: list[str], most_byte
     async def teach(request: Request, label: Name, new_class: bool = False) -> Learned:
         if not new_class:  # the label is checked before the upload is read
             check_near([label], [info.name for info in shared.learner.classes])
-        lesson = await shared.teach(label, await _images(request, most_bytes), new_class)
+        lesson = await shared.teach(label, await _images(request), new_class)
         return Learned(images=lesson.images, notes=list(lesson.notes))
 
     @api.post("/rename", summary="Give a class another name")
@@ -332,14 +331,14 @@ def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> 
     return JSONResponse({"error": text}, status, headers)
 
 
-async def _images(request: Request, most_bytes: int) -> list[tuple[str, bytes]]:
+async def _images(request: Request) -> list[tuple[str, bytes]]:
     """Read the images of a request, with names for errors: its body, or all files of a multipart form."""
-    stream = _bounded(request, most_bytes)
+    stream = _bounded(request)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         return [("the image", b"".join([part async for part in stream]))]
 
     class InMemory(MultiPartParser):
-        spool_max_size = most_bytes  # images are never written to the disk
+        spool_max_size = MOST_BYTES  # images are never written to the disk
 
     try:
         form = await InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10).parse()
@@ -351,15 +350,15 @@ async def _images(request: Request, most_bytes: int) -> list[tuple[str, bytes]]:
     return [(f"image {number}", await file.read()) for number, file in enumerate(files, 1)]
 
 
-async def _bounded(request: Request, most_bytes: int) -> AsyncGenerator[bytes, None]:
+async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a body; raise TooLargeError as soon as it is known to be too large."""
-    too_large = TooLargeError(f"a request may have {most_bytes:,} bytes; send smaller images, or several lessons")
+    too_large = TooLargeError(f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several lessons")
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > most_bytes:
+    if length.isdigit() and int(length) > MOST_BYTES:
         raise too_large
     read = 0
     async for part in request.stream():
         read += len(part)
-        if read > most_bytes:
+        if read > MOST_BYTES:
             raise too_large
         yield part

@@ -23,7 +23,6 @@ from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import eight_bits, on_background, read_image, to_rgb
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
-from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.learner.clips import (
     ENOUGH_FRAMES,
@@ -54,7 +53,6 @@ def clips_of(
     source: Any,
     label: str | None = None,
     *,
-    fps: float | None = None,
     on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[Clip]:
@@ -63,7 +61,8 @@ def clips_of(
     A folder is read to any depth: each video is a clip, and the photos of each folder are one. Files of other kinds and
     hidden ones are ignored, and counted by extension in one warning after the last clip, which also names class folders
     without photos and videos. A folder reached twice through links is read once. Photos are upright and 8-bit RGB by
-    the rules of `tables.image`. Frames of a video have at most 512 pixels on the short side.
+    the rules of `tables.image`. Of a video, 1 frame per second is taken, or up to 5 if it is so short that 1 gives less
+    than 20 or does not state its length; frames have at most 512 pixels on the short side.
 
     Args:
         source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; array or tensor (see
@@ -72,8 +71,6 @@ def clips_of(
             photos of a folder that match a pattern are one clip.
         label: Class name of all clips. `None` uses the names of the class folders if the source is one folder of class
             folders (see `class_folders`), and no label otherwise.
-        fps: Frames per second of a video. `None` takes 1, or up to 5 from a video so short that 1 gives less than 20
-            frames; 5 if the file does not state its length.
         on_bad: `"raise"` raises for the first file that cannot be decoded, or image of an array with a value that
             breaks the rule; `"skip"` reports and leaves it out. The frames before the damage of a video are used.
         report: Called with each file that is left out; `bad.append` collects them in a list.
@@ -89,7 +86,7 @@ def clips_of(
     if on_bad not in ("raise", "skip"):
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
     label = None if label is None else check_name(label)
-    reader = _Reader(None if fps is None else frame_rate(fps), on_bad == "skip", report)
+    reader = _Reader(on_bad == "skip", report)
     if not isinstance(source, str | os.PathLike):
         return reader.not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
@@ -116,7 +113,7 @@ def files_of(
 ) -> Iterator[ClipFiles]:
     """Yield the files of the clips of a path or glob pattern, whose content is not read; see `clips_of`."""
     path = path_of(source)
-    reader = _Reader(None, on_bad == "skip", report)
+    reader = _Reader(on_bad == "skip", report)
     return reader.not_empty(reader.listed(path, None if label is None else check_name(label)), str(path))
 
 
@@ -126,14 +123,13 @@ def opened(
     report: Callable[[BadImage], object] = warn,
 ) -> Iterator[Clip]:
     """Yield the clips of files; see `clips_of`."""
-    return map(_Reader(None, on_bad == "skip", report).opened, files)
+    return map(_Reader(on_bad == "skip", report).opened, files)
 
 
 class _Reader:
     """Clips of sources, with one way to sample videos and to treat bad files; see `clips_of`."""
 
-    def __init__(self, fps: float | None, skip: bool, report: Callable[[BadImage], object]) -> None:
-        self.fps = fps
+    def __init__(self, skip: bool, report: Callable[[BadImage], object]) -> None:
         self.skip = skip
         self.report = report
         self.ignored: Counter[str] = Counter()  # files by extension
@@ -254,7 +250,7 @@ class _Reader:
     def _video(self, path: Path) -> Frames:
         last = None
         try:
-            fps = self.fps or _default_rate(path)
+            fps = _default_rate(path)
             for number, image in enumerate(sampled_frames(path, fps, SHORT_SIDE)):
                 if image is not last:  # a video with less than fps frames per second repeats them
                     yield f"{path}#t={number / fps:g}", image

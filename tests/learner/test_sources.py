@@ -316,7 +316,6 @@ def test_what_is_ignored_is_counted_and_classes_without_images_are_named(tmp_pat
         ("", {}, ValueError, "path is empty"),
         ("gone.png", {}, FileNotFoundError, r"no file or folder .*gone\.png"),
         (BLACK, {"on_bad": "ignore"}, ValueError, r"on_bad is 'ignore'.*'raise' or 'skip'"),
-        *((BLACK, {"fps": fps}, ValueError, "fps is .*above 0") for fps in (0, float("nan"), float("inf"), "1")),
         (BLACK, {"label": "a/b"}, ValueError, "class name 'a/b' contains '/'"),
         (Image.new("RGB", (0, 5)), {}, BadFrameError, "it has 0 x 5 pixels"),
     ],
@@ -342,10 +341,11 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
         for other in range(12):
             link(tmp_path / "ring" / str(number) / f"to{other}", tmp_path / "ring" / str(other))
         link(root / "mug" / f"l{number}", tmp_path / "ring" / str(number))
+    link(root / "cup" / "far", tmp_path / "ring" / "0")  # is read for this class as well
     clips = read(root, root)
     frames = [frame for _, _, frames in clips for frame in frames]
-    assert frames[:5] == list(TREE) and len(frames) == 5 + 12
-    assert [label for _, label, _ in clips] == ["cup"] * 2 + ["mug"] * 13
+    assert set(TREE) < set(frames) and len(frames) == 5 + 12 + 12
+    assert [label for _, label, _ in clips] == ["cup"] * 14 + ["mug"] * 13
     assert sum(len(frames) for _, _, frames in read(str(root / "**" / "*.png"))) == 5
     with pytest.raises(BadFrameError, match="itself"):
         read(root / "itself")
