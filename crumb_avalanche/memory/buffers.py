@@ -128,14 +128,9 @@ class MemoryBuffer(ABC):
         return len(chosen)
 
     def sample(self, without: set[int], at_least: int) -> Tensor:
-        """Draw slots for a replay batch: one random memory of each class, as many rounds as needed.
+        """Draw ``(n,)`` int64 slots for a replay batch, in rounds of a random memory of each class not in ``without``.
 
-        Args:
-            without: classes to leave out.
-            at_least: size, rounded up to a multiple of the number of classes.
-
-        Returns:
-            ``(n,)`` int64 slots; empty if no other class is stored.
+        There are as many rounds as ``at_least`` slots need, and none if no other class is stored.
         """
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
@@ -193,15 +188,7 @@ class MemoryBuffer(ABC):
         self.rule.forget(label)
 
     def trim(self, quota: int, latest: bool = False) -> int:
-        """Evict memories of classes above a quota.
-
-        Args:
-            quota: memories that a class may keep.
-            latest: evict the last ones of a class instead of random ones, for lists in order of priority.
-
-        Returns:
-            The number of evicted memories.
-        """
+        """Evict memories of classes above a quota, random ones or the ``latest``, and return their number."""
         if not latest:
             freed = self.slots.trim(quota)
         else:
@@ -257,10 +244,7 @@ class CodeMemory(MemoryBuffer):
         )
 
     def to_rows(self, batch, positions, model):
-        if batch.codes is None:
-            codes = model.encode(batch.feature_map[positions])
-        else:
-            codes = batch.codes[positions]
+        codes = model.encode(batch.feature_map[positions]) if batch.codes is None else batch.codes[positions]
         flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
         return pack(flat.cpu(), bits_per_code(model.codebook.codebook_size))  # packing would wait for a GPU as well
 

@@ -6,7 +6,7 @@ of ``memory.buffers`` hold the bytes.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from copy import copy
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 
 from crumb_avalanche.memory.slots import Slots
@@ -77,12 +77,12 @@ class SelectionRule(ABC):
         """Load what ``state_dict`` returned."""
 
 
-class _FieldsRule(SelectionRule):
+class FieldsRule(SelectionRule):
     """A rule that is a dataclass, and whose state is its fields."""
 
     def state_dict(self):
         values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
-        return {name: sorted(value) if isinstance(value, set) else copy(value) for name, value in values.items()}
+        return {name: sorted(value) if isinstance(value, set) else deepcopy(value) for name, value in values.items()}
 
     def load_state_dict(self, state):
         for item in fields(self):  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ class _FieldsRule(SelectionRule):
 
 
 @dataclass
-class EveryJth(_FieldsRule):
+class EveryJth(FieldsRule):
     """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
 
     A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
@@ -166,7 +166,7 @@ class EveryJth(_FieldsRule):
 
 
 @dataclass
-class ClassBalancedReservoir(_FieldsRule):
+class ClassBalancedReservoir(FieldsRule):
     """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
 
     A full buffer makes room for an image in one of two ways. If its class was once the largest, the image replaces a
@@ -208,7 +208,7 @@ class ClassBalancedReservoir(_FieldsRule):
 
 
 @dataclass
-class ReferenceRule(_FieldsRule):
+class ReferenceRule(FieldsRule):
     """The rule of the published code: a second pass over the experience after its training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,

@@ -24,7 +24,6 @@ from crumb_avalanche.methods.replay import (
     memory_strategy,
 )
 from crumb_avalanche.models.penultimate import evaluating
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.storage_policies import ImageBuffer
@@ -39,7 +38,7 @@ class AANetsSettings(InRange):
         outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
             an experience.
         a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
-        distillation: weight of the distillation loss; 0 keeps no old network, so the budget holds more images.
+        distillation: weight of the distillation loss.
         temperature: temperature of the distillation.
     """
 
@@ -214,7 +213,7 @@ class AANetsPlugin(HerdingPlugin):
         super().__init__(storage_policy)
         self.settings = settings
         self.random = np.random.default_rng(seed)
-        self.old_network = OldBranches() if settings.distillation else None
+        self.old_network = OldBranches()
         self._old: list[int] = []  # classes of earlier experiences
         self._steps = 0
         self._branch_bytes = 0
@@ -222,7 +221,7 @@ class AANetsPlugin(HerdingPlugin):
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the old network, and of the stable branch, since no other method has one."""
-        return (0 if self.old_network is None else self.old_network.bytes) + self._branch_bytes
+        return self.old_network.bytes + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
@@ -238,11 +237,10 @@ class AANetsPlugin(HerdingPlugin):
             maps, labels = self.storage_policy.replay(slots, model)
             logits = self.logits(model, maps)
             strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
-            if self.old_network is not None:
-                logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
-                old_logits = self.old_network.logits(model, maps)
-                loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
-                strategy.loss = strategy.loss + self.settings.distillation * self.settings.temperature**2 * loss
+            logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
+            old_logits = self.old_network.logits(model, maps)
+            loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
+            strategy.loss = strategy.loss + self.settings.distillation * self.settings.temperature**2 * loss
 
     def after_backward(self, strategy, **kwargs):
         strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it
@@ -264,8 +262,7 @@ class AANetsPlugin(HerdingPlugin):
                 nothing = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
         self._old = list(strategy.seen_classes.seen)
-        if self.old_network is not None:
-            self.old_network.take(model)
+        self.old_network.take(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
         """Take a step of the share alone, on equally many images of each class: of the batch, or of the exemplars."""
@@ -297,21 +294,14 @@ class AANetsPlugin(HerdingPlugin):
             "old": list(self._old),
             "steps": self._steps,
             "branch_bytes": self._branch_bytes,
-            "old_network": {} if self.old_network is None else self.old_network.state_dict(),
+            "old_network": self.old_network.state_dict(),
         }
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self.random.bit_generator.state = state["random"]
         self._old, self._steps, self._branch_bytes = list(state["old"]), state["steps"], state["branch_bytes"]
-        if self.old_network is not None:
-            self.old_network.load_state_dict(state["old_network"])
-
-
-def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> int:
-    """Return the bytes besides the exemplars."""
-    count = OldBranches.bytes_of(model) if settings.distillation else 0
-    return count + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
+        self.old_network.load_state_dict(state["old_network"])
 
 
 @register(
@@ -321,7 +311,9 @@ def fixed_bytes(model: SplitModel, settings: AANetsSettings, n_classes: int) -> 
     stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
     settings=AANetsSettings,
     buffer=ImageBuffer,
-    fixed_bytes=fixed_bytes,
+    fixed_bytes=lambda model, method, n_classes: (
+        OldBranches.bytes_of(model) + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
+    ),
 )
 def build_aanets(recipe: Recipe) -> StreamStrategy:
     """Build AANets; the recipe's model gets both branches before the optimiser is made."""

@@ -1,6 +1,5 @@
 """BiC in one pass: distillation, then two scalars that correct the bias to new classes (Wu et al., CVPR 2019)."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.selection import FieldsRule
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, memory_strategy, trim
 from crumb_avalanche.models.penultimate import evaluating
@@ -50,7 +49,7 @@ def spread(count: int, total: int) -> list[int]:
 
 
 @dataclass
-class SplitExemplars(SelectionRule):
+class SplitExemplars(FieldsRule):
     """Exemplars evenly spread over the frames of each class; the first ones of each list are for validation.
 
     Validation frames must not be trained on, so they have to be known in advance and are not herded after training. If
@@ -126,12 +125,6 @@ class SplitExemplars(SelectionRule):
         if all(slots.count(label) == len(numbers) for label, numbers in self.stored.items()):
             trim(slots, self.quotas)  # all are stored: balance the others
         return chosen
-
-    def state_dict(self):
-        return copy.deepcopy({name: table for name, table in vars(self).items() if name != "share"})
-
-    def load_state_dict(self, state):
-        vars(self).update(copy.deepcopy(state))
 
 
 def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:

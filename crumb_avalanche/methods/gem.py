@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.selection import FieldsRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
@@ -38,7 +38,8 @@ class GEMSettings(InRange):
     margin: NotNegative = 0.5
 
 
-class ExperienceShares(SelectionRule):
+@dataclass
+class ExperienceShares(FieldsRule):
     """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
 
     GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
@@ -51,10 +52,9 @@ class ExperienceShares(SelectionRule):
         offered: images of the current experience so far.
     """
 
-    def __init__(self):
-        self.experience = -1
-        self.share = 0
-        self.offered = 0
+    experience: int = -1
+    share: int = 0
+    offered: int = 0
 
     def begin_experience(self, slots: Slots, coming, batch_size):
         self._check_room(slots.capacity, self.experience + 2)
@@ -91,12 +91,6 @@ class ExperienceShares(SelectionRule):
     def past(self, slots: Slots) -> list[list[int]]:
         """Return the slots of each past experience."""
         return [held for number, held in slots.by_class.items() if held and number != self.experience]
-
-    def state_dict(self):
-        return {"experience": self.experience, "share": self.share, "offered": self.offered}
-
-    def load_state_dict(self, state):
-        self.experience, self.share, self.offered = state["experience"], state["share"], state["offered"]
 
 
 def dual_solution(gram: np.ndarray, products: np.ndarray, least: np.ndarray) -> np.ndarray:

@@ -53,19 +53,6 @@ def test_a_memory_is_always_full_and_balanced(kind, rule, mem_size):
         assert set(counts) == set(range(2 * number)) and max(counts.values()) - min(counts.values()) <= 1
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_a_buffer_that_is_made_smaller(kind):
-    """``ExemplarsBuffer.resize``, which the host's ``BalancedExemplarsBuffer`` calls for each experience."""
-    buffer = kind(12)
-    strategy = our_strategy("CRUMBStrategy", buffer=buffer, train_epochs=1)
-    stream = host_benchmark("nc").train_stream
-    strategy.train(stream[:2])
-    buffer.resize(strategy, 8)
-    assert counts_of(buffer) == dict.fromkeys(range(4), 2) and buffer.max_size == 8 and sum(lengths(buffer)) == 8
-    strategy.train(stream[2])
-    assert sum(lengths(buffer)) == 8 and set(counts_of(buffer)) == set(range(N_CLASSES))
-
-
 class Replayed(SupervisedPlugin):
     """Checks that every image of a batch is one of its class, and collects labels of earlier experiences."""
 

@@ -1,7 +1,5 @@
 """Facts of Avalanche's ``tests/training/test_online_strategies.py`` for our strategies and every selection rule."""
 
-from collections import Counter
-
 import pytest
 import torch
 from avalanche.benchmarks.scenarios.online import OnlineCLScenario, split_online_stream
@@ -41,37 +39,3 @@ def test_the_hosts_online_strategy_with_our_plugin(rule):
     strategy.train(split_online_stream(host_benchmark("nc").train_stream, 4, seed=0))
     assert strategy.clock.train_exp_counter == IMAGES // 4
     assert sorted(buffer.classes) == list(range(N_CLASSES))
-
-
-def places_of(buffer, experiences, model):
-    """Of each class, when the images that are stored came: 0 for its first image, 1 for its last."""
-    came, number = {}, Counter()
-    for experience in experiences:
-        for image, label, *_ in experience.dataset:
-            came[model.pixels(image[None]).numpy().tobytes()] = number[label]
-            number[label] += 1
-    held = {}
-    for row, label in zip(buffer.rows, buffer.labels.tolist()):
-        if label >= 0:
-            held.setdefault(label, []).append(came[row[None].numpy().tobytes()] / (number[label] - 1))
-    return held
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("size", [3, 48])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_stream_cut_anyhow_is_stored_evenly(rule, size, shuffle):
-    """test_naive's stream: classes are balanced whatever the cut, and unless the rule says otherwise evenly spread."""
-    benchmark = host_benchmark("nc", per_class=24, n_classes=4)
-    stream = [*split_online_stream(benchmark.train_stream, size, shuffle=shuffle, seed=0)]
-    buffer = ImageBuffer(24, RULES[rule](), seed=0)
-    strategy = our_strategy("Naive+CRUMBPlugin" if shuffle else "CRUMBStrategy", host_model(n_classes=4), buffer)
-    strategy.train_epochs = 1
-    strategy.train(stream)
-    held = places_of(buffer, stream, strategy.model)
-    counts = [len(places) for places in held.values()]
-    assert set(held) == set(range(4)) and max(counts) - min(counts) <= 1 and sum(counts) == 24
-    if not buffer.rule.evenly_spread:
-        return
-    assert all(min(places) < 2 / 3 and max(places) > 1 / 3 for places in held.values())
-    assert 0.3 < sum(map(sum, held.values())) / sum(counts) < 0.7

@@ -122,37 +122,6 @@ def test_periodic_evaluation(name, every, mode, evaluations):
         assert key == "Top1_Acc_Stream/eval_phase/train_stream/Task000" and len(values) == evaluations
 
 
-class StopAt(SupervisedPlugin):
-    """Stop training in an iteration of an epoch."""
-
-    def __init__(self, iteration: int, epoch: int = 0):
-        super().__init__()
-        self.iteration, self.epoch = iteration, epoch
-
-    def after_training_iteration(self, strategy, **kwargs):
-        clock = strategy.clock
-        if (clock.train_exp_epochs, clock.train_epoch_iterations) == (self.epoch, self.iteration):
-            strategy.stop_training()
-
-
-@pytest.mark.parametrize("epochs, epoch", [(1, 0), (3, 0), (3, 1)])
-@pytest.mark.parametrize("name", [*OURS, "er", "icarl", "gem"])
-def test_stop_training_stops_at_once(name, epochs, epoch):
-    """test_early_stop: the iteration that stops is the last of every experience; memories are stored all the same."""
-    trace = Trace()
-    build = our_strategy if name in OURS else registered
-    strategy = build(name, plugins=[trace, StopAt(1, epoch)], train_epochs=epochs)
-    strategy.train_mb_size = 4
-    for number, experience in enumerate(host_benchmark("nc").train_stream):
-        strategy.train(experience)
-        new = [label for label in trace.labels[number] if label // 2 == number]
-        assert len(new) == 4 * (2 + 4 * epoch) and strategy.clock.total_iterations == len(trace.losses)
-        if epochs == 1:
-            assert strategy.clock.train_epoch_iterations == 2
-        if (buffer := buffer_of(strategy)) is not None:
-            assert set(buffer.labels.tolist()) >= {2 * number, 2 * number + 1}
-
-
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
 def test_positional_arguments_come_in_the_hosts_order(kind):
     """Every test of the host: ``Strategy(model, optimizer, criterion, ...)``, with its warning."""
