@@ -31,27 +31,15 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 @dataclass
 class Session:
-    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable.
+    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable."""
 
-    Attributes:
-        plan: the plan, with its capacity, the tuned learning rate, and the runtime that ``auto`` stands for.
-        entry: registry entry of the strategy.
-        stream: stream of the run.
-        model: the model, calibrated on the first experience or pretrained.
-        cache: cache of feature maps; ``None`` without ``plan.feature_cache``.
-        strategy: the untrained strategy; ``None`` if built with ``learner=False``.
-        trials: trials of the learning rate, the chosen one first.
-        calibration_seconds: time to measure feature maps and fill the codebook.
-        tuning_seconds: time to tune the learning rate.
-    """
-
-    plan: RunPlan
+    plan: RunPlan  # with its capacity, the tuned learning rate, and the runtime that auto stands for
     entry: Entry
     stream: Stream
-    model: SplitModel
+    model: SplitModel  # calibrated on the first experience, or pretrained
     cache: FeatureCache | None = None
-    strategy: StreamStrategy | None = None
-    trials: list[Trial] = field(default_factory=list)
+    strategy: StreamStrategy | None = None  # untrained; None if built with learner=False
+    trials: list[Trial] = field(default_factory=list)  # of the learning rate, the chosen one first
     calibration_seconds: float = 0.0
     tuning_seconds: float = 0.0
 

@@ -168,7 +168,6 @@ class StoringPlugin(BatchPlugin):
                 break
 
     def _left_out(self, labels: list[int]) -> list[int]:
-        """Return places of the images that were not offered during training: the last ones of each class."""
         left = Counter(labels) - self._offered  # none where more were offered
         places = []
         for place in reversed(range(len(labels))):
@@ -191,7 +190,6 @@ class StoringPlugin(BatchPlugin):
         return self._classes & self._earlier
 
     def consequences_of_returning(self) -> list[str]:
-        """Return what a returning class changes, for a warning."""
         rule = self.storage_policy.rule
         if rule.evenly_spread:
             return []

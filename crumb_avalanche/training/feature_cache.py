@@ -65,7 +65,6 @@ class FeatureCache(StatefulPlugin):
         self._set_memo_of(None)
 
     def _set_memo_of(self, model: SplitModel | None) -> None:
-        """Set the memo of a model, and remove it from the previous one."""
         if self.model is not None:
             self.model.feature_memo = None
         if model is not None:

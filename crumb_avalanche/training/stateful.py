@@ -129,14 +129,14 @@ def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) ->
 
 
 def answer_state(strategy) -> dict[str, Any]:
-    """Return the state that evaluation needs; see ``StreamStrategy.answer_state``."""
+    """Return what evaluation needs, without optimiser, replay buffer and, where answers draw none, RNG state."""
     live = {name: part for name, part in parts(strategy).items() if hasattr(part, "answer_state")}
     states = {name: part.answer_state(strategy) for name, part in live.items()}
     return {"model": _model_state(strategy.model), "plugins": {name: state for name, state in states.items() if state}}
 
 
 def load_answer_state(strategy, state: dict[str, Any]) -> None:
-    """Load what ``answer_state`` returned; see ``StreamStrategy.load_answer_state``."""
+    """Load what ``answer_state`` of a strategy with the same settings returned."""
     _load_model_state(strategy.model, state["model"])
     live = parts(strategy)
     for name, saved in state["plugins"].items():

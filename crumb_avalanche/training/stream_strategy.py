@@ -208,13 +208,8 @@ class StreamStrategy(SupervisedTemplate):
         """
         load_strategy_state(self, state, strict)
 
-    def answer_state(self) -> dict[str, Any]:
-        """Return what evaluation needs, without optimiser, replay buffer and, where answers draw none, RNG state."""
-        return answer_state(self)
-
-    def load_answer_state(self, state: dict[str, Any]) -> None:
-        """Load a ``state`` of ``answer_state`` into a strategy built with the same settings."""
-        load_answer_state(self, state)
+    answer_state = answer_state
+    load_answer_state = load_answer_state
 
 
 def _version(tensor: Tensor) -> int:

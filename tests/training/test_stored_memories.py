@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from avalanche.benchmarks import benchmark_from_datasets, split_online_stream
-from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.benchmarks import split_online_stream
 from avalanche.training.plugins import EWCPlugin, LwFPlugin
 from avalanche.training.supervised import Naive
 from hypothesis import given, settings
@@ -72,29 +71,3 @@ def test_memories_are_of_the_stream(lessons, kind, rule, plugins, own, eval_ever
                 model(torch.randint(0, 256, (5, 3, 16, 16)).byte())
                 strategy.eval(stream.test_stream)
     assert_memories_are_of_the_stream(buffer, model, trained)
-
-
-@pytest.mark.parametrize("rule", [name for name, rule in RULES.items() if rule.evenly_spread])
-def test_memories_of_an_online_stream_are_spread_evenly(rule):
-    class Bright:
-        """A data set of 40 images of one class, each of its own brightness."""
-
-        targets = [0] * 40
-
-        def __len__(self):
-            return 40
-
-        def __getitem__(self, number):
-            return torch.full((3, 16, 16), number, dtype=torch.uint8), 0
-
-    benchmark = benchmark_from_datasets(train=[as_classification_dataset(Bright())], test=[])
-    halves = [0, 0]
-    for seed in range(10):
-        model, buffer = make_model(), ImageBuffer(8, RULES[rule](), seed)
-        strategy = make(CRUMBStrategy, model, storage_policy=buffer, replay_steps=0)
-        for experience in split_online_stream(benchmark.train_stream, 5, shuffle=False):
-            strategy.train(experience)
-        assert len(buffer) == 8
-        for brightness in buffer.rows[:, 0, 0, 0].tolist():
-            halves[brightness >= 20] += 1
-    assert abs(halves[1] - 40) < 4.5 * (80 * 0.25) ** 0.5  # of 80

@@ -6,6 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import small_models
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
@@ -32,6 +33,11 @@ KINDS = [StreamStrategy, CRUMBStrategy, RemindStrategy, ClosedFormStrategy, Chan
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
 
+def build(plugins=(), **arguments):
+    """A ``StreamStrategy`` of the small model."""
+    return make(StreamStrategy, small_models.make_model(), *plugins, **arguments)
+
+
 class Recorder(SupervisedPlugin):
     """Keeps what each training batch looked like."""
 
@@ -45,7 +51,7 @@ class Recorder(SupervisedPlugin):
         self.experiences.append(strategy.clock.train_exp_counter)
 
 
-def test_a_wrong_label_or_number_is_an_error(build):
+def test_a_wrong_label_or_number_is_an_error():
     plugin = SeenClassesPlugin()
     plugin.seen = [1, 4]
     words = "class 4 was seen, but the head has 4 outputs (0 to 3); build the model with n_classes=5 or more"
@@ -62,7 +68,7 @@ def test_a_wrong_label_or_number_is_an_error(build):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_frames_come_in_the_order_of_the_stream_unless_shuffled(build, make_stream, shuffle):
+def test_frames_come_in_the_order_of_the_stream_unless_shuffled(make_stream, shuffle):
     recorder, experience = Recorder(), make_stream().train_stream[0]
     strategy = build(plugins=[recorder])
     strategy.train(experience, **({"shuffle": True} if shuffle else {}))
@@ -73,7 +79,7 @@ def test_frames_come_in_the_order_of_the_stream_unless_shuffled(build, make_stre
         assert all(torch.equal(image, experience.dataset[i][0]) for i, image in enumerate(recorder.images))
 
 
-def test_predictions_are_seen_classes_only(build, make_stream):
+def test_predictions_are_seen_classes_only(make_stream):
     predictions = []
 
     class Watch(SupervisedPlugin):
@@ -145,7 +151,7 @@ def set_to(number):
         ({"first_epochs": 2}, "before_training_epoch", set_to(4), [2, 4, 4]),
     ],
 )
-def test_numbers_of_epochs(build, make_stream, arguments, event, change, counts):
+def test_numbers_of_epochs(make_stream, arguments, event, change, counts):
     events = EpochEvents(event, change)
     strategy = build(plugins=[events], **arguments)
     for experience in make_stream(classes_per_experience=1).train_stream[:3]:
@@ -153,7 +159,7 @@ def test_numbers_of_epochs(build, make_stream, arguments, event, change, counts)
     assert events.counts == counts and strategy.train_epochs == counts[-1]
 
 
-def test_the_own_number_of_epochs_survives_an_interrupted_first_experience(build, make_stream):
+def test_the_own_number_of_epochs_survives_an_interrupted_first_experience(make_stream):
     def fail(strategy):
         raise KeyboardInterrupt
 
@@ -239,7 +245,7 @@ class StopAt(SupervisedPlugin):
     ("place", "iterations"),
     [("before_training_epoch", 4), ("after_training_iteration", 5), ("after_training_epoch", 8)],
 )
-def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
+def test_a_stop_is_at_once(make_stream, place, iterations, epochs):
     stop = StopAt(place)
     strategy = build(plugins=[stop], first_epochs=epochs, train_epochs=epochs)
     strategy.train(make_stream().train_stream)  # both experiences in one call
@@ -247,7 +253,7 @@ def test_a_stop_is_at_once(build, make_stream, place, iterations, epochs):
     assert strategy.train_epochs == epochs
 
 
-def test_every_gradient_element_is_clamped(build, make_stream):
+def test_every_gradient_element_is_clamped(make_stream):
     weight, unused = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([{"params": [weight]}, {"params": [unused]}], lr=1.0)
     weight.grad = torch.tensor([-30.0, -10, 0.5, 11])
