@@ -1,6 +1,7 @@
 """Photos to teach by a command, and a learner that was."""
 
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -58,3 +59,14 @@ def mine(place, tmp_path, capsys):
     assert main(["teach", str(path), str(place / "tree"), "--weights", str(place / "weights.safetensors"), *NEW]) == 0
     capsys.readouterr()
     return path
+
+
+@pytest.fixture
+def usual_signals():
+    """Handle signals as in a foreground process: shells let background ones ignore SIGINT."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -1,5 +1,6 @@
 """``crumb backbones`` lists networks and measures them; runs and learners take them by name."""
 
+import importlib.util
 import json
 import sys
 
@@ -10,6 +11,7 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.cli import backbones
+from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.models.backbone_names import PREPROCESSING
@@ -74,7 +76,8 @@ def test_a_plan_takes_what_timm_says():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "backbone"), [("crumb", DINO), ("rda", "timm:small_swin"), ("crumb", "efficientnet_lite0")]
+    ("strategy", "backbone"),
+    [("rda", "timm:small_swin"), ("crumb", "efficientnet_lite0"), pytest.param("crumb", DINO, marks=pytest.mark.slow)],
 )
 def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
     arguments = dict(zip(tiny[1::2], tiny[2::2]))
@@ -94,8 +97,10 @@ def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
     assert code == 0 and json.loads(answer)["label"], err
 
 
-@pytest.mark.parametrize(("method", "backbone"), [("rda", DINO), ("crumb", DINO), ("crumb", "timm:test_efficientnet")])
-def test_a_learner_is_kept_without_a_download(method, backbone, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("method", "backbone"), [("rda", DINO), pytest.param("crumb", "timm:test_efficientnet", marks=pytest.mark.slow)]
+)
+def test_a_learner_is_kept_without_a_download_and_exported(method, backbone, tmp_path, monkeypatch):
     learner = Learner(method, backbone, None, 64, 10_000_000)
     for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
         learner.teach(photos(colour, 24), label)
@@ -109,19 +114,11 @@ def test_a_learner_is_kept_without_a_download(method, backbone, tmp_path, monkey
         one, other = learner.predict(photo), again.predict(photo)
         assert (one.label, one.confidence) == (other.label, other.confidence)
     assert again.explain(photo).shape == (64, 64)
+    if method == "rda" and importlib.util.find_spec("onnxruntime"):
+        assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens
     learner.save(path, weights=False)
     with pytest.raises(LearnerError, match=r"holds no weights.*'timm'"):
         Learner.load(path)
-
-
-def test_a_learner_in_closed_form_is_exported(tmp_path):
-    pytest.importorskip("onnxruntime")
-    from crumb_avalanche.learner.export import export_onnx
-
-    learner = Learner("slda", DINO, None, 64)
-    for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
-        learner.teach(photos(colour, 8), label)
-    assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens
 
 
 @pytest.fixture

@@ -88,14 +88,8 @@ def test_text_leaves_through_the_writers_alone(path):
     """Nothing goes round the streams of `safe_output`, and CSV is formatted in one place."""
     if path.as_posix().endswith(WRITERS):
         return
-    streams = (
-        "sys.__stdout__",
-        "sys.__stderr__",
-        "sys.stdout.buffer",
-        "sys.stderr.buffer",
-        "csv.writer",
-        "csv.DictWriter",
-    )
+    streams = {"sys.__stdout__", "sys.__stderr__", "sys.stdout.buffer", "sys.stderr.buffer"}
+    streams |= {"csv.writer", "csv.DictWriter"}
     found = [f"line {line}: {name}" for name, line in calls(path) if name in streams]
     assert not found, found
 

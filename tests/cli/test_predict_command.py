@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
 from called_command import ask
 from html_pages import Page
 
@@ -28,8 +27,7 @@ def test_predict_as_table_json_and_csv(mine, place, capsys):
     assert [row["label"] for row in rows] == ["red", "blue"] and float(rows[0]["confidence"]) > 0.34
 
 
-@pytest.mark.parametrize("form", [{}, {"json": True}, {"csv": True}])
-def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch, form):
+def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch):
     def answers():
         for number in range(3):
             yield Answer("mug", 0.5, True, path=f"{number}.jpg")
@@ -37,7 +35,7 @@ def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch, form):
 
     with open(tmp_path / "out", "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert len(Table(PredictSettings("mine", [], **form)).print_all(answers())) == 3
+        assert len(Table(PredictSettings("mine", [])).print_all(answers())) == 3
 
 
 def test_predict_sums_up_a_labelled_folder(mine, place, capsys):
@@ -90,10 +88,13 @@ def test_the_page_does_not_replace_a_photo(mine, place, capsys):
     assert code == 1 and "red.png" in err and ".html" in err and contents(place) == before
 
 
-def test_a_photo_that_cannot_be_read_does_not_keep_the_others_from_an_answer(mine, place, tmp_path, capsys):
+def test_sources_that_cannot_be_read_do_not_keep_the_others_from_an_answer(mine, place, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jpg").write_bytes(b"no image")
-    code, out, err = ask(capsys, "predict", mine, tmp_path / "bad.jpg", place / "photos" / "red.png")
-    assert code == 1 and "red.png  red" in out and "bad.jpg" in err and "1 file could not be read" in err
+    sources = [tmp_path / "empty", tmp_path / "none.png", tmp_path / "bad.jpg", place / "photos" / "red.png"]
+    code, out, err = ask(capsys, "predict", mine, *sources)
+    assert code == 1 and "red.png  red" in out and "3 files could not be read" in err and "bad.jpg" in err
+    assert "empty: holds no photo and no video" in err and "there is no file or folder" in err
 
 
 def test_predict_imports_nothing_that_it_does_not_need(mine, place, tmp_path):

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from PIL import Image
 from benchmarks_toybox_ilab.prepare.core import Report
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
-from crumb_avalanche.cli.parser import present
 from crumb_avalanche.system.folder_lock import in_use, locked
 
 
@@ -48,14 +48,18 @@ def test_a_data_set_is_prepared(crumb, core50):
     assert len(FrameTable.from_csv(core50 / "core50.csv", core50)) == 8
 
 
-@pytest.mark.parametrize("flags", [["--check"], ["--check", "true"], ["--check=true"]])
-def test_missing_files_are_listed_on_standard_error(crumb, core50, flags):
-    code, out, err = crumb("prepare", "core50", "--dataset-root", core50, *flags)
-    assert code == 1 and out == "" and not (core50 / "core50.csv").exists()
-    title, *lines = err.splitlines()
+def test_missing_files_are_listed_on_standard_error_and_nothing_is_imported(core50):
+    code = (
+        "import sys; from crumb_avalanche.cli import main\n"
+        f"code = main(['prepare', 'core50', '--dataset-root', {str(core50)!r}, '--check'])\n"
+        "print(code, 'torch' in sys.modules, 'avalanche' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 False False\n" and not (core50 / "core50.csv").exists()
+    title, *lines = done.stderr.splitlines()
     assert title == f"crumb prepare: core50 is not complete below {core50}:"
     assert "  4 training images; the paper has 6000" in lines and "  class can: all 5 objects are missing" in lines
-    assert all(line.startswith("  ") for line in lines) and "Traceback" not in err
+    assert all(line.startswith("  ") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +68,8 @@ def test_missing_files_are_listed_on_standard_error(crumb, core50, flags):
         (["toybox", "--dataset-root", "D", "--check"], True),
         (["toybox", "--check", "--dataset-root", "D"], True),
         (["--check", "toybox", "--dataset-root", "D"], True),
-        (["toybox", "--dataset-root=D", "--check", "true"], True),
         (["toybox", "--dataset_root", "D", "--check=true"], True),
         (["toybox", "--dataset-root", "D", "--check", "false"], False),
-        (["toybox", "--dataset-root", "D", "--check=false"], False),
         (["toybox", "--dataset-root", "D"], False),
     ],
 )
@@ -75,11 +77,6 @@ def test_every_spelling_of_check(crumb, called, arguments, checks):
     code, out, _ = crumb("prepare", *arguments)
     assert code == 0 and called[0][:3] == ("check" if checks else "prepare", "toybox", "D")
     assert out == ("fine\n" if checks else "")
-
-
-def test_other_arguments_are_not_taken_for_the_value_of_check():
-    assert present(["--check", "--dataset-root", "D"]) == ["--check=true", "--dataset_root", "D"]
-    assert present(["--check", "True"]) == ["--check", "True"] and present(["--check"]) == ["--check=true"]
 
 
 def test_settings_reach_the_library(crumb, called, monkeypatch):
@@ -112,36 +109,24 @@ def test_a_root_that_cannot_be_locked_is_prepared_without_a_lock(crumb, called, 
     assert crumb("prepare", "icub", "--dataset-root", "D")[0] == 0 and len(called) == 1
 
 
-def test_an_empty_new_root_is_removed(crumb, tmp_path):
-    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path / "root")
-    assert code == 1 and "--source DOWNLOADED" in err and not (tmp_path / "root").exists()
-
-
-def test_failures_are_one_list_and_an_exit_code(crumb, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
-    code, _, err = crumb("prepare", "toybox", "--dataset-root", "D")
-    assert code == 1
-    assert err == (
-        "crumb prepare: all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n"
-    )
-
-
-def test_errors_are_one_line(crumb, tmp_path):
+def test_errors_are_one_line_and_failures_a_list(crumb, monkeypatch, tmp_path):
     code, out, err = crumb("prepare", "core5", "--dataset-root", tmp_path)
     assert code == 1 and out == "" and err.count("\n") == 1
     assert "there is no data set 'core5' to prepare; there are cifar100, core50, eth80" in err
-    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path)
+    code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path / "root")
     assert code == 1 and err.count("\n") == 1 and "--source DOWNLOADED" in err and "iLab-2M-Light.tar.gz" in err
+    assert not (tmp_path / "root").exists(), "a new root that stays empty"
     code, _, err = crumb("prepare", "ilab", "--dataset-root", tmp_path, "--workers", "-1")
     assert code == 1 and "workers is -1; give 0 or more" in err
+    monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
+    code, _, err = crumb("prepare", "toybox", "--dataset-root", tmp_path)
+    failed = "all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n"
+    assert (code, err) == (1, f"crumb prepare: {failed}")
     assert crumb("prepare", "ilab")[0] == 2 and crumb("prepare", "--dataset-root", tmp_path)[0] == 2
     assert "7" in crumb("prepare", "ilab", "--dataset-root", tmp_path, "--check=7")[2]
 
 
 def test_a_progress_bar_shows_a_rate(crumb, core50, tmp_path):
-    import zipfile
-
     with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
         for path in core50.rglob("*.png"):
             archive.write(path, path.relative_to(core50))
@@ -156,10 +141,6 @@ def test_a_resumed_bar_counts_only_new_units(capsys):
         step(5_000_000, 10_000_000)
         step(10_000_000, 10_000_000)
     assert "10.0M/10.0M" in capsys.readouterr().err
-    with command.progress_bar("taking frames", " videos") as step:
-        step(1, 2, 15)
-        step(2, 2, 30)
-    assert "30 images" in capsys.readouterr().err
     with command.progress_bar("fetching", "B") as step:
         step(5, 0)  # a length that is not known
     with command.progress_bar("nothing to do", "B"):
@@ -176,13 +157,3 @@ def test_the_help_lists_data_sets_without_importing_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("False False\n") and "--check [BOOL]" in done.stdout
     assert all(name in done.stdout for name in ("core50", "tiny_imagenet", "eth80"))
-
-
-def test_checking_does_not_import_torch(core50):
-    code = (
-        "import sys; from crumb_avalanche.cli import main\n"
-        f"main(['prepare', 'core50', '--dataset-root', {str(core50)!r}, '--check'])\n"
-        "print('torch' in sys.modules, 'avalanche' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False False\n" and "is not complete" in done.stderr

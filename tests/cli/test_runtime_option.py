@@ -70,16 +70,19 @@ def test_a_finished_run_of_another_runtime_is_not_taken(crumb, tiny, tmp_path, m
     monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     assert crumb(*arguments, "--runtime", "auto")[0] == 0
     assert "already finished" in crumb(*arguments, "--runtime", "auto")[1]
-    assert "already finished" in crumb(*arguments, "--runtime", "onnxruntime")[1]
     code, _, err = crumb(*arguments)
     assert code == 1 and "runtime='onnxruntime', not 'torch'" in err
 
 
-def test_another_version_of_an_engine_does_not_resume():
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [("onnxruntime", "2025.1.0", "2026.4.1"), ("int8", "2026.4.1-aaaaaaaaaaaa", "2026.4.1-bbbbbbbbbbbb")],
+)
+def test_another_version_or_calibration_does_not_resume(name, before, now):
     resume = Resume.__new__(Resume)
-    resume.anew, resume.wanted, resume.runtime, resume._found = False, False, "onnxruntime 2025.1.0", object()
-    strategy = SimpleNamespace(model=SimpleNamespace(runtime=Runtime("onnxruntime", "2026.4.1")))
-    with pytest.raises(ValueError, match=r"onnxruntime 2025\.1\.0.*onnxruntime 2026\.4\.1.*--overwrite true"):
+    resume.anew, resume.wanted, resume.runtime, resume._found = False, False, f"{name} {before}", object()
+    strategy = SimpleNamespace(model=SimpleNamespace(runtime=Runtime(name, now)))
+    with pytest.raises(ValueError, match=rf"{name} {before}.*{name} {now}.*--overwrite true"):
         resume.attach(strategy)
-    resume.runtime = "onnxruntime 2026.4.1"
+    resume.runtime = f"{name} {now}"
     resume.attach(strategy)

@@ -40,14 +40,10 @@ def test_a_lesson_that_cannot_be_reported_is_said_to_be_saved(mine, place, capsy
     err = capsys.readouterr().err
     assert "standard output takes no more" in err and err.endswith("what it saves is saved\n") and err.count("\n") == 1
     assert len(Learner.load(mine).lessons) == 2
-
-
-@posix
-@pytest.mark.parametrize("kind", ["full", "closed", "pipe"])
-def test_answers_that_nobody_reads_end_the_command(mine, place, capsys, monkeypatch, kind):
+    # Answers that nobody reads end the command; of a reader that has read enough, as before ``| head``, without a word.
     monkeypatch.setattr(sys, "stdout", output_that_takes_nothing(kind))
-    assert main(["predict", str(mine), str(place / "photos")]) == (141 if kind == "pipe" else OUTPUT_LOST)
-    assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")  # as of other commands before | head
+    assert main(["predict", str(mine), str(place / "photos")]) == code
+    assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")
 
 
 def test_a_name_that_standard_output_cannot_encode_is_no_error(mine, place, tmp_path, capsys, monkeypatch):
@@ -69,14 +65,13 @@ def test_closed_streams_of_a_process(mine, place):
 
 
 @posix
-@pytest.mark.parametrize("arguments", [["forget", "red"], ["rename", "red", "x"], ["undo"]])
-def test_a_change_that_cannot_be_saved_is_not_reported(mine, capsys, arguments):
+def test_a_change_that_cannot_be_saved_is_not_reported(mine, capsys):
     import resource
 
     before, limits = mine.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        code, out, err = ask(capsys, "learner", arguments[0], mine, *arguments[1:])
+        code, out, err = ask(capsys, "learner", "forget", mine, "red")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, out) == (1, "") and "takes no file that large" in err and err.count("\n") == 1
@@ -119,14 +114,11 @@ def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, 
     stream = ["run", "--benchmark", "clip_folder", "--dataset-root", clips, *small, "--output", folder]
     cases = [
         (["export", mine, "--output", mine], "mine.safetensors exists and is not an ONNX file of crumb export"),
-        (["export", mine, "--output", notes], "notes.txt exists and is not an ONNX file"),
         (["learner", "merge", mine, other, "--output", notes], "notes.txt exists and is not a learner"),
         (["predict", mine, place / "photos", "--html", notes.rename(tmp_path / "notes.html")], "not a page of this"),
         (["pretrain", "--data", clips, "--output", pretrained, "--overwrite", "true", *small], "not of crumb pretrain"),
-        (["pretrain", "--data", clips, "--output", mine, "--overwrite", "true", *small], "not of crumb pretrain"),
         (["report", run, "--output", folder], "report.csv exists and is of another program"),
         (stream, "config.yaml exists and is of another program"),
-        ([*stream, "--overwrite", "true"], "config.yaml exists and is of another program"),
         ([*stream, "--runs", "2"], "summary.json exists and is of another program"),
     ]
     (tmp_path / "notes.txt").write_text("mine")

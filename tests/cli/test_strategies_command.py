@@ -17,8 +17,5 @@ def test_one_method(crumb):
     assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
     assert "rounded up if three quarters of a last memory fit" in crumb("strategies", "crumb")[1]
     assert "its size does not depend on the budget" in crumb("strategies", "finetune")[1]
-
-
-def test_an_unknown_method(crumb):
     code, _, err = crumb("strategies", "ewk")
     assert code == 1 and "strategy 'ewk' is unknown; known are aanets, " in err

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -201,10 +202,22 @@ def test_a_full_disk_is_reported_with_the_error_number_of_the_system(tmp_path, m
     assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
 
 
-def test_no_file_and_half_a_file_are_errors(tmp_path):
+HEADERS = {
+    "longer than memory": struct.pack("<Q", 2**62) + b"{}",
+    "longer than an index": struct.pack("<Q", 2**63 + 5) + b"{}",
+    "nested": struct.pack("<Q", 200_000) + b"[" * 200_000,
+    "another encoding": struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
+    "null": struct.pack("<Q", 4) + b"null",
+    "empty": b"",
+    "half": b"half",
+}
+
+
+def test_no_file_and_a_damaged_header_are_errors(tmp_path):
     path = tmp_path / "w.safetensors"
     with pytest.raises(TensorFileError, match="there is no file"):
         read_metadata(path)
-    path.write_bytes(b"half")
-    with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
-        read_metadata(path)
+    for header in HEADERS.values():
+        path.write_bytes(header)
+        with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
+            read_tensors(path)
