@@ -36,9 +36,7 @@ ELSEWHERE = {
     "report": ("crumb_avalanche.report.report", "main"),
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
-LOST_WORKER = re.compile(
-    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
-)  # in torch's error
+LOST_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)")  # so, too
 OF_WORKER = "in DataLoader worker process"  # in errors of a loader process, whose traceback torch adds to their text
 
 
@@ -99,10 +97,9 @@ def run_command(given: list[str], output: Stream) -> int:
 
 
 def end_of_output(name: str, output: Stream) -> int:
-    """Return the exit code of a command that did its work; say on standard error if standard output took not all of it.
+    """Return the exit code of a command that did its work; say if standard output took not all of it.
 
-    Nothing is said of a reader that has read enough of an answer. Commands that save something print what they did when
-    it is saved.
+    Nothing is said of a reader that has read enough of an answer.
     """
     output.stops = False
     output.flush()
@@ -117,11 +114,7 @@ def end_of_output(name: str, output: Stream) -> int:
 
 
 def parsed(given: list[str]) -> Any:
-    """Parse the arguments.
-
-    Raises:
-        ValueError: a value is nested too deeply, or a file of settings cannot be read.
-    """
+    """Parse the arguments; raise ValueError for values that are nested too deeply, or a file that cannot be read."""
     from crumb_avalanche.cli.parser import COMMANDS, parser, present
 
     nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
@@ -174,7 +167,3 @@ def short_warnings() -> Iterator[None]:
             yield
     finally:
         warnings.formatwarning = usual
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

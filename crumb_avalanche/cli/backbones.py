@@ -72,35 +72,21 @@ def weights_of(name: str) -> str:
 
 
 class BackboneFacts(NamedTuple):
-    """What a backbone is and costs; see ``measured``."""
+    """What a backbone is and costs."""
 
     image_size: int
-    cut: str
-    map_shape: tuple[int, int, int]
-    codebook_dim: int
-    features: int
-    bytes: int
-    flops: int
+    cut: str  # the last module of F; empty if the whole network is trained
+    map_shape: tuple[int, int, int]  # (C, H, W)
+    codebook_dim: int  # the usual one
+    features: int  # of ``FeatureMoments``
+    bytes: int  # of the weights without the head
+    flops: int  # of a forward pass of one image
     images_per_second: float
 
 
 @torch.no_grad()
 def measured(name: str, image_size: int | None = None) -> BackboneFacts:
-    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state.
-
-    Args:
-        name: as for ``split_backbone``.
-        image_size: side of the images in pixels; default that of the backbone.
-
-    Returns:
-        The side of its images in pixels; the name of the last module of F, empty if the whole network is trained; the
-        shape ``(C, H, W)`` of its maps; the usual length of a memory block; the number of features of
-        ``FeatureMoments``; the bytes of its weights without the head; the operations of a forward pass of one image;
-        and the images a second that pass the whole network, eight at a time.
-
-    Raises:
-        ImportError, ValueError: see ``split_backbone``.
-    """
+    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state."""
     with preserve_rng_state():
         size = image_size or SIDES.get(name)
         model = split_backbone(name, None, n_classes=1, codebook=None, image_size=size).eval()

@@ -21,6 +21,7 @@ from crumb_avalanche.runs.command_settings import (
     TeachSettings,
 )
 from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, add_run_arguments, load_yaml, underscored
+from crumb_avalanche.system.setting_ranges import KINDS as SETTING_KINDS
 
 COMMANDS = {
     "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
@@ -62,21 +63,11 @@ BARE = ("--check", "--json", "--csv", "--without-weights", "--new-class")  # fla
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
 PATHS |= {"pretrained", "source", "sources", "weights"}
-KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "dict": "names and values",
-}
+KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
 
 
 def parser(only: str | None = None) -> Any:
-    """Build the parser of all commands.
-
-    Args:
-        only: a command; the others get no options, as adding those of all takes as long as parsing.
-    """
+    """Build the parser of all commands; all but ``only`` get no options, as adding them takes as long as parsing."""
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     class Parser(ArgumentParser):
@@ -96,7 +87,7 @@ def parser(only: str | None = None) -> Any:
                 with open(values, encoding="utf-8") if os.path.isfile(values) else io.StringIO(values) as file:
                     load_yaml(file.read(MOST_CHARACTERS + 1))
             except (OSError, ValueError) as error:
-                line = f"{shorten(values, 200)} is no file of settings ({error}); give one, or leave --config out"
+                line = f"{values[:200]} is no file of settings ({error}); give one, or leave --config out"
                 parser.exit(2, f"{parser.prog.replace(' [options]', '')}: {printable(line)}\n")
             super().__call__(parser, cfg, values, option_string)
 
@@ -134,21 +125,12 @@ def one_line(message: str) -> str | None:
     kinds = re.findall(r"Expected an? (?:typing\.Literal\[(.*?)\]|<class '(\w+)'>)", reason)
     expected = [names.replace("'", "") or KINDS.get(kind, kind) for names, kind in kinds if kind != "NoneType"]
     if value and expected:
-        return f"{name} is {shorten(value[1].strip(), 60)!r}; give {' or '.join(dict.fromkeys(expected))}"
+        return f"{name} is {value[1].strip()[:60]!r}; give {' or '.join(dict.fromkeys(expected))}"
     return f"{name}: {' '.join(reason.split())}"
 
 
-def shorten(text: str, length: int) -> str:
-    """Cut a text that is too long."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
-
-
 def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with ``~`` in paths expanded.
-
-    Raises:
-        ValueError: a path is empty.
-    """
+    """Return settings with ``~`` in paths expanded; raise ValueError for an empty path."""
     out = dict(values)
     for name in PATHS & values.keys():
         if values[name] is None:
@@ -172,7 +154,7 @@ def _add_options(command: Any, name: str, settings: type) -> None:
         more: dict[str, Any] = {"nargs": count} if count else {}
         if place == "action":
             more["choices"] = ACTIONS
-        command.add_argument(place, metavar=_metavar(place), help=text, **more)
+        command.add_argument(place, metavar=place.removesuffix("s").upper(), help=text, **more)
     if settings is PrepareSettings:  # crumb prepare toybox --check
         text = "list the missing files without changing anything"
         command.add_argument("--check", type=bool, nargs="?", const=True, default=False, metavar="BOOL", help=text)
@@ -180,17 +162,13 @@ def _add_options(command: Any, name: str, settings: type) -> None:
     command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
 
 
-def _metavar(name: str) -> str:
-    return name.removesuffix("s").upper()
-
-
 def _usage(name: str) -> str:
     """Return the arguments of a command that have no flag, as its usage shows them."""
-    shown = [
-        USAGE[count].format(f"{{{','.join(ACTIONS)}}}" if place == "action" else _metavar(place))
-        for place, count, _ in POSITIONAL.get(name, ())
-    ]
-    return "".join(f"{one} " for one in shown)
+    shown = ""
+    for place, count, _ in POSITIONAL.get(name, ()):
+        metavar = f"{{{','.join(ACTIONS)}}}" if place == "action" else place.removesuffix("s").upper()
+        shown += f"{USAGE[count].format(metavar)} "
+    return shown
 
 
 def present(arguments: list[str]) -> list[str]:

@@ -59,11 +59,7 @@ def main(settings: PredictSettings) -> None:
 
 
 def opened(settings: PredictSettings) -> Learner:
-    """Load a learner, or what a run of any strategy learned; say on stderr what to know of its answers.
-
-    Raises:
-        DamagedRunError: a file of the run's folder is not what the run wrote.
-    """
+    """Load a learner, or what a run of any strategy learned; say on stderr what to know of its answers."""
     if Path(settings.model).is_dir():
         from crumb_avalanche.runs.run_folder import check_run
 
@@ -75,13 +71,7 @@ def opened(settings: PredictSettings) -> Learner:
 
 
 def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
-    """Yield the answers for all sources.
-
-    Args:
-        ask: ``predict_all``, or a function with the same arguments.
-        settings: of the command.
-        unread: receives the files that are left out.
-    """
+    """Yield the answers of a function as ``predict_all`` for all sources; ``unread`` receives what is left out."""
     sources: list[str | Clip] = list(settings.sources)
     if settings.camera is not None:
         from crumb_avalanche.learner.camera import camera_clip

@@ -13,11 +13,7 @@ from crumb_avalanche.system.progress import progress_bar as new_bar
 
 
 def main(settings: PrepareSettings) -> None:
-    """Prepare or check a data set.
-
-    Raises:
-        ListedError: files are missing, or failed to be prepared.
-    """
+    """Prepare or check a data set; raise ListedError for files that are missing or failed."""
     if settings.check:
         report = check(settings.name, settings.dataset_root)
         if not report.complete:
@@ -38,11 +34,7 @@ def main(settings: PrepareSettings) -> None:
 
 @contextmanager
 def sole_writer(root: Path) -> Iterator[None]:
-    """Lock a root: two processes that write the same unfinished file could damage it without changing its size.
-
-    Raises:
-        FolderInUseError: another process prepares a data set in it.
-    """
+    """Lock a root: two processes that write the same unfinished file could damage it without changing its size."""
     new = not root.exists()
     try:
         with ExitStack() as held:

@@ -33,12 +33,7 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
 
 
 def demo(settings: DemoSettings) -> None:
-    """Do the runs and report them.
-
-    Raises:
-        FinishedRunError: the folder holds a demo of another seed.
-        FolderInUseError: another process runs a demo in the folder.
-    """
+    """Do the runs and report them."""
     from crumb_avalanche.report.report import main as report
     from crumb_avalanche.runs.demo import demonstrate
 

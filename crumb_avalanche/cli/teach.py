@@ -97,10 +97,7 @@ def tell_level(source: str) -> None:
 def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> None:
     """Let a runtime run a learner's network, and say on stderr which one if it is not torch.
 
-    Args:
-        learner: the learner.
-        name: of the settings; ``auto`` is torch for a single photo, which is answered before another one is loaded.
-        sources: what is learned or asked.
+    ``auto`` is torch for a single photo among ``sources``, which is answered before another runtime is loaded.
     """
     file = Path(str(sources[0])) if len(sources) == 1 else None
     photo = file is not None and file.is_file() and not is_video(file)

@@ -48,8 +48,6 @@ class RowsByNumber(torch.autograd.Function):
 class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and row numbers.
 
-    Paper: "Reconstructing feature maps from memory", eq. 1-2.
-
     Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G = C / d`` groups of consecutive
     channels. Slices and codes are ordered location by location, so channels-last maps are not copied.
 
@@ -94,9 +92,6 @@ class Codebook(nn.Module):
 
     def groups(self, channels: int) -> int:
         """Return the number of codes per location of a map with ``channels`` channels.
-
-        Args:
-            channels: ``C`` of a map.
 
         Raises:
             ValueError: ``codebook_dim`` does not divide ``channels``.
@@ -177,50 +172,22 @@ class Codebook(nn.Module):
         return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode and decode a map.
-
-        Args:
-            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
-
-        Returns:
-            ``(quantized, codes)``: ``(B, C, H, W)`` float32 and ``(B, G, H, W)`` codes.
-
-        Raises:
-            ValueError: see ``encode``.
-        """
+        """Encode and decode ``feature_map`` as ``encode`` does: ``(B, C, H, W)`` float32, ``(B, G, H, W)`` codes."""
         codes = self.encode(feature_map)
         return self.decode(codes), codes
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Return the quantized map, ``(B, C, H, W)`` float32.
-
-        Args:
-            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
-
-        Raises:
-            ValueError: see ``encode``.
-        """
+        """Return ``feature_map``, as for ``encode``, after quantisation: ``(B, C, H, W)`` float32."""
         return self.quantize(feature_map)[0]
 
     @torch.no_grad()
     def usage(self, codes: Tensor) -> Tensor:
-        """Count how often each row was used: ``(n,)`` int64 (paper, Fig. 5b).
-
-        Args:
-            codes: integers of any shape, as ``encode`` returns them.
-        """
+        """Count how often each row was used in ``codes`` of any shape: ``(n,)`` int64 (paper, Fig. 5b)."""
         return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
 
     @torch.no_grad()
     def relative_error(self, feature_map: Tensor) -> float:
-        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` map; 0 is a perfect reconstruction.
-
-        Args:
-            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
-
-        Raises:
-            ValueError: see ``encode``.
-        """
+        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` ``feature_map``; 0 is a perfect reconstruction."""
         return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())
 
 

@@ -100,24 +100,14 @@ def _is_same_alone(
 
 
 def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:
-    """Compute P's outputs of ``(B, C, H, W)`` maps, all at once where P mixes images, or not on a CPU.
-
-    Args:
-        layers: P.
-        maps: its input.
-        training: whether P is in training mode, in which batch norm mixes images.
-    """
+    """Compute P's outputs of ``(B, C, H, W)`` maps; at once on a GPU, or where batch norm mixes images in training."""
     parts = -(-len(maps) // MAPS_AT_A_TIME)
-    if maps.device.type != "cpu" or parts < 2 or (training and _mixes_images(layers)):
+    mixes = training and any(isinstance(layer, _BatchNorm) for layer in layers.modules())
+    if maps.device.type != "cpu" or parts < 2 or mixes:
         return layers(maps)
     at_a_time = -(-len(maps) // parts)
     # Not tensor_split or slices, whose gradients are each as large as the whole batch.
     return torch.cat([layers(some) for some in maps.split(at_a_time)])
-
-
-def _mixes_images(layers: nn.Module) -> bool:
-    """Return whether the outputs of an image in training mode depend on its batch."""
-    return any(isinstance(layer, _BatchNorm) for layer in layers.modules())
 
 
 LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
@@ -137,11 +127,7 @@ class BadFeaturesError(ValueError):
 
 
 def usable(maps: Tensor) -> Tensor:
-    """Return whether feature maps are finite and at most 1e12 in absolute value, as a bool on their device.
-
-    Args:
-        maps: ``(B, C, H, W)``.
-    """
+    """Return whether ``(B, C, H, W)`` maps are finite and at most 1e12 in absolute value, as a bool on their device."""
     if not maps.numel():
         return torch.ones((), dtype=torch.bool, device=maps.device)
     last = maps.is_contiguous(memory_format=torch.channels_last)
@@ -151,15 +137,7 @@ def usable(maps: Tensor) -> Tensor:
 
 
 def check_maps(maps: Tensor, images: Tensor) -> None:
-    """Check the feature maps of a batch.
-
-    Args:
-        maps: ``(B, C, H, W)``.
-        images: ``(B, ...)``, what they were computed from.
-
-    Raises:
-        BadFeaturesError: a value is NaN, infinite, or above 1e12 in absolute value; says of which images.
-    """
+    """Raise BadFeaturesError for ``(B, ...)`` images some of whose ``(B, C, H, W)`` maps are not ``usable``."""
     if usable(maps):
         return
     odd = ~(maps.flatten(1).abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
@@ -180,11 +158,7 @@ def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Convert ``(B, 3, h, w)`` normalised images to uint8 pixels; return uint8 images unchanged.
-
-    Raises:
-        ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
-    """
+    """Convert ``(B, 3, h, w)`` normalised images to uint8 pixels; see ``SplitModel.pixels``."""
     if images.dtype == torch.uint8:
         return images
     pixels = (images * std + mean) * 255

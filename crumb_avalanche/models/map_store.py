@@ -36,18 +36,10 @@ class FeatureCacheError(ValueError):
 
 
 class MapDataset(Dataset):
-    """Data set of ``(map, label)`` pairs from a store.
-
-    Args:
-        store: holds the maps.
-        rows: ``(N,)`` row number of each item.
-        labels: label of each item.
-    """
+    """Data set of ``(map, label)`` pairs of some rows of a store."""
 
     def __init__(self, store: "MapStore", rows: np.ndarray, labels: list[int]):
-        self.store = store
-        self.rows = rows
-        self.targets = labels
+        self.store, self.rows, self.targets = store, rows, labels
 
     def __len__(self):
         return len(self.rows)
@@ -292,14 +284,7 @@ def _entry(values: np.ndarray) -> int:
 
 
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
-    """Return 24 hexadecimal digits of a SHA-256 over everything that decides the maps of ``count`` images.
-
-    Args:
-        model: model whose F computes the maps.
-        count: number of images.
-        key: identifies the images and their transform.
-        half: whether the maps are float16.
-    """
+    """Return 24 hexadecimal digits of a SHA-256 over everything that decides the maps of ``count`` images."""
     network = model.feature_extractor
     # Layers and code of traced parts, besides weights, whose hash does not cover layers without any.
     parts = [weights_hash(network), repr(network)]

@@ -27,13 +27,7 @@ class HeadInput:
         self._recording = False
 
     def attach(self, model: nn.Module, images: Tensor | None = None) -> None:
-        """Record the next pass of a ``SplitModel``.
-
-        Args:
-            model: the ``SplitModel``.
-            images: the very tensor whose pass is recorded, the latest if there are several; default any pass of the
-                plastic layers.
-        """
+        """Record the next pass of a ``SplitModel``: the latest of this very tensor, by default any of P."""
         self.release()
         head = model.plastic_layers.get_submodule(model.head)
         self._handles = [head.register_forward_pre_hook(self._record)]

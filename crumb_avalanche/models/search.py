@@ -91,15 +91,9 @@ class BlockSearch(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
-    """Return the index of the row nearest to each vector, in L2; the lowest among ties.
+    """Return the L2-nearest of ``(K, d)`` rows to ``(N, d)`` finite vectors, the lowest among ties: ``(N,)`` int64.
 
-    Args:
-        vectors: ``(N, d)`` float32, finite.
-        rows: ``(K, d)`` float32, finite, on the same device.
-        tile: vectors per matrix product if faiss is not used; ``4 * tile * K`` bytes of working memory.
-
-    Returns:
-        ``(N,)`` int64 in ``[0, K)``.
+    Without faiss it takes ``4 * tile * K`` bytes of working memory.
     """
     if _suits_faiss(vectors):
         return _nearest_by_faiss(vectors, _faiss_index(rows))

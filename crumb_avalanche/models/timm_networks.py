@@ -40,6 +40,7 @@ def split_timm(
     """
     network = _network(name, weights, image_size)
     stages = [one["module"] for one in getattr(network, "feature_info", None) or ()]
+    modules = ", ".join(name for name, _ in network.named_children())
     if isinstance(cut_layer, int):
         if cut_layer > len(stages):
             raise ValueError(
@@ -50,7 +51,7 @@ def split_timm(
     else:
         stage = cut_layer or (stages[-2] if len(stages) > 1 else None)
         if stage is None:
-            raise ValueError(f"timm lists no stages of {name}: give --cut-layer, one of {_modules(network)}")
+            raise ValueError(f"timm lists no stages of {name}: give --cut-layer, one of {modules}")
     layout = Layout(
         prefix_tokens=getattr(network, "num_prefix_tokens", 0),
         channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
@@ -61,7 +62,7 @@ def split_timm(
     except CutError as error:
         raise ValueError(
             f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, one of "
-            f"{', '.join(stages) or _modules(network)} or a module within; or split the network with split_at"
+            f"{', '.join(stages) or modules} or a module within; or split the network with split_at"
         ) from error
     model.stages = tuple(stages[: stages.index(stage) + 1]) if stage in stages else (stage,) if stage else ()
     return model
@@ -123,10 +124,6 @@ def _first(error: BaseException) -> str:
     """Return what an error says, in one line of moderate length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) < 200 else text[:200] + " ..."
-
-
-def _modules(network: nn.Module) -> str:
-    return ", ".join(name for name, _ in network.named_children())
 
 
 def _head(name: str, network: nn.Module) -> str:

@@ -84,13 +84,7 @@ def output_file(path: Path, kind: str, is_kind: Callable[[Path], bool], flag: st
 
 @contextlib.contextmanager
 def _held(path: Path, state: str, more: str) -> Iterator[None]:
-    """Hold a lock file, whose folder is created if absent.
-
-    Args:
-        path: the file.
-        state: what another process does, for the error.
-        more: another thing to do about it than to wait.
-    """
+    """Hold a lock file; the error says the ``state`` of what is locked, and what ``more`` to do than to wait."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -111,12 +105,9 @@ def _held(path: Path, state: str, more: str) -> Iterator[None]:
 
 
 def _acquired(path: Path, patience: float) -> BaseFileLock:
-    """Acquire a lock file, or the marker beside it where the file system has no locks.
+    """Acquire a lock file, or the marker beside it where the file system has no locks; raise Timeout if it is held.
 
     They differ in name because an empty lock file that a killed process left would be a marker of nobody, for ever.
-
-    Raises:
-        Timeout: another process holds it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
@@ -127,9 +118,7 @@ def _acquired(path: Path, patience: float) -> BaseFileLock:
             raise
         path.unlink(missing_ok=True)
         lock = SoftFileLock(path.with_name(path.name.removesuffix(LOCK) + MARKER))
-        lock.acquire(
-            timeout=PATIENCE, poll_interval=PATIENCE / 10
-        )  # not 0: the first try removes that of a dead process
+        lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 10)  # not 0: the first try removes a dead process's
     return lock
 
 

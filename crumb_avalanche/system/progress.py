@@ -10,16 +10,7 @@ SECONDS = 5.0  # between two lines
 
 
 class Lines:
-    """The part of a ``tqdm`` bar that is used here, as a line every few seconds.
-
-    Args:
-        total: number of items; 0 or ``None`` if it is not known.
-        title: stands before the numbers.
-        unit: of the items.
-        initial: items done before, which do not count in the rate.
-        scale: print large numbers with k, M, G.
-        file: where the lines go.
-    """
+    """The part of a ``tqdm`` bar that is used here, as a line every few seconds; see ``progress_bar``."""
 
     def __init__(self, total: int | None, title: str, unit: str, initial: int, scale: bool, file: TextIO):
         self.n, self.total, self.title, self.unit, self.initial = initial, total or None, title, unit, initial
