@@ -9,8 +9,9 @@ from torch import Tensor
 
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import Evidence, evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.methods.closed_form import ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -19,6 +20,8 @@ from crumb_avalanche.system.tensor_file import StateError
 CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")  # those that are tested as learners; ``recommended`` is the first
 CLASSES = 20  # A budget that is too small for so many classes with all features has those of the head's input.
 RUNNERS_UP = 4
+# What a learner takes of its features by default: the middle of the image, where a person shows an object.
+MIDDLE = {"inner": 0.8, "window": 0.18}
 # The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
 GROWTH = 1.5
 
@@ -52,19 +55,30 @@ class Classifier:
         length: number of these features.
         budget_bytes: most bytes of the statistics.
         kept: number of the last features, which stay if the budget becomes too small for the others; default all.
+        looks: the parts of an image that features are computed of. Each is learned, and their scores are added.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
         images: number of images learned, by number.
         statistics: the closed form.
         confidence: how sure its answers are.
+        look_weights: how much the scores of each look count.
     """
 
-    def __init__(self, method: str, features: FeatureMoments, length: int, budget_bytes: int, kept: int | None = None):
+    def __init__(
+        self,
+        method: str,
+        features: FeatureMoments,
+        length: int,
+        budget_bytes: int,
+        kept: int | None = None,
+        looks: Looks = WHOLE,
+    ):
         form = form_of(method)
         assert form is not None
         self.method, self.features, self.budget_bytes = method, features, budget_bytes
         self.kept = length if kept is None else kept
+        self.looks = looks
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self._start()
 
@@ -72,28 +86,34 @@ class Classifier:
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.confidence = Confidence()
+        self.look_weights = LookWeights(len(self.looks))
         self._asked: ClosedForm | None = None
         self._asked_images = 0
 
     @classmethod
     def of_model(
-        cls, method: str, model: SplitModel, budget_bytes: int, moments: dict[str, Any] | None = None
+        cls,
+        method: str,
+        model: SplitModel,
+        budget_bytes: int,
+        moments: dict[str, Any] | None = None,
+        looks: Looks = WHOLE,
     ) -> "Classifier":
         """Make one without classes for features of a model.
 
         Args:
-            method, budget_bytes: see the class.
+            method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method, or if the budget is small the
-                features of the head's input alone.
+            moments: arguments of ``FeatureMoments``; default those of the method in the middle of the image, or if the
+                budget is small the features of the head's input alone.
         """
         form = form_of(method)
         assert form is not None
-        features = FeatureMoments(**(form.moments if moments is None else moments))
+        features = FeatureMoments(**({**form.moments, **MIDDLE} if moments is None else moments))
         length, kept = features.length(model), features.of_head().length(model)
         if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
             features, length = features.of_head(), kept
-        return cls(method, features, length, budget_bytes, kept)
+        return cls(method, features, length, budget_bytes, kept, looks)
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         memo[id(self._asked)] = self._asked  # never changed
@@ -161,7 +181,7 @@ class Classifier:
 
     def _start_confidence(self) -> None:
         """Forget records of answers that were made of more features."""
-        self.confidence, self._asked = Confidence(), None
+        self.confidence, self.look_weights, self._asked = Confidence(), LookWeights(len(self.looks)), None
 
     def _grow(self, classes: int) -> None:
         self.statistics.grow(classes)
@@ -181,8 +201,8 @@ class Classifier:
         return self.statistics.tensors()
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, D)`` features."""
-        return self.features(model, pixels)
+        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, L * D)`` features of ``L`` looks."""
+        return torch.cat([self.features(model, crop) for crop in self.looks.crops(pixels)], 1)
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of, after some were given up or not."""
@@ -193,8 +213,9 @@ class Classifier:
         return features
 
     def learn(self, features: Tensor, number: int) -> None:
-        """Add the ``(n, D)`` features of images of a class."""
-        self.statistics.update(features[:, -self.length :], torch.full((len(features),), number))
+        """Add the features of ``n`` images of a class, as ``compute`` returns them."""
+        rows = self._rows(features)
+        self.statistics.update(rows, torch.full((len(rows),), number))
         self.images[number] += len(features)
 
     def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
@@ -212,9 +233,12 @@ class Classifier:
         known = self._asked.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
-        features = features[:, -self.length :]
-        found = evidence(self._asked, features)
-        self.confidence.observe(found, number, typicality_without(self._asked, features, number))
+        rows = self._rows(features)
+        looks = evidence(self._asked, rows)
+        scores = looks.scores.unflatten(0, (-1, len(self.looks)))
+        self.look_weights.observe(scores, known.index(number))
+        found, without = self._together(looks), typicality_without(self._asked, rows, number)
+        self.confidence.observe(found, number, None if without is None else self._mean_of_looks(without))
         return int(found.labels[found.scores.mean(0).argmax()]) == number
 
     def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
@@ -229,7 +253,7 @@ class Classifier:
             ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
             explains what is shown.
         """
-        found = self._evidence(features)
+        found = self.evidence(features)
         familiarity = self.confidence.familiarity(found)
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
         shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
@@ -237,12 +261,44 @@ class Classifier:
         names = [str(self.names[label]) for label in found.labels.tolist()]
         return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
 
-    def _evidence(self, features: Tensor) -> Evidence:
-        return evidence(self.statistics, features[:, -self.length :])
+    def evidence(self, features: Tensor) -> Evidence:
+        """Compute scores and distances of ``n`` images from features as ``compute`` returns them."""
+        return self._together(evidence(self.statistics, self._rows(features)))
+
+    def _rows(self, features: Tensor) -> Tensor:
+        """Return ``(n * L, D)`` of the ``(n, L * D')`` features of ``n`` images, those that the statistics are of."""
+        return features.unflatten(1, (len(self.looks), -1))[:, :, -self.length :].flatten(0, 1)
+
+    def _together(self, found: Evidence) -> Evidence:
+        """Return the evidence of images from that of their looks."""
+        scores, typicality = self._mean_of_looks(found.scores), self._mean_of_looks(found.typicality)
+        return found._replace(scores=scores, typicality=typicality)
+
+    def _mean_of_looks(self, values: Tensor) -> Tensor:
+        """Return ``(n, ...)`` weighted means of ``(n * L, ...)`` values."""
+        if len(self.looks) == 1:
+            return values
+        weights = self.look_weights.weights().unsqueeze(1)
+        return (values.unflatten(0, (-1, len(self.looks))) * weights).sum(1)
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Attribute the margin of an answer to the locations of an image; see ``evidence_by_location``."""
-        return evidence_by_location(model, self.features_of_statistics(model), self.statistics, pixels, self.taught)
+        """Attribute the margin of an answer to the places of an image; see ``evidence_by_location``.
+
+        Args:
+            pixels: ``(1, 3, h, w)`` uint8.
+
+        Returns:
+            ``(h, w)`` float64.
+        """
+        shares, features = torch.zeros(pixels.shape[2:], dtype=torch.float64), self.features_of_statistics(model)
+        looks = zip(self.looks.shares, self.looks.crops(pixels), self.look_weights.weights())
+        for share, crop, weight in looks:
+            found = evidence_by_location(model, features, self.statistics, crop, self.taught)
+            (top, bottom), (left, right) = (middle_of(length, share) for length in pixels.shape[2:])
+            size = bottom - top, right - left
+            enlarged = torch.nn.functional.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
+            shares[top:bottom, left:right] += weight * enlarged
+        return shares
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
@@ -275,6 +331,11 @@ class Classifier:
                 f"a learner of features {vars(other.features)} cannot be merged into one of {vars(self.features)}: "
                 "teach its images to this one"
             )
+        if other.looks != self.looks:
+            raise ValueError(
+                f"a learner of looks {other.looks.shares} cannot be merged into one of {self.looks.shares}: teach its "
+                "images to this one"
+            )
 
     def merge(self, other: "Classifier") -> list[str]:
         """Add what another learned; classes of the same name are one.
@@ -302,6 +363,7 @@ class Classifier:
         notes.append(self._make_room(len(self.taught)))
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
+            self.look_weights.merge(other.look_weights)
         self._asked = None
         return [note for note in notes if note]
 
@@ -312,6 +374,7 @@ class Classifier:
             "images": list(self.images),
             "statistics": self.statistics.state_dict(),
             "confidence": self.confidence.state_dict(),
+            "look_losses": self.look_weights.losses,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -329,6 +392,7 @@ class Classifier:
         self.names, self.images = list(state["names"]), list(state["images"])
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
+        self.look_weights.load(state["look_losses"])
         self._asked = None
 
 

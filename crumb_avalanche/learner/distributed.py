@@ -21,6 +21,7 @@ from crumb_avalanche.learner.calibration import Confidence, rows_of_lesson
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.clips import BadImage, ClipFiles, OnBad, label_of, path_of
 from crumb_avalanche.learner.lesson import Lesson, Progress, check_not_empty, learn, now, values_of
+from crumb_avalanche.learner.looks import Looks, LookWeights
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.sources import files_of, opened
 from crumb_avalanche.methods.features import FeatureMoments
@@ -43,6 +44,7 @@ class Task:
     features: dict[str, Any]  # arguments of FeatureMoments
     budget_bytes: int
     kept: int  # number of the last features, which are never dropped
+    looks: Looks
     runtime: Runtime  # without its function
     skip: bool  # leave out files that cannot be read
     asked: int = 1  # most clips of a shard that are asked
@@ -55,7 +57,7 @@ class Task:
 
     def empty(self, kind: "type[Kind]", length: int) -> "Kind":
         """Return a classifier without classes, for a number of features."""
-        return kind(self.method, FeatureMoments(**self.features), length, self.budget_bytes, self.kept)
+        return kind(self.method, FeatureMoments(**self.features), length, self.budget_bytes, self.kept, self.looks)
 
 
 def teach_distributed(
@@ -89,7 +91,7 @@ def teach_distributed(
     if not shards:
         check_not_empty(Lesson({}, 0, 0, 0, "", tuple(unread)))
     runtime, asked_each = replace(network.model.runtime, run=None), -(-ASKED // len(shards))
-    made = classifier.method, vars(classifier.features), classifier.budget_bytes, classifier.kept
+    made = classifier.method, vars(classifier.features), classifier.budget_bytes, classifier.kept, classifier.looks
     task = Task(*made, runtime, on_bad == "skip", asked_each)
     lessons, whole, answers = _called(task, network, classifier, shards, engine)
 
@@ -102,7 +104,7 @@ def teach_distributed(
     check_not_empty(lesson)
     (learned,) = engine.fetch([whole])
     notes = classifier.merge(task.classifier(learned))
-    for names, length, state, count, good in engine.fetch(answers):
+    for names, length, state, losses, count, good in engine.fetch(answers):
         lesson = replace(lesson, answered=lesson.answered + count, right=lesson.right + good)
         if length != classifier.length:  # more features than all shards together kept
             continue
@@ -110,6 +112,7 @@ def teach_distributed(
         confidence.load_state_dict(state)
         numbers = {number: classifier.names.index(name) for number, name in enumerate(names) if name is not None}
         classifier.confidence.merge(confidence, numbers)
+        classifier.look_weights.losses += losses
     return replace(lesson, notes=tuple(notes))
 
 
@@ -216,15 +219,15 @@ def merge_states(task: Task, one: State, other: State) -> State:
     return classifier.state_dict()
 
 
-def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[list[str | None], int, State, int, int]:
+def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
     """Ask what others learned about clips.
 
     Returns:
-        Class names by number, number of features, state of the ``Confidence`` with these clips alone, and how many
-        clips were answered and how many rightly.
+        Class names by number, number of features, state of the ``Confidence`` and losses of ``LookWeights`` with these
+        clips alone, and how many clips were answered and how many rightly.
     """
     classifier = task.classifier(known)
-    classifier.confidence = Confidence()
+    classifier.confidence, classifier.look_weights = Confidence(), LookWeights(len(task.looks))
     answers = [
         classifier.predict_before_learning(features, classifier.names.index(name))
         for some in asked
@@ -232,7 +235,8 @@ def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[lis
         if name in classifier.names
     ]
     answered = [answer for answer in answers if answer is not None]
-    return classifier.names, classifier.length, classifier.confidence.state_dict(), len(answered), sum(answered)
+    confidence, losses = classifier.confidence.state_dict(), classifier.look_weights.losses
+    return classifier.names, classifier.length, confidence, losses, len(answered), sum(answered)
 
 
 _networks: dict[tuple, FrozenNetwork] = {}  # of this process: the latest one

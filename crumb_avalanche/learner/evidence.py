@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments, cell_means
+from crumb_avalanche.methods.features import FeatureMoments, cell_means, middle_of
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
 from crumb_avalanche.methods.rda import RegularizedDiscriminant, Solution
 from crumb_avalanche.methods.slda import StreamingLDA
-from crumb_avalanche.models.penultimate import averaged, evaluating, head_input
+from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
 
 _TINY = 1e-12  # below the square of any distance or deviation that matters
@@ -256,7 +256,7 @@ def evidence_by_location(
     """
     with torch.no_grad(), evaluating(model):
         maps = model.features(pixels)
-        before_head, averaged_by_network = _unpooled_head_input(model, maps)
+        before_head, averaged_by_network = unpooled_head_input(model, maps)
         maps = model.places(maps)
     tapped = [maps, before_head] if features.maps else [before_head]
     used = [values.double().requires_grad_() for values in tapped]
@@ -292,41 +292,30 @@ def _midpoints(
     middle, middles = None if class_means is None else class_means[labels].double().mean(0), []
     start = 0
     for place, values in enumerate(layers):
-        last = place == len(layers) - 1
-        cells = features.cells if place == 0 and features.maps and values.dim() == 4 else 1
+        last, of_map = place == len(layers) - 1, place == 0 and features.maps
+        cells = features.cells if of_map and values.dim() == 4 else 1
         length = values.shape[1] * cells**2
         if middle is None or values.dim() == 2:
             middles.append(values.flatten(2).mean(2).view(1, -1, 1, 1) if values.dim() == 4 else values)
         else:
             found = middle[start : start + length]
             if features.equal_lengths:  # the scale is that of the image
-                of_image = cell_means(values, cells)
+                of_image = features.means(values, of_map)
+                of_image = (
+                    cell_means(features.middle(values) if of_map else values, 1) if of_image is None else of_image
+                )
                 found = found * (of_image.abs() ** features.power).norm() / length**0.5
             found = (found.sign() * found.abs() ** (1 / features.power)).view(1, -1, cells, cells)
-            middles.append(functional.interpolate(found, size=values.shape[2:]) if cells > 1 else found)
+            if cells > 1:
+                (top, bottom), (left, right) = (middle_of(length, features.inner) for length in values.shape[2:])
+                found = functional.interpolate(found, size=(bottom - top, right - left))
+                around = left, values.shape[3] - right, top, values.shape[2] - bottom
+                found = functional.pad(found, around, mode="replicate")
+            middles.append(found)
         start += length
         if values.dim() == 4 and features.deviations and not (averaged and last):
             start += values.shape[1]
     return middles
-
-
-def _unpooled_head_input(model: SplitModel, maps: Tensor) -> tuple[Tensor, bool]:
-    """Compute the input of the head, ``(1, D, H, W)`` if it is averaged over locations, else ``(1, D)``.
-
-    Returns:
-        The values, and whether the network averages them before the head.
-    """
-    pooled: list[Tensor] = []
-    pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
-    handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools]
-    try:
-        values = head_input(model, maps)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if values.dim() == 2 and pooled and torch.allclose(averaged(pooled[-1].float()), values, rtol=1e-4, atol=1e-5):
-        return pooled[-1].float(), True
-    return values, False
 
 
 def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,12 +21,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from crumb_avalanche._version import __version__
-from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.looks import enlarged
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of
 from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.models.penultimate import unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.atomic_file import atomic_write
 
@@ -206,7 +207,13 @@ class Features(nn.Module):
         self.extract, self.moments, self.grid = model.feature_extractor, moments, model.places
         self.mean, self.std, self.scale = model.pixel_mean, model.pixel_std, model.feature_scale
         names = [name for name, _ in model.plastic_layers.named_children()]
-        self.below_head = model.plastic_layers[: names.index(model.head)].eval()
+        last = names.index(model.head)
+        if moments.window and unpooled_head_input(model, model.pixel_mean.new_zeros(1, *model.map_shape))[1]:
+            pools = (
+                any(isinstance(one, nn.AdaptiveAvgPool2d) for one in part.modules()) for part in model.plastic_layers
+            )
+            last = min(last, max(place for place, pools_it in enumerate(pools) if pools_it))
+        self.below_head = model.plastic_layers[:last].eval()
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Compute features."""
@@ -229,16 +236,17 @@ class Graph(nn.Module):
         network, known = learner.network, learner._classifier
         self.resize = Resize(network.image_size, network.interpolation)
         self.features = Features(network.model, known.features_of_statistics(network.model))
-        self.statistics, self.confidence = known.statistics, known.confidence
+        self.known = known
         # What follows from the classes alone is found here, so that it is a constant of the graph.
-        found = evidence(self.statistics, torch.zeros(1, known.length))
-        self.confidence.familiarity(found)
+        known.confidence.familiarity(known.evidence(torch.zeros(1, len(known.looks) * known.length)))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        found = evidence(self.statistics, self.features(self.resize(images)))
-        familiarity = self.confidence.familiarity(found)
-        scores, shares = found.scores * self.statistics.temperature, self.confidence.probabilities(found)
+        pixels, known = self.resize(images), self.known
+        looks = [pixels if share == 1 else enlarged(pixels.float(), share) for share in known.looks.shares]
+        found = known.evidence(torch.cat([self.features(look) for look in looks], 1))
+        familiarity = known.confidence.familiarity(found)
+        scores, shares = found.scores * known.statistics.temperature, known.confidence.probabilities(found)
         return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
 
 
@@ -339,7 +347,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     frames = (frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames)
     while some := list(itertools.islice(frames, AT_A_TIME)):
         ((_, pixels),) = batches(some, AT_A_TIME, network.image_size, network.interpolation)
-        found = evidence(known.statistics, known.features_of_statistics(network.model)(network.model, pixels))
+        found = known.evidence(known.compute(network.model, pixels))
         scores = (found.scores * known.statistics.temperature).numpy()
         familiarity = known.confidence.familiarity(found).numpy()
         given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}

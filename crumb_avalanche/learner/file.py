@@ -16,6 +16,7 @@ import torch
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.lesson import now
+from crumb_avalanche.learner.looks import LookWeights
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (
     DAMAGED,
@@ -115,7 +116,7 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
 
 def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header of a learner, as it is after JSON, and what else is stored."""
-    plain = ("method", "budget_bytes", "features", "lessons", "stored")
+    plain = ("method", "budget_bytes", "features", "looks", "lessons", "stored")
     header = {
         **{name: state[name] for name in plain},
         "classes": [name and {"name": name, "images": count} for name, count in zip(state["names"], state["images"])],
@@ -160,7 +161,7 @@ def read_learner(
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
     classes = header["classes"]
     return network, state | {
-        **{name: header[name] for name in ("method", "budget_bytes", "features", "lessons")},
+        **{name: header[name] for name in ("method", "budget_bytes", "features", "looks", "lessons")},
         "names": [one and one["name"] for one in classes],
         "images": [one["images"] if one else 0 for one in classes],
     }
@@ -215,6 +216,7 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "method": header.strategy,
             "budget_bytes": header.budget.get("bytes"),
             "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
+            "looks": [1.0],
             "lessons": [lesson],
             "stored": [],
             "int8": state.get("int8"),
@@ -223,6 +225,7 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "images": [counts[label]["images"] if label in counts else 0 for label in labels],
             "statistics": state["strategy"]["method"],
             "confidence": Confidence().state_dict(),
+            "look_losses": LookWeights(1).losses,
         }
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,7 +4,7 @@ import contextlib
 import copy
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_ru
 from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
+
+LOOKS = (0.85, 0.5)  # see ``Learner``
 
 
 class Learner(Predictor):
@@ -52,6 +54,10 @@ class Learner(Predictor):
         budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
             gives way. Trained layers count as part of the network.
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
+        looks: sides of the central squares of an image that are looked at, in units of its side, for a method in closed
+            form. An image takes as much time as there are looks. How much each counts is learned along the stream. Two
+            of 0.85 and 0.5 find an object in the middle of a scene and one that fills the image; ``(1.0,)`` sees the
+            whole image alone.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -72,18 +78,24 @@ class Learner(Predictor):
         image_size: int | None = None,
         budget_bytes: int | None = None,
         cut_layer: int | str | None = None,
+        looks: Sequence[float] = LOOKS,
     ):
         method = CLOSED_FORMS[0] if method == "recommended" else method
         if method not in REPLAY and form_of(method) is None:
             raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*CLOSED_FORMS, *REPLAY])}")
-        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes)
+        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes, None, looks)
 
     def _set_up(
-        self, method: str, network: FrozenNetwork, budget_bytes: int | None, moments: dict[str, Any] | None = None
+        self,
+        method: str,
+        network: FrozenNetwork,
+        budget_bytes: int | None,
+        moments: dict[str, Any] | None,
+        looks: Sequence[float],
     ) -> None:
         """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
-        super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments))
+        super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments, looks))
         self.lessons: list[Lesson] = []
         self._before: Classifier | None = None  # as it was before the last lesson
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
@@ -215,6 +227,11 @@ class Learner(Predictor):
         return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
 
     @property
+    def looks(self) -> tuple[float, ...]:
+        """Sides of the central squares of an image that are looked at, in units of its side."""
+        return self._classifier.looks.shares
+
+    @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._classifier.tensors())
@@ -314,6 +331,7 @@ class Learner(Predictor):
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
                 "features": self.features,
+                "looks": list(self.looks),
                 "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
                 "lessons": [lesson.state_dict() for lesson in self.lessons],
                 "before": before and before.state_dict(),
@@ -370,10 +388,11 @@ class Learner(Predictor):
             return learner
         network, state = found
         try:
-            learner._set_up(state["method"], network, state["budget_bytes"], state["features"])
+            learner._set_up(state["method"], network, state["budget_bytes"], state["features"], state["looks"])
             learner._classifier.load_state_dict(state)
             if state["before"] is not None:
-                learner._before = new_classifier(learner.method, network.model, learner.budget_bytes, state["features"])
+                settings = learner.method, network.model, learner.budget_bytes, state["features"], state["looks"]
+                learner._before = new_classifier(*settings)
                 learner._before.load_state_dict(state["before"])
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error

@@ -6,6 +6,7 @@ something is taught, not for answers.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
+from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.replay_network import HeldRows, ReplayNetwork, quantizer_of
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
@@ -294,7 +296,7 @@ class ReplayClassifier(Classifier):
         if number not in known or len(known) < 2:
             return None
         examined = self.examine(features)
-        found = self._evidence(examined)
+        found = self.evidence(examined)
         without = typicality_without(self.statistics, examined[:, : self.length], number)
         self.confidence.observe(found, number, without)
         return int(found.labels[found.scores.mean(0).argmax()]) == number
@@ -319,7 +321,8 @@ class ReplayClassifier(Classifier):
             return self.network.scores(inputs)
         return normalize(inputs.mean((2, 3))) @ normalize(self.statistics.means).mT
 
-    def _evidence(self, features: Tensor) -> Evidence:
+    def evidence(self, features: Tensor) -> Evidence:
+        """Compute scores and distances of images from what ``examine`` returned."""
         found = evidence(self.statistics, features[:, : self.length])
         if not self.pieces:
             return found
@@ -400,9 +403,13 @@ class ReplayClassifier(Classifier):
 
 
 def new_classifier(
-    method: str, model: SplitModel, budget_bytes: int, moments: dict[str, Any] | None = None
+    method: str,
+    model: SplitModel,
+    budget_bytes: int,
+    moments: dict[str, Any] | None = None,
+    looks: Sequence[float] = (1.0,),
 ) -> Classifier:
     """Make a classifier without classes of any method that a learner may have; see ``Classifier.of_model``."""
     if method in REPLAY:
         return ReplayClassifier(method, model, budget_bytes)
-    return Classifier.of_model(method, model, budget_bytes, moments)
+    return Classifier.of_model(method, model, budget_bytes, moments, Looks(tuple(looks)))

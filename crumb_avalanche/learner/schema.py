@@ -14,6 +14,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.calibration import RIVALS, Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
+from crumb_avalanche.learner.looks import STEPS, LookWeights
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
@@ -84,12 +85,15 @@ FEATURES = {
     **dict.fromkeys(("maps", "deviations", "equal_lengths"), Flag()),
     "power": Real(1e-3, 1),
     "cells": Whole(1, 8),
+    "inner": Real(0.1, 1),
+    "window": Real(0, 1),
 }
 # The plain values of a learner.
 HEADER = {
     "method": Text(rule=_known_method),
     "budget_bytes": Whole(0, 10**15),
     "features": maybe(FEATURES),
+    "looks": Each(Real(0.1, 1), most=max(STEPS)),
     "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten
     "lessons": Each(LESSON),
     "stored": Each(Text(), most=10),
@@ -171,7 +175,7 @@ REPLAYED = {
         ),
     },
 }
-STATISTICS = ("statistics", "confidence", "replay")  # of what was learned, which ``before`` has as well
+STATISTICS = ("statistics", "confidence", "look_losses", "replay")  # of what was learned, which ``before`` has as well
 INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
 
 
@@ -191,6 +195,8 @@ def check_header(header: dict[str, Any]) -> None:
     )
     closed = header["method"] not in REPLAY
     _require((header["features"] is not None) == closed, "features", "there for a closed form, and only for it")
+    looks = header["looks"]
+    _require(len(looks) > 0 and (closed or looks == [1]), "looks", "at least one, and the whole image for replay")
 
 
 def check_run_header(header: Any) -> None:
@@ -215,19 +221,19 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     """
     check_header(header)
     rest = {"int8": maybe(INT8), "network": maybe(WEIGHTS), "before": Anything()}
-    check({"statistics": Anything(), "confidence": Anything(), "replay?": Anything(), **rest}, state)
+    check(dict.fromkeys((*STATISTICS[:-1], "replay?"), Anything()) | rest, state)
     method, before = header["method"], state["before"]
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]
     known = {name: state[name] for name in STATISTICS if name in state}
-    _check_known({"names": names, "images": images, **known}, method, "")
+    _check_known({"names": names, "images": images, **known}, method, len(header["looks"]), "")
     if before is not None:
-        _check_known(before, method, "before.")
+        _check_known(before, method, len(header["looks"]), "before.")
     included = header["network"]["included"]
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
 
 
-def _check_known(value: Any, method: str, place: str) -> None:
+def _check_known(value: Any, method: str, looks: int, place: str) -> None:
     """Check the names, statistics and confidence of a learner, and what replay keeps."""
     statistics: Any = value.get("statistics") if isinstance(value, dict) else None
     settings: Any = statistics.get("settings") if isinstance(statistics, dict) else None
@@ -242,6 +248,7 @@ def _check_known(value: Any, method: str, place: str) -> None:
             "settings": {str(name): SETTINGS.get(str(name), PLAIN) for name in ("n_classes", "length", *settings)},
         },
         "confidence": CONFIDENCE,
+        "look_losses": Array(torch.float64, len(LookWeights(looks).losses), low=0),
         **({"replay": REPLAYED} if method in REPLAY else {}),
     }
     try:
@@ -250,7 +257,11 @@ def _check_known(value: Any, method: str, place: str) -> None:
         _require(len(set(names)) == len(names), "names", "different names")
         wrong = [count for name, count in zip(value["names"], value["images"]) if name is None and count]
         _require(not wrong, "images", "0 where a class was forgotten")
-        _require(statistics["counts"].tolist() == value["images"], "statistics.counts", "images")
+        _require(
+            statistics["counts"].tolist() == [looks * count for count in value["images"]],
+            "statistics.counts",
+            "images times looks",
+        )
         lessons = confidence["lessons"]
         _require(not len(lessons) or int(lessons.max()) < confidence["next"], "confidence.next", "above all lessons")
         if method in REPLAY:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.models.penultimate import evaluating, head_input, penultimate
+from crumb_avalanche.models.penultimate import evaluating, head_input, penultimate, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Factor, InRange, Range
 
@@ -47,6 +47,10 @@ class FeatureMoments(InRange):
             features of size 1 have, so that no kind and no bright image outweighs the others.
         cells: take the means of the feature map over each cell of a grid of ``cells x cells``, which tells where in the
             image something is. The head's input has one mean.
+        inner: share of the side of the feature map whose middle counts, because an object that is shown is there, and
+            its surroundings are not.
+        window: deviation of Gaussian weights of the locations of the head's input, in units of its side, for the same
+            reason; 0 weights all alike. Without effect where the network does not average its last map.
     """
 
     maps: bool = False
@@ -54,6 +58,8 @@ class FeatureMoments(InRange):
     power: Factor = 1.0
     equal_lengths: bool = False
     cells: Annotated[int, Range(1, 8)] = 1
+    inner: Annotated[float, Range(0.1, 1)] = 1.0
+    window: Annotated[float, Range(0, 1)] = 0.0
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
@@ -66,13 +72,13 @@ class FeatureMoments(InRange):
 
     def of_head(self) -> "FeatureMoments":
         """Return the moments of the head's input alone: the last ones of these."""
-        return replace(self, maps=False, cells=1)
+        return replace(self, maps=False, cells=1, inner=1.0)
 
     @torch.no_grad()
     def of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
         """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
         with evaluating(model):
-            before_head = head_input(model, maps)
+            before_head = unpooled_head_input(model, maps)[0] if self.window else head_input(model, maps)
         return self.of_layers([model.places(maps), before_head] if self.maps else [before_head])
 
     def of_layers(
@@ -95,17 +101,45 @@ class FeatureMoments(InRange):
             if values.dim() == 2:
                 kinds.append(values)
                 continue
-            grid = place == 0 and self.maps and self.cells > 1
-            deviates = self.deviations and not (no_deviation and place == len(layers) - 1)
-            # Moments of a whole map cost more than those of its cells.
-            mean, deviation = (moments or mean_and_deviation)(values) if deviates or not grid else (None, None)
-            kinds.append(cell_means(values, self.cells) if grid else mean)
-            kinds += [deviation] if deviates else []
+            of_map = place == 0 and self.maps
+            deviates = self.deviations and not (no_deviation and not of_map)
+            mean = self.means(values, of_map)
+            if deviates or mean is None:
+                plain, deviation = (moments or mean_and_deviation)(self.middle(values) if of_map else values)
+                mean = plain if mean is None else mean
+            kinds += [mean, deviation] if deviates else [mean]
         if self.power != 1:
             kinds = [values.sign() * (values.abs() + tiny) ** self.power for values in kinds]
         if self.equal_lengths:
             kinds = [functional.normalize(values) * values.shape[1] ** 0.5 for values in kinds]
         return torch.cat(kinds, 1)
+
+    def means(self, values: Tensor, of_map: bool) -> Tensor | None:
+        """Compute means of ``(B, C, H, W)`` over cells, or weighted by the window; ``None`` for plain means."""
+        if of_map:
+            return cell_means(self.middle(values), self.cells) if self.cells > 1 else None
+        if not self.window:
+            return None
+        rows, columns = (_gaussian(length, self.window).to(values) for length in values.shape[2:])
+        return ((values @ columns) * rows).sum(2)
+
+    def middle(self, values: Tensor) -> Tensor:
+        """Return the locations of ``(B, C, H, W)`` that count."""
+        (top, bottom), (left, right) = (middle_of(length, self.inner) for length in values.shape[2:])
+        return values[:, :, top:bottom, left:right]
+
+
+def middle_of(length: int, share: float) -> tuple[int, int]:
+    """Return where the middle of an axis begins and ends, at least one place of it."""
+    places = int(length)  # a tensor where an exporter traces
+    margin = min(round(places * (1 - share) / 2), (places - 1) // 2)
+    return margin, places - margin
+
+
+def _gaussian(length: int, deviation: float) -> Tensor:
+    """Compute Gaussian weights of the places of an axis, ``(length,)`` float32 with the sum 1."""
+    places = (torch.arange(int(length)) + 0.5) / int(length) - 0.5  # a tensor where an exporter traces
+    return (-(places**2) / (2 * deviation**2)).softmax(0)
 
 
 def parts_of(settings: Any) -> tuple[FeatureMoments, dict[str, Any]]:

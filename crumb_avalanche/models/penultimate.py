@@ -84,6 +84,29 @@ def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
     return averaged(head_input(model, maps))
 
 
+def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
+    """Compute the input of the head, ``(B, D, H, W)`` if it is averaged over locations, else ``(B, D)``.
+
+    Returns:
+        The values, and whether the network averages them before the head.
+    """
+    pooled: list[Tensor] = []
+    pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
+    # Others, of squeeze-and-excitation, come before the last one.
+    handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools[-1:]]
+    try:
+        values = head_input(model, maps)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if values.dim() == 2 and pooled:
+        before = torch.cat(pooled).float()
+        means = averaged(before)
+        if means.shape == values.shape and torch.allclose(means, values, rtol=1e-4, atol=1e-5):
+            return before, True
+    return values, False
+
+
 def averaged(values: Tensor) -> Tensor:
     """Average ``(B, D, H, W)`` over locations; ``(B, D)`` is returned as it is."""
     return values if values.dim() == 2 else values.flatten(2).mean(2)
