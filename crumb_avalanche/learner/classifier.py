@@ -104,12 +104,13 @@ class Classifier:
         Args:
             method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method in the middle of the image, or if the
-                budget is small the features of the head's input alone.
+            moments: arguments of ``FeatureMoments``; default those of the method, weighted towards the middle of each look unless
+                it is the whole image; or if the budget is small the features of the head's input alone.
         """
         form = form_of(method)
         assert form is not None
-        features = FeatureMoments(**({**form.moments, **MIDDLE} if moments is None else moments))
+        default = form.moments if looks == WHOLE else {**form.moments, **MIDDLE}
+        features = FeatureMoments(**(default if moments is None else moments))
         length, kept = features.length(model), features.of_head().length(model)
         if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
             features, length = features.of_head(), kept

@@ -56,8 +56,8 @@ class Learner(Predictor):
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
         looks: sides of the central squares of an image that are looked at, in units of its side, for a method in closed
             form. An image takes as much time as there are looks. How much each counts is learned along the stream. Two
-            of 0.85 and 0.5 find an object in the middle of a scene and one that fills the image; ``(1.0,)`` sees the
-            whole image alone.
+            of 0.85 and 0.5 find an object in the middle of a scene and one that fills the image. ``(1.0,)`` weights all
+            of the image alike, as ``crumb run`` does.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -90,8 +90,8 @@ class Learner(Predictor):
         method: str,
         network: FrozenNetwork,
         budget_bytes: int | None,
-        moments: dict[str, Any] | None,
-        looks: Sequence[float],
+        moments: dict[str, Any] | None = None,
+        looks: Sequence[float] = (1.0,),
     ) -> None:
         """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
-from crumb_avalanche.learner.looks import Looks
+from crumb_avalanche.learner.looks import WHOLE, Looks
 from crumb_avalanche.learner.replay_network import HeldRows, ReplayNetwork, quantizer_of
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
@@ -79,7 +79,7 @@ class ReplayClassifier(Classifier):
 
     def __init__(self, method: str, frozen: SplitModel, budget_bytes: int):
         self.method, self.replay, self.frozen, self.budget_bytes = method, REPLAY[method], frozen, budget_bytes
-        self.kept = frozen.map_shape[0]
+        self.kept, self.looks = frozen.map_shape[0], WHOLE
         self._start()
         self._begin()
 
