@@ -104,8 +104,8 @@ class Classifier:
         Args:
             method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method, weighted towards the middle of each look unless
-                it is the whole image; or if the budget is small the features of the head's input alone.
+            moments: arguments of ``FeatureMoments``; default those of the method, weighted towards the middle of each
+                look unless it is the whole image; or if the budget is small those of the head's input alone.
         """
         form = form_of(method)
         assert form is not None

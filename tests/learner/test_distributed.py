@@ -103,9 +103,7 @@ def test_confidence_comes_from_clips_that_were_asked_of_others(make, tree):
     temperatures = []
     for learner in (one, many):
         known = learner._classifier
-        temperatures.append(
-            known.confidence.temperature(known.evidence(known.compute(learner.network.model, asked())))
-        )
+        temperatures.append(known.confidence.temperature(known.evidence(known.compute(learner.network.model, asked()))))
     assert temperatures[1] == pytest.approx(temperatures[0], rel=0.3)
 
 
