@@ -37,7 +37,7 @@ def result_of(folder):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("--benchmark eth8", "eth8.*eth80.*clip_folder.*toy_shapes"),
+        ("--benchmark eth8", "eth8.; known are .*eth80"),
         ("--benchmark eth80 --dataset-root .", r"\..*<object>"),
         ("--dataset-root nowhere", "nowhere.*<class>/<object>/<clip>"),
         ("--strategy crumbs", "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, cope"),
