@@ -327,15 +327,15 @@ class Classifier:
                 f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
                 f"again, with method={self.method}"
             )
-        if other.features != self.features:
-            raise ValueError(
-                f"a learner of features {vars(other.features)} cannot be merged into one of {vars(self.features)}: "
-                "teach its images to this one"
-            )
         if other.looks != self.looks:
             raise ValueError(
                 f"a learner of looks {other.looks.shares} cannot be merged into one of {self.looks.shares}: teach its "
                 "images to this one"
+            )
+        if other.features != self.features:
+            raise ValueError(
+                f"a learner of features {vars(other.features)} cannot be merged into one of {vars(self.features)}: "
+                "teach its images to this one"
             )
 
     def merge(self, other: "Classifier") -> list[str]:

@@ -26,7 +26,7 @@ from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
 
-LOOKS = (0.85, 0.5)  # see ``Learner``
+LOOKS = (0.75, 0.5)  # see ``Learner``; their scales are exact in binary, so that every runtime sees the same pixels
 
 
 class Learner(Predictor):
@@ -56,7 +56,7 @@ class Learner(Predictor):
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
         looks: sides of the central squares of an image that are looked at, in units of its side, for a method in closed
             form. An image takes as much time as there are looks. How much each counts is learned along the stream. Two
-            of 0.85 and 0.5 find an object in the middle of a scene and one that fills the image. ``(1.0,)`` weights all
+            of 0.75 and 0.5 find an object in the middle of a scene and one that fills the image. ``(1.0,)`` weights all
             of the image alike, as ``crumb run`` does.
 
     Raises:

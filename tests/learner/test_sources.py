@@ -319,7 +319,6 @@ def test_what_is_ignored_is_counted_and_classes_without_images_are_named(tmp_pat
         (BLACK, {"label": "a/b"}, ValueError, "class name 'a/b' contains '/'"),
         (Image.new("RGB", (0, 5)), {}, BadFrameError, "it has 0 x 5 pixels"),
     ],
-    ids=str,
 )
 def test_errors_say_what_came_and_the_rule(tmp_path, monkeypatch, source, options, kind, fact):
     (tmp_path / "deep" / "deeper").mkdir(parents=True)

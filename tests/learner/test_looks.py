@@ -1,0 +1,143 @@
+"""The parts of an image that a learner looks at, and how much each counts."""
+
+import numpy as np
+import pytest
+import torch
+
+from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.learner.looks import Looks, LookWeights, enlarged
+from crumb_avalanche.methods.features import FeatureMoments, middle_of
+
+SIDE, CHOSEN = 32, (0.75, 0.5)
+
+
+@pytest.fixture
+def learner(weights_file):
+    return Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=CHOSEN)
+
+
+def pictures(colour, surroundings, number=6, seed=0):
+    """Noisy images with a square of one colour in the middle of another."""
+    noise = np.random.default_rng(seed).integers(-20, 20, (number, SIDE, SIDE, 3))
+    images = np.full((number, SIDE, SIDE, 3), surroundings) + noise
+    images[:, 10:22, 10:22] = np.array(colour) + noise[:, 10:22, 10:22]
+    return images.clip(0, 255).astype(np.uint8)
+
+
+def test_a_look_is_the_middle_at_the_size_of_the_image():
+    pixels = torch.arange(3 * 8 * 8, dtype=torch.uint8).view(1, 3, 8, 8)
+    whole, half = Looks((1.0, 0.5)).crops(pixels)
+    assert torch.equal(whole, pixels)
+    # Worked by hand: columns 2 to 5 of a row, each pixel between its neighbours at a quarter and three quarters.
+    row = pixels[0, 0, 2, 2:6].double()
+    places = torch.tensor([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
+    expected = row[0] + places
+    assert half.shape == pixels.shape and half.dtype == torch.uint8
+    assert torch.equal(half[0, 0, 0].double(), expected.round())
+
+
+@pytest.mark.parametrize("share", CHOSEN)
+def test_looks_of_the_default_have_no_rounding_errors(share):
+    pixels = torch.randint(0, 256, (2, 3, 224, 224), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(enlarged(pixels.float(), share), enlarged(pixels.double(), share).float())
+
+
+@pytest.mark.parametrize("shares", [(), (0.5,) * 4, (0.05,), (1.1,)])
+def test_other_looks_are_refused(shares):
+    with pytest.raises(ValueError, match="one to three shares"):
+        Looks(shares)
+
+
+@pytest.mark.parametrize(
+    "length, share, expected", [(13, 0.8, (1, 12)), (14, 0.8, (1, 13)), (7, 0.1, (3, 4)), (4, 1, (0, 4))]
+)
+def test_the_middle_of_an_axis(length, share, expected):
+    assert middle_of(length, share) == expected
+
+
+def test_the_window_weights_the_last_map_as_a_gaussian():
+    features, values = FeatureMoments(window=0.3), torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(1))
+    weights = [np.exp(-(((place + 0.5) / 4 - 0.5) ** 2) / (2 * 0.3**2)) for place in range(4)]
+    weighted = sum(
+        weights[row] * weights[column] * values[:, :, row, column] for row in range(4) for column in range(4)
+    )
+    torch.testing.assert_close(features.of_layers([values]), weighted / sum(weights) ** 2)
+
+
+def test_the_inner_part_alone_counts():
+    features = FeatureMoments(maps=True, cells=2, inner=0.5)
+    maps, head = torch.rand(2, 3, 8, 8), torch.rand(2, 4)
+    changed = maps.clone()
+    changed[:, :, 0], changed[:, :, :, 7] = 9, 9
+    assert torch.equal(features.of_layers([maps, head]), features.of_layers([changed, head]))
+    assert features.of_layers([maps, head]).shape == (2, 3 * 4 + 4)
+
+
+def test_the_look_that_is_right_before_learning_counts_more():
+    first, second = LookWeights(2), LookWeights(2)
+    assert first.weights().tolist() == pytest.approx([0.5, 0.5])
+    right, wrong = [4.0, 0.0], [0.0, 4.0]
+    for _ in range(5):
+        first.observe(torch.tensor([[right, wrong]], dtype=torch.float64), 0)
+        second.observe(torch.tensor([[wrong, right]], dtype=torch.float64), 0)
+    weights = first.weights()
+    assert weights[0] > 0.9 and float(weights.sum()) == pytest.approx(1)
+    first.merge(second)
+    assert first.weights().tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_one_look_has_the_weight_one():
+    weights = LookWeights(1)
+    weights.observe(torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), 1)
+    assert weights.weights().tolist() == [1]
+
+
+def test_it_answers_by_the_object_where_the_surroundings_mislead(weights_file):
+    red, green, blue, grey = (200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 120)
+    right = {}
+    for looks in ((1.0,), (0.375,)):  # the square is 12 of 32 pixels
+        learner = Learner("ncm", "small_cnn", weights_file, SIDE, looks=looks)
+        learner.teach(pictures(red, blue), "red")
+        learner.teach(pictures(green, grey), "green")
+        asked = [pictures(red, grey, seed=1), pictures(green, blue, seed=1)]
+        frames = [[frame.label for frame in learner.predict(list(some)).frames] for some in asked]
+        right[looks] = frames[0].count("red") + frames[1].count("green")
+    assert right[(0.375,)] == 12 > right[(1.0,)]
+
+
+def test_each_image_counts_once_and_the_file_keeps_looks_and_weights(learner, tmp_path):
+    for number in range(3):
+        for colour in ("red", "green"):
+            learner.teach(np.random.default_rng(number).integers(0, 256, (6, SIDE, SIDE, 3), dtype=np.uint8), colour)
+    assert [info.images for info in learner.classes] == [18, 18]
+    learner.save(tmp_path / "two.safetensors")
+    again, image = Learner.load(tmp_path / "two.safetensors"), pictures((190, 60, 60), (0, 0, 0), 1)[0]
+    assert again.looks == CHOSEN and again.predict(image) == learner.predict(image)
+    losses = [one._classifier.look_weights.losses for one in (learner, again)]
+    assert torch.equal(*losses) and float(losses[0].sum()) > 0
+    learner.undo()
+    assert float(learner._classifier.look_weights.losses.sum()) < float(losses[1].sum())
+
+
+def test_learners_of_other_looks_are_not_merged(learner, weights_file):
+    other = Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,))
+    for one in (learner, other):
+        one.teach(pictures((200, 40, 40), (40, 40, 200)), "red")
+    with pytest.raises(ValueError, match="looks"):
+        learner.merge(other)
+
+
+def test_the_whole_image_alone_has_the_features_of_a_run(weights_file):
+    learner = Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,))
+    assert learner.features == vars(FeatureMoments(**learner._classifier.statistics.moments))
+
+
+def test_where_the_evidence_lies_is_within_the_looks(learner):
+    learner.teach(pictures((200, 40, 40), (40, 40, 200)), "red")
+    learner.teach(pictures((40, 200, 40), (120, 120, 120)), "green")
+    shares = learner.explain(pictures((200, 40, 40), (120, 120, 120), 1)[0])
+    assert shares.shape == (SIDE, SIDE) and not shares[:4].any() and not shares[:, -4:].any() and shares.abs().max() > 0
+
+
+def test_the_default_is_two_looks(weights_file):
+    assert Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE).looks == LOOKS == (0.75, 0.5)
