@@ -114,9 +114,11 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
         check_same(settings, learner)
         return learner
     weights = None if settings.weights == "none" else settings.weights or "torchvision"
-    return Learner(
+    learner = Learner(
         settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
     )
+    print(f"new learner with {learner.network.backbone}, {learner.network.source}", file=sys.stderr)
+    return learner
 
 
 def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
@@ -125,7 +127,7 @@ def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> Non
     network = learner.network
     kept: list[tuple[str, Any, tuple]] = [
         ("method", settings.method, (learner.method,)),
-        ("backbone", full_name(settings.backbone), (network.backbone,)),
+        ("backbone", settings.backbone and full_name(settings.backbone), (network.backbone,)),
         ("cut_layer", settings.cut_layer, network.cuts),
         ("image_size", settings.image_size, (network.image_size,)),
         ("budget_bytes", settings.budget_bytes, (learner.budget_bytes,)),

@@ -20,6 +20,7 @@ from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
 from crumb_avalanche.learner.sources import clips_of, sample
+from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.ray_cluster import Engine
@@ -37,7 +38,7 @@ class Learner(Predictor):
 
     ::
 
-        learner = Learner("recommended", backbone="squeezenet1_0")
+        learner = Learner()
         learner.teach("clips/mug", "mug")
         learner.teach("clips/shoe", "shoe")
         answer = learner.predict("photo.jpg")
@@ -47,7 +48,8 @@ class Learner(Predictor):
         method: ``recommended`` (``rda``), or another closed form: ``slda``, ``ncm``, ``ranpac``, or any that is
             registered; or a method by replay, which trains the layers after the cut: ``crumb``, ``remind``, ``er``,
             ``icarl``.
-        backbone: a name in ``BACKBONES``, or ``timm:NAME``.
+        backbone: a name in ``BACKBONES``, or ``timm:NAME``; default ``efficientnet_lite0`` if the extra ``weights`` is
+            installed and no other weights are given, else ``squeezenet1_0``.
         weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the network's library publishes; or a weight
             file.
         image_size: side in pixels to which images are resized; default 224, or that of a network of timm.
@@ -73,7 +75,7 @@ class Learner(Predictor):
     def __init__(
         self,
         method: str = "recommended",
-        backbone: str = "squeezenet1_0",
+        backbone: str | None = None,
         weights: str | os.PathLike | None = "torchvision",
         image_size: int | None = None,
         budget_bytes: int | None = None,
@@ -83,7 +85,8 @@ class Learner(Predictor):
         method = CLOSED_FORMS[0] if method == "recommended" else method
         if method not in REPLAY and form_of(method) is None:
             raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*CLOSED_FORMS, *REPLAY])}")
-        self._set_up(method, FrozenNetwork.build(backbone, weights, image_size, cut_layer), budget_bytes, None, looks)
+        network = FrozenNetwork.build(backbone or default_backbone(weights), weights, image_size, cut_layer)
+        self._set_up(method, network, budget_bytes, None, looks)
 
     def _set_up(
         self,

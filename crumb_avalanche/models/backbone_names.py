@@ -123,6 +123,16 @@ def package_of_weights() -> Distribution | None:
         return None
 
 
+def default_backbone(weights: Any = "torchvision") -> str:
+    """Return the backbone of a learner for which none is named: the better one, if its weights are installed.
+
+    Args:
+        weights: as for ``split_backbone``. A file is SqueezeNet's whatever is installed, and so are random weights.
+    """
+    lite = weights == "package" or (weights == "torchvision" and package_of_weights() is not None)
+    return "efficientnet_lite0" if lite else "squeezenet1_0"
+
+
 def source_of(backbone: str, weights: str = "torchvision") -> str:
     """Say where the published weights of a backbone come from, with their licence; errors as for ``full_name``.
 

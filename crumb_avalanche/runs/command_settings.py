@@ -188,7 +188,8 @@ class NewLearnerSettings(InRange):
         weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download), 'package' (extra
             weights) or a weight file; default the published ones of the backbone.
         backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn
-            or timm:NAME.
+            or timm:NAME; default efficientnet_lite0 if the extra weights is installed and --weights is not given, else
+            squeezenet1_0.
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
@@ -199,7 +200,7 @@ class NewLearnerSettings(InRange):
 
     method: str = "recommended"
     weights: str | None = None
-    backbone: str = "squeezenet1_0"
+    backbone: str | None = None
     cut_layer: Number | str | None = None
     image_size: ImageSize | None = None
     budget_bytes: Bytes | None = None

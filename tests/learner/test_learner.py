@@ -321,9 +321,9 @@ def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
             Image.fromarray(pixels).save(tmp_path / "clips" / name / f"{place}.png")
     Image.fromarray(images(0, 1, seed=1)[0]).save(tmp_path / "photo.jpg")
     # The small network in the place of a download.
-    small = 'backbone="small_cnn", weights="weights.safetensors", image_size=32)'
+    small = 'Learner(backbone="small_cnn", weights="weights.safetensors", image_size=32)'
     (tmp_path / "weights.safetensors").write_bytes(weights_file.read_bytes())
     names: dict = {}
-    exec(compile(snippet.replace('backbone="squeezenet1_0")', small), "README.md", "exec"), names)
+    exec(compile(snippet.replace("Learner()", small), "README.md", "exec"), names)
     assert names["answer"].label == "mug"
     assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]

@@ -9,8 +9,8 @@ import torch
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerError
-from crumb_avalanche.models import weights
-from crumb_avalanche.models.backbone_names import package_of_weights
+from crumb_avalanche.models import backbone_names, weights
+from crumb_avalanche.models.backbone_names import default_backbone, package_of_weights
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import EfficientNetLite
 from crumb_avalanche.models.runtimes import use_runtime
@@ -48,6 +48,18 @@ def test_a_runtime_computes_its_maps(learner, runtime, packages, most):
     maps = model.extract(pixels)
     assert 0 < float((maps - expected).norm() / expected.norm()) < most
     assert torch.equal(model.extract(pixels[3:4]), maps[3:4])
+
+
+def test_new_learners_take_it_where_its_weights_are(crumb, clips, tmp_path, monkeypatch):
+    code, _, err = crumb("teach", tmp_path / "a.safetensors", clips, "--image-size", SIDE)
+    assert code == 0 and "new learner with efficientnet_lite0, ImageNet weights of the package" in err
+    assert [default_backbone(one) for one in ("torchvision", "w.npz", None)] == [
+        "efficientnet_lite0",
+        "squeezenet1_0",
+        "squeezenet1_0",
+    ]
+    monkeypatch.setattr(backbone_names, "package_of_weights", lambda: None)
+    assert (default_backbone(), default_backbone("package")) == ("squeezenet1_0", "efficientnet_lite0")
 
 
 def test_it_is_exported(learner, tmp_path):
