@@ -11,7 +11,8 @@ from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.clips import Clip, check_class_folders, label_of, only_class_folder
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
-from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
@@ -114,11 +115,20 @@ def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
         check_same(settings, learner)
         return learner
     weights = None if settings.weights == "none" else settings.weights or "torchvision"
-    learner = Learner(
-        settings.method, settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
-    )
+    network = settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
+    learner = Learner(settings.method, *network, LOOKS if settings.looks is None else looks_of(settings.looks))
     print(f"new learner with {learner.network.backbone}, {learner.network.source}", file=sys.stderr)
     return learner
+
+
+def looks_of(text: str) -> tuple[float, ...]:
+    """Return the shares of a text such as ``0.75,0.5``."""
+    try:
+        return Looks(tuple(map(float, text.split(",")))).shares
+    except ValueError as error:
+        raise ValueError(
+            f"--looks is {text!r}; give one to three shares of the image's side, such as 0.75,0.5"
+        ) from error
 
 
 def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
@@ -131,12 +141,14 @@ def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> Non
         ("cut_layer", settings.cut_layer, network.cuts),
         ("image_size", settings.image_size, (network.image_size,)),
         ("budget_bytes", settings.budget_bytes, (learner.budget_bytes,)),
+        ("looks", settings.looks and looks_of(settings.looks), (learner.looks,)),
     ]
     for name, given, made in kept:
         if given not in (getattr(usual, name), *made):
             flag = f"--{name.replace('_', '-')}"
+            kept_value, given = (",".join(map(str, one)) if name == "looks" else one for one in (made[0], given))
             raise ValueError(
-                f"{settings.model} was made with {flag} {made[0]} and keeps it: leave {flag} {given} out, or name "
+                f"{settings.model} was made with {flag} {kept_value} and keeps it: leave {flag} {given} out, or name "
                 "a new file"
             )
 

@@ -196,6 +196,8 @@ class NewLearnerSettings(InRange):
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
             one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
+        looks: of a new learner: sides of the central squares that it looks at, in units of an image's side, such as 1
+            for whole images; 0.75,0.5 by default. Each takes the time of an image.
     """
 
     method: str = "recommended"
@@ -206,6 +208,7 @@ class NewLearnerSettings(InRange):
     budget_bytes: Bytes | None = None
     runtime: RuntimeName = "auto"
     threads: Threads = 0
+    looks: str | None = None
 
 
 @dataclass
