@@ -32,7 +32,7 @@ from PIL import Image
 from support.bench import bench_parser, clock_of, fastest, report, seconds
 
 from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
 
@@ -77,7 +77,7 @@ def python(code: str, *arguments: object) -> int:
 
 def taught(options: argparse.Namespace) -> Learner:
     """A learner that was taught 20 classes."""
-    learner = Learner(options.method, options.backbone, None, 224)
+    learner = Learner(options.method, options.backbone, None, 224, looks=options.looks)
     for number in range(CLASSES):
         learner.teach(photos(number, 2 if options.quick else 8, 224), f"class {number}")
     return learner
@@ -156,7 +156,7 @@ def served(options: argparse.Namespace, model: Path) -> dict[str, float]:
 
 def many_classes(options: argparse.Namespace) -> dict[str, float]:
     """Time early and late lessons of many classes of 3 small images."""
-    learner = Learner(options.method, "small_cnn", None, 32, budget_bytes=64_000_000)
+    learner = Learner(options.method, "small_cnn", None, 32, 64_000_000, looks=options.looks)
 
     def lesson(learner: Learner, number: int) -> float:
         images = photos(number, 3, 32)
@@ -177,6 +177,7 @@ def main() -> None:
     parser = bench_parser(__doc__, threads=1)
     parser.add_argument("--method", default="recommended", help="method of the learner")
     parser.add_argument("--backbone", default="squeezenet1_0", help="network, with random weights")
+    parser.add_argument("--looks", type=float, nargs="+", default=LOOKS, help="sides of the squares looked at")
     parser.add_argument("--batch", type=int, default=64, help="images of a batch")
     parser.add_argument("--many", type=int, default=2000, help="number of classes of the last measurement")
     parser.add_argument("--quick", action="store_true", help="one round, small batches, 100 classes")

@@ -4,7 +4,7 @@
 
 In each run the training objects of the split are folders class/object, and the held-out ones are photos:
   run       `crumb run --preset recommended` on the split
-  taught    `Learner("recommended")`, taught half of the classes in one lesson and the others in a second one
+  taught    `Learner("recommended", looks=(1.0,))`, taught half of the classes in one lesson and the others in a second
   merged    two learners, each taught half of the objects of every class, merged into one
 Differences are to `run` for `taught`, and to `taught` for `merged`. Writes `taught_learner.csv` to --output after each
 run; the same command resumes, and with --table-only makes the table of what is there.
@@ -67,7 +67,7 @@ def accuracies(frames: FrameTable, memo: FeatureMemo, network: tuple, folder: Pa
     train = frames.rows("train").tolist()
     first = set(frames.classes[: len(frames.classes) // 2])
     by_class = [[row for row in train if (frames[row].class_name in first) == known] for known in (True, False)]
-    taught, merged, apart = (Learner("recommended", *network) for _ in range(3))
+    taught, merged, apart = (Learner("recommended", *network, looks=(1.0,)) for _ in range(3))
     for learner in (taught, merged, apart):
         learner.network.model.feature_memo = memo
     for number, rows in enumerate(by_class):
