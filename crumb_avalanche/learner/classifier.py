@@ -12,7 +12,9 @@ from crumb_avalanche.learner.evidence import Evidence, evidence, evidence_by_loc
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
+from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
@@ -85,9 +87,7 @@ class Classifier:
     def _start(self) -> None:
         self.names: list[str | None] = []
         self.images: list[int] = []
-        self.confidence = Confidence()
-        self.look_weights = LookWeights(len(self.looks))
-        self._asked: ClosedForm | None = None
+        self._start_confidence()
         self._asked_images = 0
 
     @classmethod
@@ -181,8 +181,10 @@ class Classifier:
         return note
 
     def _start_confidence(self) -> None:
-        """Forget records of answers that were made of more features."""
-        self.confidence, self.look_weights, self._asked = Confidence(), LookWeights(len(self.looks)), None
+        """Begin without records of answers, also those that were made of more features."""
+        whitened = isinstance(getattr(self, "statistics", None), RegularizedDiscriminant | StreamingLDA)
+        self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(len(self.looks))
+        self._asked: ClosedForm | None = None
 
     def _grow(self, classes: int) -> None:
         self.statistics.grow(classes)
