@@ -35,9 +35,9 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, capsys)
     path = tmp_path / "mine.safetensors"
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "red", "--label", "red", *new)
     assert code == 0 and "learned red: 6 images" in out and "1 class," in out
-    assert "known and unknown are told apart by a usual threshold until a second class, and then clips of 5 more objects" in out
+    assert "by a usual threshold until a second class, and then clips of 5 more objects" in out
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "blue", "--label", "sky", *QUIET)
-    assert code == 0 and "2 classes" in out and "is called known until clips of 4 more objects" in out
+    assert code == 0 and "2 classes" in out and "by a usual threshold until clips of 4 more objects" in out
     code, out, _ = ask(capsys, "predict", path, place / "photos" / "blue.png")
     assert code == 0 and "blue.png  sky" in out
 
