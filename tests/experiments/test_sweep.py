@@ -1,6 +1,7 @@
 """A sweep ends with all results that are possible, survives faults, and reports failed cells."""
 
 import errno
+import gc
 import json
 import multiprocessing
 import os
@@ -28,6 +29,10 @@ class Forked(LocalProcesses):
     def __init__(self, processes: int = 1):
         super().__init__(processes)
         self._context = multiprocessing.get_context("fork")
+
+    def start(self, *arguments):
+        gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
+        super().start(*arguments)
 
 
 def finish(settings: RunSettings) -> None:
