@@ -230,7 +230,7 @@ async function load(news = "") {
   at("names").replaceChildren(...classes.map((one) => made("option", "", { value: one.name })));
   const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
   const more = (classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
-  const missing = `To say “I don’t know this”, it needs ${more} of these classes.`;
+  const missing = `To say “I don’t know this” more surely, it needs ${more} of these classes.`;
   at("size").textContent = classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
   at("undo").disabled = !known.can_undo;
   if (news) say(news);
