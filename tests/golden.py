@@ -288,7 +288,7 @@ def taught(shapes: Shapes, method: str) -> dict[str, Any]:
     from crumb_avalanche import Learner
 
     torch.manual_seed(0)
-    learner = Learner(method, "small_cnn", shapes.weights, image_size=32)
+    learner = Learner(method, "small_cnn", shapes.weights, image_size=32, looks=(1.0,))
     known = shapes.CLASSES[:5]
     for name in known:
         learner.teach(shapes.clips / name / "object0", name)
@@ -380,7 +380,7 @@ def eth80_taught(data: Path, work: Path) -> dict[str, Any]:
     objects: dict[str, list[Path]] = {}
     for folder in sorted(root.iterdir()):
         objects.setdefault(folder.name.rstrip("0123456789"), []).append(folder)
-    learner = Learner("recommended", "squeezenet1_0", weights)
+    learner = Learner("recommended", "squeezenet1_0", weights, looks=(1.0,))
     for number in range(4):
         for name, folders in objects.items():
             learner.teach(folders[number], name)
