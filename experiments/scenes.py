@@ -44,7 +44,7 @@ WARM = (1.15, 0.95, 0.7)  # factors of red, green and blue
 
 
 def cut_out(path: Path) -> Image.Image | None:
-    """Return the object of a photo of ETH-80 with alpha; ``None`` if it cannot be told from the blue ground."""
+    """Return the object of a photo of ETH-80 with alpha; ``None`` if it cannot be separated from the blue ground."""
     pixels = np.asarray(Image.open(path).convert("RGB"))
     red, green, blue = np.moveaxis(ndimage.gaussian_filter(pixels.astype(np.float32), (0.6, 0.6, 0)), 2, 0)
     excess = (blue - (red + green) / 2) / ((red + green + blue) / 3 + 12)

@@ -68,7 +68,7 @@ def main(settings: TeachSettings) -> None:
     if learner.clips_missing:
         second = "" if len(learner.classes) > 1 else "a second class, and then "
         print(
-            f"known and unknown are told apart by a usual threshold until {second}clips of "
+            f"a usual threshold separates known from unknown until {second}clips of "
             f"{counted(learner.clips_missing, 'more object')} of these classes are learned"
         )
     size = path.stat().st_size

@@ -261,6 +261,9 @@ class Learner(Predictor):
     def forget(self, name: str) -> str:
         """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
 
+        Args:
+            name: of a class.
+
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
 

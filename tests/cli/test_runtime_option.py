@@ -18,7 +18,7 @@ FASTER = f"onnxruntime {onnxruntime.__version__}"
 def test_teach_and_predict_say_what_ran_the_network(crumb, photos, new, tmp_path, monkeypatch):
     model = tmp_path / "mine.safetensors"
     code, _, err = crumb("teach", model, photos, *new)
-    assert code == 0 and err == "", "torch, by the environment of the tests"
+    assert code == 0 and err == "new learner with small_cnn, random weights\n", "torch, by the environment of the tests"
     monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     code, _, err = crumb("teach", model, photos, "--progress", "false")
     assert code == 0 and f"runtime {FASTER}, " in err and "of torch's (allowed 1e-04)" in err

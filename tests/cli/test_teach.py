@@ -35,9 +35,9 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, capsys)
     path = tmp_path / "mine.safetensors"
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "red", "--label", "red", *new)
     assert code == 0 and "learned red: 6 images" in out and "1 class," in out
-    assert "by a usual threshold until a second class, and then clips of 5 more objects" in out
+    assert "known from unknown until a second class, and then clips of 5 more objects" in out
     code, out, _ = ask(capsys, "teach", path, place / "tree" / "blue", "--label", "sky", *QUIET)
-    assert code == 0 and "2 classes" in out and "by a usual threshold until clips of 4 more objects" in out
+    assert code == 0 and "2 classes" in out and "known from unknown until clips of 4 more objects" in out
     code, out, _ = ask(capsys, "predict", path, place / "photos" / "blue.png")
     assert code == 0 and "blue.png  sky" in out
 
@@ -110,11 +110,12 @@ def test_a_folder_one_level_too_high_is_taken_as_one_class_and_said(place, new, 
     shutil.copytree(place / "test", top / "data")
     code, out, err = ask(capsys, "teach", tmp_path / "a.safetensors", top, *new)
     assert code == 0 and "learned data: 3 images" in out
+    made = "new learner with small_cnn, the file weights.safetensors\n"
     assert err == (
-        f"all of {top} is taken as one class, data; if blue, green, red are the classes, give {top / 'data'}\n"
+        f"all of {top} is taken as one class, data; if blue, green, red are the classes, give {top / 'data'}\n{made}"
     )
     for number, source in enumerate([[top / "data"], [top, "--label", "data"]]):
-        assert ask(capsys, "teach", tmp_path / f"{number}.safetensors", *source, *new)[::2] == (0, "")
+        assert ask(capsys, "teach", tmp_path / f"{number}.safetensors", *source, *new)[::2] == (0, made)
 
 
 def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, capsys):
