@@ -10,7 +10,7 @@ taught in one lesson each, eight views at 0.4 to 0.9 of the image's height, in o
 Asked is photo by photo: taught objects on the photo of their own (`same`) and on that of an object of another class
 (`other`); held-out objects on new photos (`new`), at 0.9, 0.45 and 0.3 of the image's height (`size 1`, `size 0.5`,
 `size 0.33`), at 0.45 of the light (`dark`), in warm light (`warm`); and new photos without an object (`empty`), where
-the share is that of photos called known. Files of the photos are halves: by default the one for reporting, with
+the share is that of photos called known. Names of files divide the photos into two halves: one for reporting, and with
 --development the one that settings are chosen on. Writes `scenes.csv` (each split) and `scenes.md` (means with
 intervals over the splits) to --output; the same command resumes.
 """

@@ -131,6 +131,11 @@ def looks_of(text: str) -> tuple[float, ...]:
         ) from error
 
 
+def text_of(looks: tuple[float, ...]) -> str:
+    """Return the text that ``looks_of`` reads."""
+    return ",".join(map(str, looks))
+
+
 def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
     """Raise ValueError for a setting of a new learner that this one was not made with."""
     usual = type(settings)(model=settings.model)
@@ -141,14 +146,13 @@ def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> Non
         ("cut_layer", settings.cut_layer, network.cuts),
         ("image_size", settings.image_size, (network.image_size,)),
         ("budget_bytes", settings.budget_bytes, (learner.budget_bytes,)),
-        ("looks", settings.looks and looks_of(settings.looks), (learner.looks,)),
+        ("looks", settings.looks and text_of(looks_of(settings.looks)), (text_of(learner.looks),)),
     ]
     for name, given, made in kept:
         if given not in (getattr(usual, name), *made):
             flag = f"--{name.replace('_', '-')}"
-            kept_value, given = (",".join(map(str, one)) if name == "looks" else one for one in (made[0], given))
             raise ValueError(
-                f"{settings.model} was made with {flag} {kept_value} and keeps it: leave {flag} {given} out, or name "
+                f"{settings.model} was made with {flag} {made[0]} and keeps it: leave {flag} {given} out, or name "
                 "a new file"
             )
 

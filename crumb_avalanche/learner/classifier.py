@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.evidence import Evidence, evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location, typicality_without
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
-from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
@@ -83,11 +81,11 @@ class Classifier:
         self.looks = looks
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self._start()
+        self._start_confidence()
 
     def _start(self) -> None:
         self.names: list[str | None] = []
         self.images: list[int] = []
-        self._start_confidence()
         self._asked_images = 0
 
     @classmethod
@@ -182,7 +180,7 @@ class Classifier:
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, also those that were made of more features."""
-        whitened = isinstance(getattr(self, "statistics", None), RegularizedDiscriminant | StreamingLDA)
+        whitened = isinstance(self.statistics, WHITENED)
         self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(len(self.looks))
         self._asked: ClosedForm | None = None
 
@@ -366,7 +364,7 @@ class Classifier:
         notes.append(self._make_room(len(self.taught)))
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
-            self.look_weights.merge(other.look_weights)
+            self.look_weights.add(other.look_weights.losses)
         self._asked = None
         return [note for note in notes if note]
 
@@ -395,7 +393,7 @@ class Classifier:
         self.names, self.images = list(state["names"]), list(state["images"])
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
-        self.look_weights.load(state["look_losses"])
+        self.look_weights.losses = state["look_losses"]
         self._asked = None
 
 

@@ -112,7 +112,7 @@ def teach_distributed(
         confidence.load_state_dict(state)
         numbers = {number: classifier.names.index(name) for number, name in enumerate(names) if name is not None}
         classifier.confidence.merge(confidence, numbers)
-        classifier.look_weights.losses += losses
+        classifier.look_weights.add(losses)
     return replace(lesson, notes=tuple(notes))
 
 

@@ -17,6 +17,7 @@ from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
 
+WHITENED = (RegularizedDiscriminant, StreamingLDA)  # forms whose cosines are seen in a whitened space
 _TINY = 1e-12  # below the square of any distance or deviation that matters
 
 
@@ -96,7 +97,7 @@ def _typicality(
 
     Each value has its own way: see ``evidence``.
     """
-    if not isinstance(statistics, RegularizedDiscriminant | StreamingLDA | ClassMeans):
+    if not isinstance(statistics, (*WHITENED, ClassMeans)):
         scores = statistics.solution()(features) if scores is None else scores
         relative = (scores if classes is None else scores[:, classes]).amax(1)
         if type(statistics) is not RandomProjection:
@@ -301,9 +302,8 @@ def _midpoints(
             found = middle[start : start + length]
             if features.equal_lengths:  # the scale is that of the image
                 of_image = features.means(values, of_map)
-                of_image = (
-                    cell_means(features.middle(values) if of_map else values, 1) if of_image is None else of_image
-                )
+                if of_image is None:
+                    of_image = cell_means(features.middle(values) if of_map else values, 1)
                 found = found * (of_image.abs() ** features.power).norm() / length**0.5
             found = (found.sign() * found.abs() ** (1 / features.power)).view(1, -1, cells, cells)
             if cells > 1:

@@ -1,8 +1,7 @@
 """The parts of an image that a learner looks at, and how much each counts.
 
-A person shows an object in the middle of the image. What surrounds it fills most of the image, and another object in
-the same place would be taken for it. A closer look sees less of the surroundings, a wider one objects that fill the
-image. Which serves better is a property of the stream, so that it is learned along the stream.
+An object that is shown is in the middle of the image. A close look leaves out its surroundings, a wide one shows an
+object that fills the image. Which of them is more accurate depends on the stream, so their weights are learned.
 """
 
 import itertools
@@ -14,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.features import middle_of
-from crumb_avalanche.system.tensor_file import StateError
 
 STEPS = {1: 1, 2: 10, 3: 4}  # of the weights that are tried, by number of looks
-PRIOR = 8.0  # of equal weights: what the squared distance from them costs, in log-likelihood of clips
+PRIOR = 8.0  # cost of the squared distance from equal weights, in units of the log-likelihood of a clip
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class LookWeights:
     """Weights of the scores of ``L`` looks: how well each weighting predicted clips before they were learned.
 
     The weights are the mean over a grid of weightings, by their likelihood of the clips' true classes, with a prior
-    for equal weights. Losses are sums over clips, so that those of two learners are added by ``merge``.
+    for equal weights. Losses are sums over clips, so that those of two learners are added.
 
     Args:
         looks: ``L``.
@@ -87,20 +85,8 @@ class LookWeights:
             column: the true class.
         """
         shares = torch.einsum("gl,nlc->gnc", self._grid, scores).log_softmax(2)
-        self.losses = self.losses - shares[:, :, column].mean(1)
+        self.add(-shares[:, :, column].mean(1))
 
-    def merge(self, other: "LookWeights") -> None:
-        """Add what another observed."""
-        self.losses = self.losses + other.losses
-
-    def load(self, losses: Tensor) -> None:
-        """Load the ``losses`` of another instance.
-
-        Raises:
-            StateError: they are of another number of looks.
-        """
-        if losses.shape != self.losses.shape:
-            raise StateError(
-                f"the losses of looks have the shape {tuple(losses.shape)}, not {tuple(self.losses.shape)}"
-            )
-        self.losses = losses.double()
+    def add(self, losses: Tensor) -> None:
+        """Add the ``losses`` of another instance of as many looks."""
+        self.losses = self.losses + losses

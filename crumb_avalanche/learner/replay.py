@@ -82,6 +82,7 @@ class ReplayClassifier(Classifier):
         self.kept, self.looks = frozen.map_shape[0], WHOLE
         self._start()
         self._begin()
+        self._start_confidence()
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         memo.update({id(part): part for part in (self.frozen, self.frozen.feature_extractor)})  # never changed

@@ -102,7 +102,7 @@ class FeatureMoments(InRange):
                 kinds.append(values)
                 continue
             of_map = place == 0 and self.maps
-            deviates = self.deviations and not (no_deviation and not of_map)
+            deviates = self.deviations and (of_map or not no_deviation)
             mean = self.means(values, of_map)
             if deviates or mean is None:
                 plain, deviation = (moments or mean_and_deviation)(self.middle(values) if of_map else values)

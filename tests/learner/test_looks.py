@@ -84,7 +84,7 @@ def test_the_look_that_is_right_before_learning_counts_more():
         second.observe(torch.tensor([[wrong, right]], dtype=torch.float64), 0)
     weights = first.weights()
     assert weights[0] > 0.6 and float(weights.sum()) == pytest.approx(1)
-    first.merge(second)
+    first.add(second.losses)
     assert first.weights().tolist() == pytest.approx([0.5, 0.5])
 
 
