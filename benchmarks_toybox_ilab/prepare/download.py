@@ -96,12 +96,29 @@ def _failure(url: str, part: Path, reason: str) -> str:
     return f"cannot download {url}: {reason}. {advice}; or download the file elsewhere and give it with --source."
 
 
+def _opener() -> urllib.request.OpenerDirector:
+    """Open http, https and file addresses and follow redirections, but to no other scheme."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.UnknownHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.FileHandler,
+        urllib.request.HTTPDefaultErrorHandler,
+        urllib.request.HTTPRedirectHandler,
+        urllib.request.HTTPErrorProcessor,
+    ):
+        opener.add_handler(handler())
+    return opener
+
+
 def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) -> int:
     """Receive the rest of `part` until the connection ends; return its expected length, or 0 if unknown."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "crumb-avalanche"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
+        with _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             resumes = match is not None and int(match["first"]) == start
             if resumes or answer.status != _PARTIAL_CONTENT:
