@@ -14,13 +14,11 @@ from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
-from crumb_avalanche.runs.cache_by_many import fill_by_many, missing_rows
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.stream import Stream, open_stream
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
-from crumb_avalanche.system.ray_cluster import RayCalls
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
 from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.feature_cache import FeatureCache
@@ -101,9 +99,6 @@ class Session:
                 half=plan.cache_precision == "fp16",
                 stored_images=plan.capacity or 0,
             )
-            if plan.engine is not None and len(missing := missing_rows(stream, session.cache)):
-                with RayCalls(plan.address, plan.threads or 1) as engine:
-                    fill_by_many(plan, stream, model, session.cache, missing, engine)
         if learner:
             session.tune(trials)
             session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)

@@ -83,11 +83,7 @@ class RunSettings(InRange):
             (default; extra weights); a .npz, .safetensors or .pth file, or 'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
         feature_cache: folder for the cached F(x), which all runs share.
-        engine: 'ray' lets the workers of a Ray cluster fill the feature cache before a run; they find images and cache
-            under the same paths.
-        address: of the head of the Ray cluster, HOST:PORT; auto finds one on this machine.
-        threads: CPU threads of torch and faiss, and of each worker of an engine; 0 takes one per core, and one for
-            each worker.
+        threads: CPU threads of torch and faiss; 0 takes one per core.
         device: cpu or cuda.
         method: settings that only the chosen strategy has, as --method.NAME VALUE; crumb strategies lists them.
         family: fair tunes the learning rate on the first experience and gives all methods the same network and bytes;
@@ -148,8 +144,6 @@ class RunSettings(InRange):
     weights: str | None = None
     budget_images: Annotated[float, Range(0, 10**7)] | None = None
     feature_cache: str | None = None
-    engine: Literal["ray"] | None = None
-    address: str = "auto"
     threads: Threads = 0
     device: str = "cpu"
     method: dict[str, Value] = field(default_factory=dict)
@@ -199,13 +193,6 @@ class RunSettings(InRange):
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
-        if self.engine is not None and self.feature_cache is None:
-            raise ValueError(
-                f"engine {self.engine} fills the feature cache; give --feature-cache, a folder that has the same path "
-                "on all nodes"
-            )
-        if self.engine is not None and self.device != "cpu":
-            raise ValueError(f"workers of engine {self.engine} compute on CPUs; leave out --engine or --device")
 
     def run_numbers(self) -> list[int]:
         """Return the numbers of the runs to do."""
@@ -232,7 +219,7 @@ EXPERT = "expert"
 GROUPS = {
     "your data": ("benchmark", "dataset_root", "output", "run", "runs"),
     "how good": ("preset", "strategy", "backbone", "weights", "budget_images"),
-    "how fast": ("feature_cache", "engine", "address", "threads", "device"),
+    "how fast": ("feature_cache", "threads", "device"),
 }
 
 # Paths, progress, speed, and fields that follow from other settings.
@@ -240,7 +227,6 @@ NON_RESULT_SETTINGS = frozenset(
     {
         *("output", "overwrite", "progress", "feature_cache", "dataset_root", "budget", "capacity"),
         *("workers", "keep_learner", "checkpoint", "checkpoint_every", "evaluate_every", "threads"),
-        *("engine", "address"),
     }
 )
 

@@ -90,7 +90,7 @@ def test_a_plan_leaves_only_optional_settings_at_none():
     still_open = {name for name, value in plan.items() if value is None}
     assert still_open == {
         *("dataset_root", "runs", "budget_images", "budget_bytes", "mem_size", "feature_cache", "family", "fps"),
-        *("cut_layer", "pretrained", "capacity", "replay_compute", "engine"),
+        *("cut_layer", "pretrained", "capacity", "replay_compute"),
     }
     assert {name for name, value in settings.items() if value is None} > still_open - {"capacity"}
 
