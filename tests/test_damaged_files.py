@@ -53,13 +53,13 @@ def checkpoint(folder):
     files = CheckpointFolder(folder / "resume", {"run": 3})
     for number in range(3):
         state = {"weights": torch.arange(600.0) + number, "count": number, "rows": [1, (2, None)]}
-        files.write({"position": number}, state, {"matrix": [[float(number)]]})
+        files.write({"position": number}, state)
 
     def act():
         if not (found := CheckpointFolder(folder / "resume", {"run": 3}).newest()):
             return None
         tree, tensors = flatten(found.state)
-        return found.number, found.notes, tree, sums(tensors), found.records
+        return found.number, found.notes, tree, sums(tensors)
 
     return sorted((folder / "resume").iterdir()), act
 

@@ -1,27 +1,25 @@
 """Checkpoint files, atomic, checksummed and without pickle; and the plugin that writes them within an experience."""
 
-import hashlib
 import json
 import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 
-from crumb_avalanche.system.schema import Plain, Table, Text, Whole, check
+from crumb_avalanche.system.schema import Plain, Table, Text, check
 from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"
-ABOUT = {"settings": Table(Text(), Plain()), "notes": Table(Text(), Plain()), "records": Whole(0, 10**9)}
+ABOUT = {"settings": Table(Text(), Plain()), "notes": Table(Text(), Plain())}
 KEPT = 2
-HISTORY = "history.jsonl"
 
 
 class CheckpointError(ValueError):
@@ -30,57 +28,11 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint: its number, notes in plain values, nested state, and the records of the history up to it."""
+    """One checkpoint: its number, notes in plain values, and nested state."""
 
     number: int
     notes: dict
     state: Any
-    records: list = field(default_factory=list)
-
-
-class HistoryFile:
-    """File of records that are appended one by one, each a JSON line with a checksum.
-
-    A checkpoint stores how many are its own (``length``), so that its bytes do not grow with the stream; the next
-    ``append`` overwrites any others.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.length = 0
-        self._end = 0  # bytes of these records
-
-    def append(self, record: Any) -> None:
-        """Append a record; an ``OSError`` leaves earlier ones unchanged."""
-        text = json.dumps(record)
-        line = f"{_checksum(self.length, text)} {text}\n".encode()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "r+b" if self.path.exists() else "w+b") as file:
-            file.truncate(self._end)
-            file.seek(self._end)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        self.length, self._end = self.length + 1, self._end + len(line)
-
-    def read(self, length: int) -> list:
-        """Read the first ``length`` records and set ``length``; ``TensorFileError`` if one is missing or damaged."""
-        records, end = [], 0
-        lines = self.path.read_bytes().splitlines(keepends=True)[:length] if length and self.path.exists() else []
-        for number in range(length):
-            line = lines[number] if number < len(lines) else b""
-            checksum, _, text = line.rstrip(b"\n").partition(b" ")
-            if not line.endswith(b"\n") or checksum != _checksum(number, text).encode():
-                raise TensorFileError(f"line {number + 1} of {self.path} is damaged or missing")
-            records.append(loaded_json(text.decode("utf-8", "replace")))
-            end += len(line)
-        self.length, self._end = length, end
-        return records
-
-
-def _checksum(number: int, text: str | bytes) -> str:
-    content = text if isinstance(text, bytes) else text.encode()
-    return hashlib.sha256(f"{number} ".encode() + content).hexdigest()[:32]  # lines cannot be exchanged
 
 
 class CheckpointFolder:
@@ -94,13 +46,11 @@ class CheckpointFolder:
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
         self.folder = Path(folder)
         self.settings = settings or {}
-        self.history = HistoryFile(self.folder / HISTORY)
         self._damaged: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all its files but one: the newest checkpoint and the history last."""
+        """Remove the folder, or all its files but one: the newest checkpoint last."""
         self._damaged.clear()
-        self.history = HistoryFile(self.folder / HISTORY)
         with suppress(OSError):  # no folder, or something in it that cannot be removed
             for path in sorted(self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
                 if path.is_dir() and not path.is_symlink():
@@ -113,10 +63,8 @@ class CheckpointFolder:
         """Return the numbers of the checkpoints, newest first."""
         return sorted((int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")), reverse=True)
 
-    def write(self, notes: dict, state: Any, record: Any = None) -> Path:
+    def write(self, notes: dict, state: Any) -> Path:
         """Write the next checkpoint and remove all but the newest two, damaged ones first.
-
-        A ``record`` is appended to the history.
 
         Raises:
             CheckpointError: the file cannot be written, for instance because the disk is full; earlier checkpoints
@@ -125,13 +73,9 @@ class CheckpointFolder:
         """
         numbers = self.numbers()
         path = self.path(numbers[0] + 1 if numbers else 0)
+        about = {"settings": json.dumps(self.settings, sort_keys=True), "notes": json.dumps(notes)}
         try:
-            # The history first: a record without its checkpoint is dropped on resume.
-            if record is not None:
-                self.history.append(record)
-            about = {"settings": self.settings, "notes": notes, "records": self.history.length}
-            texts = {name: json.dumps(value, sort_keys=name == "settings") for name, value in about.items()}
-            write_state(path, state, {"format": FORMAT, **texts})
+            write_state(path, state, {"format": FORMAT, **about})
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint {path} cannot be written ({error}); the one before it is untouched. Free some room "
@@ -156,13 +100,12 @@ class CheckpointFolder:
                     raise TensorFileError(f"its format is {metadata.get('format')}, not {FORMAT}")
                 found = {name: loaded_json(metadata[name]) for name in ABOUT}
                 check(ABOUT, found)
-                self._check(path, found["settings"])
-                records = self.history.read(found["records"])
+                self._check(found["settings"])
             except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)
                 warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
                 continue
-            return Checkpoint(number, found["notes"], state, records)
+            return Checkpoint(number, found["notes"], state)
         if self.numbers():
             raise CheckpointError(f"all checkpoints in {self.folder} are damaged; remove that folder to start over")
         return None
@@ -171,12 +114,12 @@ class CheckpointFolder:
         """Return the path of a checkpoint."""
         return self.folder / f"{number:08d}.safetensors"
 
-    def _check(self, path: Path, settings: dict) -> None:
+    def _check(self, settings: dict) -> None:
         mine = json.loads(json.dumps(self.settings))
         for name in sorted({*settings, *mine}):
             if settings.get(name) != mine.get(name):
                 raise CheckpointError(
-                    f"{path.parent} holds checkpoints made with {name}={settings.get(name)!r}, not "
+                    f"{self.folder} holds checkpoints made with {name}={settings.get(name)!r}, not "
                     f"{mine.get(name)!r}; resume with the same settings, use another --output, or remove that folder "
                     "to start over"
                 )

@@ -6,12 +6,9 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from learned import tensors_of
-from watched import built
 
 from crumb_avalanche.runs.resume import Resume
-from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum
-from crumb_avalanche.training.checkpoint import Position
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 FILES = ("accuracy_matrix.csv", "predictions.npz")
@@ -166,35 +163,3 @@ def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(crumb, ti
     with pytest.warns(UserWarning, match="is damaged"):
         assert crumb(*arguments)[0] == 0
     assert bits(tmp_path / "cut") == bits(undisturbed)
-
-
-def test_the_bytes_of_a_checkpoint_do_not_grow_with_the_number_of_experiences(tmp_path, make_model, make_stream):
-    stream = make_stream()
-    strategy = built("crumb", make_model(), 8)
-    resume = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
-    resume.attach(strategy)
-    strategy.train(stream.train_stream[0])
-    metrics = strategy.evaluator.all_metric_results
-    history, files, lines = tmp_path / "resume" / "history.jsonl", [], []
-    for number in range(40):
-        resume.progress.matrix.append([12.5, 25.0])
-        resume.progress.accuracy_after.append(18.75)
-        resume.progress.ledgers.append({"buffer_bytes": 1234})
-        for name in ("Top1_Acc", "Loss"):
-            metrics[name][0].append(100 + number)
-            metrics[name][1].append(0.5)
-        before = history.stat().st_size if history.exists() else 0
-        resume.save(Position(10 + number))
-        lines.append(history.stat().st_size - before)
-        files.append(max((tmp_path / "resume").glob("*.safetensors")).stat().st_size)
-    assert max(lines) - min(lines) < 16 and max(files) - min(files) < 64
-    again = Resume(tmp_path, RunSettings(output=str(tmp_path)), {}, 0.0)
-    assert (again.position, again.progress.matrix) == (Position(49), [[12.5, 25.0]] * 40)
-    rebuilt = built("crumb", make_model(), 8)
-    again.attach(rebuilt)
-    assert rebuilt.evaluator.get_all_metrics() == metrics
-    last = strategy.evaluator.get_last_metrics() | {"Top1_Acc": 0.5, "Loss": 0.5}
-    assert rebuilt.evaluator.get_last_metrics() == last
-    size = history.stat().st_size
-    again.save(Position(49))
-    assert history.stat().st_size == size, "nothing is new"

@@ -15,7 +15,6 @@ from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolde
 
 SETTINGS = {"learning_rate": 0.001, "strategy": "crumb"}
 TENSORS = {"t0": torch.arange(6.0).view(2, 3), "t1": torch.tensor(7), "t2": torch.empty(0)}
-RECORDS = [{"row": [place, 0.5], "name": f"ü{place}"} for place in range(3)]
 
 
 @pytest.fixture
@@ -23,16 +22,12 @@ def files(tmp_path):
     return CheckpointFolder(tmp_path / "resume", SETTINGS)
 
 
-def read_again(files):
-    return CheckpointFolder(files.folder, SETTINGS).newest()
-
-
 def test_a_checkpoint_reads_back_and_the_newest_two_are_kept(files):
     assert files.newest() is None
     for place in range(3):
         files.write({"place": place}, TENSORS)
     found = files.newest()
-    assert (found.number, found.notes, found.records, files.numbers()) == (2, {"place": 2}, [], [2, 1])
+    assert (found.number, found.notes, files.numbers()) == (2, {"place": 2}, [2, 1])
     assert all(torch.equal(found.state[name], TENSORS[name]) for name in TENSORS)
 
 
@@ -101,62 +96,15 @@ def test_a_full_disk_leaves_the_earlier_ones(files, monkeypatch):
     assert files.newest().notes == {"place": 0}
 
 
-def test_the_history_is_read_up_to_each_checkpoint(files):
-    for place, record in enumerate(RECORDS):
-        files.write({"place": place}, TENSORS, record)
-    files.write({"place": 3}, TENSORS)  # nothing new
-    again = CheckpointFolder(files.folder, SETTINGS)
-    assert again.newest().records == RECORDS
-    again.write({"place": 4}, TENSORS, {"row": "new"})
-    assert read_again(files).records == [*RECORDS, {"row": "new"}]
-    files.clear()
-    files.write({}, TENSORS, {"row": "first"})
-    assert read_again(files).records == [{"row": "first"}]
-
-
-def test_records_beyond_the_checkpoint_are_dropped(files, monkeypatch):
-    """A kill between the record and its checkpoint, or within the record, leaves such a file."""
-    for record in RECORDS:
-        files.write({}, TENSORS, record)
-    whole = files.history.path.read_bytes()
-    for tail in (b"", b"half a rec"):
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "write_state", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
-            again = CheckpointFolder(files.folder, SETTINGS)
-            again.newest()
-            with pytest.raises(KeyboardInterrupt):
-                again.write({}, TENSORS, {"row": "lost"})
-        with open(files.history.path, "ab") as file:
-            file.write(tail)
-        again = CheckpointFolder(files.folder, SETTINGS)
-        assert again.newest().records == RECORDS
-    again.write({}, TENSORS, {"row": "new"})
-    assert read_again(files).records == [*RECORDS, {"row": "new"}]
-    assert files.history.path.read_bytes().startswith(whole) and b"lost" not in files.history.path.read_bytes()
-
-
-def test_a_damaged_record_costs_the_checkpoints_that_need_it(files):
-    for place, record in enumerate(RECORDS[:2]):
-        files.write({"place": place}, TENSORS, record)
-    lines = files.history.path.read_bytes().splitlines(keepends=True)
-    files.history.path.write_bytes(lines[0] + lines[1].replace(b"0.5", b"0.6"))
-    with pytest.warns(UserWarning, match=r"00000001.safetensors is damaged \(line 2 of .*history.jsonl"):
-        found = read_again(files)
-    assert (found.notes, found.records) == ({"place": 0}, RECORDS[:1])
-    files.history.path.write_bytes(lines[1] + lines[0])  # each line is good, in another place
-    with pytest.warns(UserWarning, match="line 1 of"), pytest.raises(CheckpointError, match="are damaged"):
-        read_again(files)
-
-
 @settings(max_examples=100, phases=[Phase.generate])
 @given(data=st.data())
 def test_100_crafted_checkpoints(tmp_path_factory, data):
     """One that somebody wrote by hand, with right checksums, is read as it is or passed over with a line."""
-    parts = {"settings": SETTINGS, "notes": {"place": 1}, "records": 0, "state": {**TENSORS, "list": [1, {"a": 2}]}}
+    parts = {"settings": SETTINGS, "notes": {"place": 1}, "state": {**TENSORS, "list": [1, {"a": 2}]}}
     changed = crafted(data.draw, parts)
     files = CheckpointFolder(tmp_path_factory.mktemp("crafted"), SETTINGS)
     try:
-        about = {name: json_of(changed[name]) for name in ("settings", "notes", "records") if name in changed}
+        about = {name: json_of(changed[name]) for name in ("settings", "notes") if name in changed}
         tensor_file.write_state(files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about})
     except (ValueError, RecursionError, TypeError):
         return  # no file can hold it
@@ -167,5 +115,5 @@ def test_100_crafted_checkpoints(tmp_path_factory, data):
         except CheckpointError as error:
             assert "\n" not in str(error)
         else:
-            assert isinstance(found.notes, dict) and found.records == []
+            assert isinstance(found.notes, dict)
     assert all("\n" not in str(one.message) for one in said)
