@@ -55,14 +55,15 @@ class Classifier:
         length: number of these features.
         budget_bytes: most bytes of the statistics.
         kept: number of the last features, which stay if the budget becomes too small for the others; default all.
-        looks: the parts of an image that features are computed of. Each is learned, and their scores are added.
+        looks: the parts of an image that features are computed of. Each of their views is learned; the scores of the
+            views are added.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
         images: number of images learned, by number.
         statistics: the closed form.
         confidence: how sure its answers are.
-        look_weights: how much the scores of each look count.
+        look_weights: how much the scores of each view count.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Classifier:
     def _start_confidence(self) -> None:
         """Begin without records of answers, also those that were made of more features."""
         whitened = isinstance(self.statistics, WHITENED)
-        self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(len(self.looks))
+        self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(self.looks.views)
         self._asked: ClosedForm | None = None
 
     def _grow(self, classes: int) -> None:
@@ -202,8 +203,12 @@ class Classifier:
         return self.statistics.tensors()
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, L * D)`` features of ``L`` looks."""
-        return torch.cat([self.features(model, crop) for crop in self.looks.crops(pixels)], 1)
+        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, V * D)`` features of ``V`` views."""
+        found: list[Tensor] = []
+        for crop, windows in zip(self.looks.crops(pixels), self.looks.windows(self.features)):
+            layers = self.features.layers(model, model.features(crop))
+            found += [window.of_layers(layers) for window in windows]
+        return torch.cat(found, 1)
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of, after some were given up or not."""
@@ -235,11 +240,10 @@ class Classifier:
         if number not in known or len(known) < 2:
             return None
         rows = self._rows(features)
-        looks = evidence(self._asked, rows)
-        scores = looks.scores.unflatten(0, (-1, len(self.looks)))
-        self.look_weights.observe(scores, known.index(number))
-        found, without = self._together(looks), typicality_without(self._asked, rows, number)
-        self.confidence.observe(found, number, None if without is None else self._mean_of_looks(without))
+        views = evidence(self._asked, rows)
+        self.look_weights.observe(views.scores.unflatten(0, (-1, self.looks.views)), known.index(number))
+        found, without = self._together(views), typicality_without(self._asked, rows, number)
+        self.confidence.observe(found, number, None if without is None else self._mean_of_views(without))
         return int(found.labels[found.scores.mean(0).argmax()]) == number
 
     def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
@@ -267,20 +271,20 @@ class Classifier:
         return self._together(evidence(self.statistics, self._rows(features)))
 
     def _rows(self, features: Tensor) -> Tensor:
-        """Return ``(n * L, D)`` of the ``(n, L * D')`` features of ``n`` images, those that the statistics are of."""
-        return features.unflatten(1, (len(self.looks), -1))[:, :, -self.length :].flatten(0, 1)
+        """Return ``(n * V, D)`` of the ``(n, V * D')`` features of ``n`` images, those that the statistics are of."""
+        return features.unflatten(1, (self.looks.views, -1))[:, :, -self.length :].flatten(0, 1)
 
     def _together(self, found: Evidence) -> Evidence:
-        """Return the evidence of images from that of their looks."""
-        scores, typicality = self._mean_of_looks(found.scores), self._mean_of_looks(found.typicality)
+        """Return the evidence of images from that of their views."""
+        scores, typicality = self._mean_of_views(found.scores), self._mean_of_views(found.typicality)
         return found._replace(scores=scores, typicality=typicality)
 
-    def _mean_of_looks(self, values: Tensor) -> Tensor:
-        """Return ``(n, ...)`` weighted means of ``(n * L, ...)`` values."""
-        if len(self.looks) == 1:
+    def _mean_of_views(self, values: Tensor) -> Tensor:
+        """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
+        if self.looks.views == 1:
             return values
         weights = self.look_weights.weights().unsqueeze(1)
-        return (values.unflatten(0, (-1, len(self.looks))) * weights).sum(1)
+        return (values.unflatten(0, (-1, self.looks.views)) * weights).sum(1)
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
         """Attribute the margin of an answer to the places of an image; see ``evidence_by_location``.
@@ -291,14 +295,15 @@ class Classifier:
         Returns:
             ``(h, w)`` float64.
         """
-        shares, features = torch.zeros(pixels.shape[2:], dtype=torch.float64), self.features_of_statistics(model)
-        looks = zip(self.looks.shares, self.looks.crops(pixels), self.look_weights.weights())
-        for share, crop, weight in looks:
-            found = evidence_by_location(model, features, self.statistics, crop, self.taught)
+        shares, weights = torch.zeros(pixels.shape[2:], dtype=torch.float64), iter(self.look_weights.weights())
+        windows = self.looks.windows(self.features_of_statistics(model))
+        for share, crop, some in zip(self.looks.shares, self.looks.crops(pixels), windows):
+            views = (evidence_by_location(model, one, self.statistics, crop, self.taught) for one in some)
+            found = sum(weight * view for view, weight in zip(views, weights))
             (top, bottom), (left, right) = (middle_of(length, share) for length in pixels.shape[2:])
             size = bottom - top, right - left
             enlarged = torch.nn.functional.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
-            shares[top:bottom, left:right] += weight * enlarged
+            shares[top:bottom, left:right] += enlarged
         return shares
 
     def rename(self, old: str, new: str) -> None:

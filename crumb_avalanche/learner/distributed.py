@@ -227,7 +227,7 @@ def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[Any
         clips alone, and how many clips were answered and how many rightly.
     """
     classifier = task.classifier(known)
-    classifier.confidence, classifier.look_weights = Confidence(), LookWeights(len(task.looks))
+    classifier.confidence, classifier.look_weights = Confidence(), LookWeights(task.looks.views)
     answers = [
         classifier.predict_before_learning(features, classifier.names.index(name))
         for some in asked

@@ -199,8 +199,8 @@ def _shifted(pixels: Tensor) -> Tensor:
     return (pixels * 2**-22 + 0.5).floor().clamp(0, 255)
 
 
-class Features(nn.Module):
-    """Features ``(B, D)`` float32 of ``(B, 3, h, w)`` pixels from 0 to 255, as ``FeatureMoments`` computes them."""
+class Layers(nn.Module):
+    """What ``FeatureMoments.of_layers`` takes of ``(B, 3, h, w)`` pixels from 0 to 255."""
 
     def __init__(self, model: SplitModel, moments: FeatureMoments):
         super().__init__()
@@ -215,11 +215,10 @@ class Features(nn.Module):
             last = min(last, max(place for place, pools_it in enumerate(pools) if pools_it))
         self.below_head = model.plastic_layers[:last].eval()
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Compute features."""
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        """Compute layers."""
         maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
-        layers = [self.grid(maps)] if self.moments.maps else []
-        return self.moments.of_layers([*layers, self.below_head(maps)], moments=_mean_and_deviation)
+        return [*([self.grid(maps)] if self.moments.maps else []), self.below_head(maps)]
 
 
 def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -235,16 +234,19 @@ class Graph(nn.Module):
         super().__init__()
         network, known = learner.network, learner._classifier
         self.resize = Resize(network.image_size, network.interpolation)
-        self.features = Features(network.model, known.features_of_statistics(network.model))
-        self.known = known
+        self.moments, self.known = known.features_of_statistics(network.model), known
+        self.layers = Layers(network.model, self.moments)
         # What follows from the classes alone is found here, so that it is a constant of the graph.
-        known.confidence.familiarity(known.evidence(torch.zeros(1, len(known.looks) * known.length)))
+        known.confidence.familiarity(known.evidence(torch.zeros(1, known.looks.views * known.length)))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
         pixels, known = self.resize(images), self.known
-        looks = [pixels if share == 1 else enlarged(pixels.float(), share) for share in known.looks.shares]
-        found = known.evidence(torch.cat([self.features(look) for look in looks], 1))
+        features: list[Tensor] = []
+        for share, windows in zip(known.looks.shares, known.looks.windows(self.moments)):
+            layers = self.layers(pixels if share == 1 else enlarged(pixels.float(), share))
+            features += [window.of_layers(layers, moments=_mean_and_deviation) for window in windows]
+        found = known.evidence(torch.cat(features, 1))
         familiarity = known.confidence.familiarity(found)
         scores, shares = found.scores * known.statistics.temperature, known.confidence.probabilities(found)
         return scores.float(), shares.float(), familiarity.float(), familiarity >= 0

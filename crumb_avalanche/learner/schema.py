@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.calibration import RIVALS, Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
-from crumb_avalanche.learner.looks import STEPS, LookWeights
+from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
@@ -93,7 +93,7 @@ HEADER = {
     "method": Text(rule=_known_method),
     "budget_bytes": Whole(0, 10**15),
     "features": maybe(FEATURES),
-    "looks": Each(Real(0.1, 1), most=max(STEPS)),
+    "looks": Each(Real(0.1, 1), most=MOST),
     "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten
     "lessons": Each(LESSON),
     "stored": Each(Text(), most=10),
@@ -226,14 +226,15 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]
     known = {name: state[name] for name in STATISTICS if name in state}
-    _check_known({"names": names, "images": images, **known}, method, len(header["looks"]), "")
+    views = Looks(tuple(header["looks"])).views
+    _check_known({"names": names, "images": images, **known}, method, views, "")
     if before is not None:
-        _check_known(before, method, len(header["looks"]), "before.")
+        _check_known(before, method, views, "before.")
     included = header["network"]["included"]
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
 
 
-def _check_known(value: Any, method: str, looks: int, place: str) -> None:
+def _check_known(value: Any, method: str, views: int, place: str) -> None:
     """Check the names, statistics and confidence of a learner, and what replay keeps."""
     statistics: Any = value.get("statistics") if isinstance(value, dict) else None
     settings: Any = statistics.get("settings") if isinstance(statistics, dict) else None
@@ -248,7 +249,7 @@ def _check_known(value: Any, method: str, looks: int, place: str) -> None:
             "settings": {str(name): SETTINGS.get(str(name), PLAIN) for name in ("n_classes", "length", *settings)},
         },
         "confidence": CONFIDENCE,
-        "look_losses": Array(torch.float64, len(LookWeights(looks).losses), low=0),
+        "look_losses": Array(torch.float64, len(LookWeights(views).losses), low=0),
         **({"replay": REPLAYED} if method in REPLAY else {}),
     }
     try:
@@ -258,9 +259,9 @@ def _check_known(value: Any, method: str, looks: int, place: str) -> None:
         wrong = [count for name, count in zip(value["names"], value["images"]) if name is None and count]
         _require(not wrong, "images", "0 where a class was forgotten")
         _require(
-            statistics["counts"].tolist() == [looks * count for count in value["images"]],
+            statistics["counts"].tolist() == [views * count for count in value["images"]],
             "statistics.counts",
-            "images times looks",
+            "images times views",
         )
         lessons = confidence["lessons"]
         _require(not len(lessons) or int(lessons.max()) < confidence["next"], "confidence.next", "above all lessons")

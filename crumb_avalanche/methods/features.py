@@ -77,9 +77,14 @@ class FeatureMoments(InRange):
     @torch.no_grad()
     def of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
         """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
+        return self.of_layers(self.layers(model, maps))
+
+    @torch.no_grad()
+    def layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
+        """Compute what ``of_layers`` takes of ``(B, C, H, W)`` maps, with P in evaluation mode."""
         with evaluating(model):
             before_head = unpooled_head_input(model, maps)[0] if self.window else head_input(model, maps)
-        return self.of_layers([model.places(maps), before_head] if self.maps else [before_head])
+        return [model.places(maps), before_head] if self.maps else [before_head]
 
     def of_layers(
         self,

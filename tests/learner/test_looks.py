@@ -75,6 +75,24 @@ def test_the_inner_part_alone_counts():
     assert features.of_layers([maps, head]).shape == (2, 3 * 4 + 4)
 
 
+def test_the_closest_look_has_a_second_view_close_to_the_middle():
+    features = FeatureMoments(maps=True, cells=2, inner=0.8, window=0.2)
+    (wide,), (usual, close) = Looks((0.75, 0.5)).windows(features)
+    assert wide == usual == features
+    assert (close.inner, close.window) == pytest.approx((0.52, 0.13)) and close.cells == 2
+    assert Looks((1.0,)).windows(features) == [[features]]
+    assert [Looks(shares).views for shares in ((1.0,), (0.6,), (1.0, 0.5), (0.9, 0.7, 0.5))] == [1, 2, 3, 4]
+
+
+def test_the_views_of_a_learner_are_those_of_each_crop(learner):
+    pixels = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
+    classifier, model = learner._classifier, learner.network.model
+    wide, near = classifier.looks.crops(pixels)
+    (first,), (second, third) = classifier.looks.windows(classifier.features)
+    slow = torch.cat([first(model, wide), second(model, near), third(model, near)], 1)
+    torch.testing.assert_close(classifier.compute(model, pixels), slow, rtol=0, atol=0)
+
+
 def test_the_look_that_is_right_before_learning_counts_more():
     first, second = LookWeights(2), LookWeights(2)
     assert first.weights().tolist() == pytest.approx([0.5, 0.5])
