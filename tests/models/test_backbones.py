@@ -1,7 +1,5 @@
 """The ready splits, and ``split_at`` for other networks."""
 
-import copy
-import pickle
 import re
 from functools import partial
 
@@ -33,13 +31,6 @@ def images(size=64, count=2):
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_maps_at_224_pixels(name):
-    model = split_backbone(name, None, n_classes=5, codebook=Codebook(16, 16))
-    assert model.map_shape == SHAPES[name]
-    assert model.n_classes == 5
-
-
 @pytest.mark.parametrize("name", BACKBONES)
 def test_pixels_and_normalised_images_give_the_same_maps(name):
     model = split_backbone(name, None, n_classes=5, image_size=64, codebook=None)
@@ -49,22 +40,16 @@ def test_pixels_and_normalised_images_give_the_same_maps(name):
     assert model(pixels).shape == (2, 5)
 
 
-def whole(name, n_classes, model):
-    """The uncut torchvision network with the split model's weights, head included."""
-    network = models.get_model(name, weights=None, num_classes=n_classes).eval()
-    parts = [*model.feature_extractor.state_dict().values(), *model.plastic_layers.state_dict().values()]
-    state = network.state_dict()
-    assert len(parts) == len(state)
-    network.load_state_dict(dict(zip(state, parts)))
-    return network
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_split_network_is_still_the_network(name):
     # torchvision's SqueezeNet has a ReLU behind its last convolution, which is a choice here.
     relu = {"relu_logits": True} if "squeezenet" in name else {}
-    model = split_backbone(name, None, n_classes=7, image_size=64, **relu, codebook=None).eval()
-    torch.testing.assert_close(model(images()), whole(name, 7, model)(images()), rtol=1e-4, atol=1e-5)
+    model = split_backbone(name, None, n_classes=7, **relu, codebook=Codebook(16, 16)).eval()
+    assert (model.image_size, model.map_shape, model.n_classes) == (224, SHAPES[name], 7)
+    network = models.get_model(name, weights=None, num_classes=7).eval()
+    parts = [*model.feature_extractor.state_dict().values(), *model.plastic_layers.state_dict().values()]
+    network.load_state_dict(dict(zip(network.state_dict(), parts, strict=True)))
+    torch.testing.assert_close(model(images()), network(images()), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -75,27 +60,26 @@ def test_networks_are_those_of_torchvision_to_the_bit(name):
         torch.manual_seed(3)
         networks.append(build())
         states.append({**networks[-1].state_dict(), "next random number": torch.rand(1)})
-        logits = networks[-1](images())  # in training mode, with dropout
+        logits = networks[-1](images(40))  # in training mode, with dropout
         networks[-1].eval()
-        outputs.append([logits, networks[-1](images()), *torch.autograd.grad(logits.sum(), networks[-1].parameters())])
+        outputs.append(
+            [logits, networks[-1](images(40)), *torch.autograd.grad(logits.sum(), networks[-1].parameters())]
+        )
     assert list(states[0]) == list(states[1]) and all(map(torch.equal, states[0].values(), states[1].values()))
     assert all(map(torch.equal, *outputs))
     assert repr(networks[0]) == repr(networks[1])
 
 
 @pytest.mark.parametrize("name", LITE)
-@pytest.mark.parametrize("side", [64, 75])  # strides pad even and odd sides differently
-def test_efficientnets_are_those_of_timm(name, side):
+def test_efficientnets_are_those_of_timm(name):
     timm = pytest.importorskip("timm")
     twin = timm.create_model(f"tf_{name}", num_classes=7).eval()
-    model = split_backbone(name, None, n_classes=7, image_size=side, codebook=None).eval()
-    for part, place in (
-        (model.feature_extractor, 0),
-        (model.plastic_layers, len(model.feature_extractor.state_dict())),
-    ):
-        state = list(twin.state_dict().values())[place:]
-        part.load_state_dict(dict(zip(part.state_dict(), state)))
-    torch.testing.assert_close(model(images(side)), twin(images(side)), rtol=1e-4, atol=1e-5)
+    model = split_backbone(name, None, n_classes=7, image_size=64, codebook=None).eval()
+    values = iter(twin.state_dict().values())
+    for part in (model.feature_extractor, model.plastic_layers):
+        part.load_state_dict(dict(zip(part.state_dict(), values)))
+    for side in (64, 75):  # strides pad even and odd sides differently
+        torch.testing.assert_close(model(images(side)), twin(images(side)), rtol=1e-4, atol=1e-5)
     config, (size, shape) = twin.pretrained_cfg, LITE[name]
     usual = split_backbone(name, None, n_classes=7)
     assert (usual.image_size, usual.map_shape) == (size, shape) and config["input_size"] == (3, size, size)
@@ -104,13 +88,7 @@ def test_efficientnets_are_those_of_timm(name, side):
 
 @pytest.mark.parametrize(
     "name, cut, shape",
-    [
-        ("squeezenet1_0", 3, (96, 14, 14)),
-        ("mobilenet_v2", 4, (24, 16, 16)),
-        ("efficientnet_lite0", 9, (80, 4, 4)),
-        ("resnet18", 7, (256, 4, 4)),
-        ("slim_resnet18", 5, (40, 32, 32)),
-    ],
+    [("squeezenet1_0", 3, (96, 14, 14)), ("mobilenet_v2", 4, (24, 16, 16)), ("slim_resnet18", 5, (40, 32, 32))],
 )
 def test_other_cuts(name, cut, shape):
     model = split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=64, codebook=None)
@@ -142,11 +120,6 @@ def test_weights_come_from_a_file(tmp_path):
         split_backbone("resnet18", tmp_path / "w.pth", n_classes=4, codebook=None)
 
 
-def test_an_unknown_backbone_is_an_error():
-    with pytest.raises(ValueError, match=r"backbone 'alexnet' is unknown; known are squeezenet1_0, .*; for others"):
-        split_backbone("alexnet", None, n_classes=2, codebook=None)
-
-
 @pytest.mark.parametrize(
     "wrong, kind, words",
     [
@@ -173,17 +146,10 @@ def test_split_at_equals_the_whole_network():
     model.plastic_layers.head.load_state_dict(fc.state_dict())
     torch.testing.assert_close(model(images()), wanted, rtol=1e-4, atol=1e-5)
     # Nothing of F is among the plastic layers, and the other way round.
-    frozen = {id(p) for p in model.feature_extractor.parameters()}
-    plastic = {id(p) for p in model.plastic_layers.parameters()}
-    assert not frozen & plastic
-    assert len(frozen | plastic) == len(list(models.resnet18(weights=None).parameters()))
-    assert {name.split(".")[0] for name, _ in model.plastic_layers.named_parameters()} == {"body", "head"}
-
-
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_a_network_cut_by_name_can_be_copied(clone):
-    model = split_at(models.resnet18(weights=None), "layer4.0", n_classes=3, image_size=64).eval()
-    assert torch.equal(clone(model).eval()(images()), model(images()))
+    frozen, plastic = (
+        {id(weight) for weight in part.parameters()} for part in (model.feature_extractor, model.plastic_layers)
+    )
+    assert not frozen & plastic and len(frozen | plastic) == len(list(models.resnet18(weights=None).parameters()))
 
 
 def test_tokens_become_a_map():
@@ -197,14 +163,14 @@ def test_tokens_become_a_map():
 
 
 class Skipping(nn.Module):
-    """A network whose last sum needs the output of ``first``."""
+    """A network whose last sum needs the output of ``first``, and whose head, used last, is its first child."""
 
     def __init__(self):
         super().__init__()
+        self.head = nn.Linear(8, 10)
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.second = nn.Conv2d(8, 8, 3, padding=1)
         self.third = nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 10)
 
     def forward(self, x):
         first = self.first(x)
@@ -244,23 +210,6 @@ def test_split_at_refuses_a_map_with_its_channels_last():
         assert model.map_shape == shape and model(images(16)).shape == (2, 2)
     # As many channels as places a side are no sign of another order.
     assert split_at(ChannelsLast(), "patches", n_classes=2, image_size=32).map_shape == (8, 8, 8)
-
-
-class TwoBodies(nn.Module):
-    """Its last layer is used last, but belongs to a part that is used first."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.ModuleDict(dict(a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(4, 5, 3), fc=nn.Linear(6, 9)))
-        self.neck = nn.Linear(5, 6)
-
-    def forward(self, images):
-        return self.body["fc"](self.neck(self.body["b"](self.body["a"](images)).mean((2, 3))))
-
-
-def test_the_head_is_the_layer_that_is_used_last():
-    model = split_at(TwoBodies(), "body.a", n_classes=2, image_size=16).eval()
-    assert model.plastic_layers.head.in_features == 6 and model(images(16)).shape == (2, 2)
 
 
 def test_a_codebook_is_made_by_default_where_f_is_not_empty():

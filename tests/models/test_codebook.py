@@ -95,34 +95,22 @@ def test_ties_go_to_the_lowest_row_and_zero_rows_never_win(search, rows, seed):
     assert torch.equal(codebook.encode(feature_map).long(), encoded(feature_map, codebook.blocks.detach()))
 
 
-def test_a_slice_whose_norm_underflows_is_not_a_zero_slice():
-    codebook = codebook_of([[1.0, 0], [0, 1], [0.6, 0.8]])
-    feature_map = torch.tensor([0, 1e-30, 1e-30, 0, 0, 0, -1e-30, 1e-30]).view(1, 8, 1, 1)
-    assert torch.linalg.vector_norm(feature_map[0, :2]) == 0
-    assert codebook.encode(feature_map).flatten().tolist() == [1, 0, 0, 1]
-
-
-def test_zero_slices_are_found_wherever_they_are_among_many():
+def test_zero_slices_are_found_wherever_they_are_among_many_but_not_one_whose_norm_underflows():
     codebook, tile = codebook_of([[0.6, 0.8], [1.0, 0]]), FaissSearch().tile if faiss else 1000
     feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, tile)
     zeros = torch.tensor([0, tile - 1, tile, 2 * tile + 5, 3 * tile - 1])
     feature_map.view(1, 2, -1)[:, :, zeros] = 0
     assert (codebook.encode(feature_map).flatten() == 0).nonzero().squeeze(1).tolist() == zeros.tolist()
-
-
-@pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize(("height", "value"), [(1, math.nan), (1, math.inf), (200, -math.inf), (200, math.nan)])
-def test_a_map_that_is_not_finite_is_an_error(search, height, value):
-    feature_map = torch.rand(1, 4, height, 5)
-    feature_map[0, 2, 0, 3] = value
-    with pytest.raises(ValueError, match="the feature map holds NaN or infinite"):
-        codebook_of(torch.rand(9, 4) + 0.1, search()).encode(feature_map)
+    feature_map = torch.tensor([0, 1e-30, 1e-30, 0, 0, 0, -1e-30, 1e-30]).view(1, 8, 1, 1)
+    assert torch.linalg.vector_norm(feature_map[0, :2]) == 0
+    assert codebook_of([[1.0, 0], [0, 1], [0.6, 0.8]]).encode(feature_map).flatten().tolist() == [1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: codebook_of([[1, 0], [math.nan, 1]]).encode(torch.rand(1, 2, 3, 3)), "codebook holds NaN .* damaged"),
+        (lambda: codebook_of([[1, 0]]).encode(torch.full((1, 2, 3, 3), -math.inf)), "feature map holds NaN or infin"),
         (lambda: Codebook(4, 2).encode(torch.rand(1, 4, 1, 1)), "rows of the codebook are zero; fill .* calibrate"),
         (lambda: Codebook(256, 16).encode(torch.rand(1, 500, 2, 2)), "500 .*=16 does not divide; .* such as 10,"),
         (lambda: Codebook(0, 4), "codebook_size is 0; a code has at most 15 bits"),
@@ -135,24 +123,15 @@ def test_errors_say_what_to_do(call, words):
         call()
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.uint8), (256, torch.uint8), (257, torch.int16)])
-def test_codes_are_bytes_up_to_256_rows(rows, dtype):
-    # Row k points in its own direction of a half circle, and every row is looked up once.
-    angles = torch.linspace(0, 3, rows)
-    blocks = torch.stack([angles.cos(), angles.sin()], dim=1) * 5
-    codebook = codebook_of(blocks)
-    codes = codebook.encode((blocks.t() / 2)[None, :, :, None])
-    assert codes.dtype == dtype and codes.flatten().tolist() == list(range(rows))
-
-
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 30), d=st.integers(4, 8))
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 30) | st.sampled_from([256, 257]), d=st.integers(4, 8))
 def test_encoding_a_decoded_map_returns_its_codes(seed, rows, d):
     # Random rows of four values are never nearly parallel, so each is most similar to itself (Cauchy and Schwarz).
     generator = torch.Generator().manual_seed(seed)
     codebook = codebook_of(torch.randn(rows, d, generator=generator) + 0.01)
     codes = torch.randint(rows, (2, 3, 4, 5), generator=generator)
     decoded = codebook.decode(codes)
-    assert torch.equal(codebook.encode(decoded).long(), codes)
+    found = codebook.encode(decoded)
+    assert torch.equal(found.long(), codes) and found.dtype == (torch.uint8 if rows <= 256 else torch.int16)
     assert codebook.relative_error(decoded) == 0
 
 

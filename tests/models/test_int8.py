@@ -2,13 +2,11 @@
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from crumb_avalanche.models import int8, runtimes
+from crumb_avalanche.models import int8
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.engines import TOLERANCE
 from crumb_avalanche.models.int8 import restore
@@ -101,32 +99,3 @@ def test_what_cannot_be_calibrated_says_why(network, images, monkeypatch):
     with pytest.raises(RuntimeRefusedError, match="int8 runs on a CPU in float32, not on cpu in bf16"):
         use_runtime(network, "int8", [images])
     assert network.runtime.name == "torch"
-
-
-def test_auto_never_takes_int8(network, monkeypatch):
-    monkeypatch.setattr(int8, "open_int8", lambda *arguments: pytest.fail("int8"))
-    monkeypatch.setattr(runtimes, "TRIAL_SECONDS", 0)
-    assert "int8" not in runtimes.trial(network)[1]
-
-
-SCRIPT = """
-import gc, signal
-import torch
-from crumb_avalanche.models.engines import onnx_of
-from crumb_avalanche.models.int8 import openvino_engine
-
-graph = onnx_of(torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8))
-first, second = openvino_engine(graph), openvino_engine(graph)
-assert first(torch.zeros(2, 3, 8, 8)).equal(second(torch.zeros(2, 3, 8, 8)))
-del first
-gc.collect()
-del second
-gc.collect()
-signal.signal(signal.SIGTERM, lambda *_: print("saved"))
-signal.raise_signal(signal.SIGTERM)
-"""
-
-
-def test_a_signal_is_handled_after_two_networks_are_closed():
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr

@@ -93,9 +93,6 @@ def test_the_steps_take_noise_away(network, images, monkeypatch):
         return difference(ran(quantized(graph, images, MEAN, STD), images), expected)
 
     after = noise()
-    torch.set_num_threads(2)  # one again for the next test
-    assert noise() == after, "neither another time nor other threads change the graph"
-    torch.set_num_threads(1)
     monkeypatch.setattr(quantization, "_equalize", lambda *given: None)
     assert noise() > 1.2 * after
     monkeypatch.setattr(quantization, "_prepare", lambda *given: ({}, []))
@@ -129,10 +126,3 @@ def test_rounding_makes_up_for_errors_as_the_slow_formula_does(groups, blocks, l
             part, place = slice(block * count, (block + 1) * count), output // (4 // groups) * blocks + block
             slow = rounded_slowly(row[part], moments[place], (row.abs().max() / largest).double(), largest)
             assert torch.allclose(found[output].flatten()[part], slow, atol=1e-6)
-
-
-def test_inputs_that_are_always_zero_round_plainly():
-    weight = torch.tensor([[[[0.5]], [[-0.2]]], [[[0.0]], [[0.0]]]])
-    found, scales = rounded(weight, torch.zeros(1, 2, 2, dtype=torch.float64))
-    assert torch.allclose(found, weight, atol=0.5 / 127) and torch.isfinite(found).all()
-    assert scales[0] == pytest.approx(0.5 / 127) and scales[1] > 0

@@ -11,16 +11,13 @@ def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     watch = Stopwatch()
     with pytest.raises(KeyError), watch.measure("replay"):
-        now[0] += 1
         with watch.measure("plastic"):
             now[0] += 2
         raise KeyError
+    now[0] += 8
     with watch.measure("plastic"):
         now[0] += 4
-    now[0] += 8
-    with watch.measure("replay"):
-        now[0] += 16
-    assert dict(watch.seconds) == {"replay": 19.0, "plastic": 4.0}
+    assert dict(watch.seconds) == {"replay": 2.0, "plastic": 4.0}
 
 
 def test_a_stopwatch_asks_its_own_gpu_and_waits_where_it_is_read(monkeypatch):

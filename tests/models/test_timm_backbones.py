@@ -1,13 +1,11 @@
 """Backbones of timm by name: eight families keep the contract of ``SplitModel``."""
 
-import ast
 import copy
 import pickle
 import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import timm_models  # noqa: F401 - registers networks
@@ -20,7 +18,6 @@ from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
 from crumb_avalanche.models.backbones import map_channels, split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
-from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_at import stage_maps
 from crumb_avalanche.models.weights import WeightsError
 
@@ -38,13 +35,10 @@ FAMILIES = {
     "Swin": ("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
 }
 LARGER = {
-    "resnet10t": ("layer3", (256, 11, 11)),
     "convnext_atto": ("stages.2", (160, 14, 14)),
-    "efficientnet_lite0": ("blocks.4", (112, 14, 14)),
     "vit_tiny_patch16_224": ("blocks.10", (192, 1 + 196, 1)),
     "vit_small_patch14_reg4_dinov2": ("blocks.10", (384, 1 + 4 + 37**2, 1)),
     "vit_small_patch16_dinov3": ("blocks.10", (384, 1 + 4 + 16**2, 1)),
-    "swin_tiny_patch4_window7_224": ("layers.2", (384, 14, 14)),
     "swinv2_tiny_window8_256": ("layers.2", (384, 16, 16)),
     "densenet121": ("features.denseblock3", (1024, 14, 14)),
 }
@@ -113,23 +107,6 @@ def test_a_family_keeps_the_contract(family, weights):
         assert torch.equal(copied.eval()(pixels), model(pixels))
 
 
-@pytest.mark.parametrize("name", ["timm:test_convnext", "timm:small_dinov2"])
-def test_a_cache_has_a_key_for_each_normalisation(name, tmp_path):
-    model = split_backbone(name, None, n_classes=2, image_size=SIDE).eval()
-    pixels, rows = images(), np.arange(3)
-    data = [(one, 0) for one in pixels]
-    with MapStore(tmp_path, model, 3, "key", progress=False) as store:
-        maps = torch.stack([one for one, _ in store.dataset(data, rows, [0, 0, 0])])
-        path = store.path
-    assert torch.equal(maps, model.extract(pixels))
-    with MapStore(tmp_path, model, 3, "key", progress=False) as again:
-        again.dataset(data, rows, [0, 0, 0])
-        assert again.path == path and again.filled == 0
-    model.set_normalization((0.1, 0.2, 0.3), (0.3, 0.2, 0.1))
-    with MapStore(tmp_path, model, 3, "key", progress=False) as other:
-        assert other.path != path
-
-
 def test_class_token_and_registers_are_no_places_of_the_image():
     model = split_backbone("timm:small_dinov2", None, n_classes=2).eval()
     maps = torch.randn(2, *model.map_shape)
@@ -157,7 +134,8 @@ def test_preprocessing_is_timms_unless_a_size_is_given():
 
 
 @pytest.mark.parametrize(
-    ("cut", "shape", "frozen"), [(2, (32, 8, 8), 2), ("stages.1", (32, 8, 8), 2), (0, (3, 64, 64), 0)]
+    ("cut", "shape", "frozen"),
+    [(2, (32, 8, 8), 2), ("stages.1", (32, 8, 8), 2), (0, (3, 64, 64), 0), ("stages.2.blocks.0", (48, 4, 4), 1)],
 )
 def test_other_cuts(cut, shape, frozen):
     before = torch.get_rng_state()
@@ -166,11 +144,6 @@ def test_other_cuts(cut, shape, frozen):
     model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE).eval()
     assert model.map_shape == shape and len(model.stages) == frozen
     assert model(images()).shape == (3, 2) and (model.codebook is None) == (cut == 0)
-
-
-def test_a_part_of_a_stage_can_be_the_cut():
-    model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer="stages.2.blocks.0", image_size=SIDE)
-    assert model.stages == ("stages.2.blocks.0",) and model.map_shape == (48, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +156,7 @@ def test_a_part_of_a_stage_can_be_the_cut():
         ("timm:levit_128s", None, "2 linear or convolutional layers.*not distilled"),
         ("resnet18", "layer3", "'layer3'.*give a number"),
         ("resnet", None, "'resnet' is unknown.*timm:NAME"),
+        ("timm:hrnet_w18_small", None, "hrnet_w18_small.*returns a list.*--cut-layer"),
     ],
 )
 def test_errors_name_the_cure(name, cut, words):
@@ -190,12 +164,7 @@ def test_errors_name_the_cure(name, cut, words):
         split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=SIDE)
 
 
-def test_stages_that_return_lists_are_named():
-    with pytest.raises(ValueError, match=r"hrnet_w18_small.*returns a list.*--cut-layer"):
-        split_backbone("timm:hrnet_w18_small", None, n_classes=2, image_size=SIDE)
-
-
-def test_weights_that_do_not_fit(tmp_path):
+def test_weights_that_do_not_fit_or_cannot_be_downloaded(tmp_path, monkeypatch):
     path = tmp_path / "other.safetensors"
     other = timm.create_model("test_resnet", num_classes=3)
     save_file(other.state_dict(), path)
@@ -206,23 +175,14 @@ def test_weights_that_do_not_fit(tmp_path):
     for file in (path, tmp_path / "other.pth"):
         model = split_backbone("timm:test_resnet", file, n_classes=2, image_size=SIDE)
         assert torch.equal(model.feature_extractor.layer1[0].conv1.weight, other.layer1[0].conv1.weight)
-    with pytest.raises(WeightsError, match="there is no weight file"):
-        split_backbone("timm:test_resnet", tmp_path / "absent.safetensors", n_classes=2, image_size=SIDE)
-
-
-@pytest.mark.parametrize("asked", ["timm", "torchvision"])
-def test_weights_that_cannot_be_downloaded(monkeypatch, asked):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(WeightsError, match=r"(?s)weights of timm:test_resnet .*--weights FILE.*'none'"):
-        split_backbone("timm:test_resnet", asked, n_classes=2, image_size=SIDE)
+        split_backbone("timm:test_resnet", "torchvision", n_classes=2, image_size=SIDE)
 
 
 def test_timm_is_needed_for_its_networks_only(monkeypatch):
     for path in Path(crumb_avalanche.__file__).parent.rglob("*.py"):
-        imports = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
-        assert not any(re.match(r"(import|from) timm\b", ast.unparse(node)) for node in imports), path
+        assert not re.search(r"^(import|from) timm\b", path.read_text(), re.MULTILINE), path
     monkeypatch.setitem(sys.modules, "timm", None)
     split_backbone("small_cnn", None, n_classes=2, image_size=32)
     with pytest.raises(ImportError, match=re.escape("pip install 'crumb-avalanche[timm]'")):

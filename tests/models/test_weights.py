@@ -45,11 +45,18 @@ def write(path, state):
 
 
 @pytest.mark.parametrize("suffix", weights.SUFFIXES)
-def test_every_format_gives_the_same_weights_back(tmp_path, suffix):
+def test_every_format_gives_the_same_weights_back_or_an_error_wherever_it_ends(tmp_path, suffix):
     source, target = network(1), network(2)
-    load_weights(target, write(tmp_path / f"w{suffix}", source.state_dict()))
-    for name, value in source.state_dict().items():
-        assert torch.equal(target.state_dict()[name], value), name
+    state = source.state_dict()
+    del state["1.num_batches_tracked"]  # may be absent
+    path = write(tmp_path / f"w{suffix}", state)
+    load_weights(target, path)
+    assert weights_hash(target) == weights_hash(source)
+    whole = path.read_bytes()
+    for end in [0, 1, 7, *range(20, len(whole) - 1, len(whole) // 12)]:
+        path.write_bytes(whole[:end])
+        with pytest.raises(WeightsError, match=re.escape(f"weight file {path} cannot be read")):
+            read_weights(path)
 
 
 class Trap:
@@ -74,31 +81,8 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, suffix):
     with pytest.raises(WeightsError, match=r"cannot be read.*it must hold tensors only"):
         read_weights(path)
     assert not trap.exists()
-
-
-def test_the_trap_runs_when_unpickled(tmp_path):
-    pickle.loads(pickle.dumps(Trap(tmp_path / "sprung"))).close()
-    assert (tmp_path / "sprung").exists()
-
-
-@pytest.mark.parametrize("suffix", weights.SUFFIXES)
-def test_a_truncated_file_is_an_error_wherever_it_ends(tmp_path, suffix):
-    path = write(tmp_path / f"w{suffix}", network().state_dict())
-    whole = path.read_bytes()
-    for end in [0, 1, 7, *range(20, len(whole) - 1, len(whole) // 12)]:
-        path.write_bytes(whole[:end])
-        with pytest.raises(WeightsError, match=re.escape(f"weight file {path} cannot be read")):
-            read_weights(path)
-
-
-def test_a_header_that_takes_fewer_bytes_is_refused(tmp_path):
-    """Half of the bytes as float16 have the right shape, and are other weights."""
-    np.savez(tmp_path / "w.npz", weight=np.arange(6, dtype=np.float32))
-    whole = (tmp_path / "w.npz").read_bytes()
-    assert whole.count(b"'<f4'") == 1
-    (tmp_path / "w.npz").write_bytes(whole.replace(b"'<f4'", b"'<f2'"))
-    with pytest.raises(WeightsError, match=r"checksum of weight\.npy does not match"):
-        read_weights(tmp_path / "w.npz")
+    pickle.loads(pickle.dumps(Trap(trap))).close()
+    assert trap.exists(), "it is a trap"
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pth"])
@@ -109,7 +93,7 @@ def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
     else:
         write(path, wanted)
     whole, draws, refused = path.read_bytes(), random.Random(0), 0
-    for _ in range(150):
+    for _ in range(60):
         damaged = bytearray(whole)
         damaged[draws.randrange(len(whole))] ^= 1 << draws.randrange(8)
         path.write_bytes(damaged)
@@ -121,7 +105,7 @@ def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
         else:
             assert suffix != ".safetensors", "its checksums find every flipped bit"
             assert all(torch.equal(value, wanted[name]) for name, value in found.state_dict().items())
-    assert refused > 50
+    assert refused > 20
 
 
 def test_the_digits_of_the_hash_in_a_name_are_checked(tmp_path):
@@ -192,20 +176,16 @@ def test_a_package_that_is_not_installed_is_named_with_the_cure(monkeypatch):
         weights.in_order(network().state_dict(), random, "these weights")
 
 
-def test_other_objects_than_state_dicts_are_errors(tmp_path):
-    for number, content in enumerate(([torch.ones(1)], {"epoch": 3})):
-        path = tmp_path / f"{number}.pth"
-        torch.save(content, path)
-        with pytest.raises(WeightsError, match="does not hold a state dict"):
-            read_weights(path)
-
-
-def test_no_file_and_unknown_suffix(tmp_path):
-    with pytest.raises(WeightsError, match=re.escape(f"there is no weight file {tmp_path / 'w.npz'}")):
-        read_weights(tmp_path / "w.npz")
+def test_what_is_no_weight_file_is_an_error(tmp_path):
     (tmp_path / "w.h5").touch()
-    with pytest.raises(WeightsError, match=re.escape("ends in '.h5'; known are .npz, .safetensors, .pth, .pt")):
-        read_weights(tmp_path / "w.h5")
+    torch.save({"epoch": 3}, tmp_path / "epoch.pth")
+    for name, words in (
+        ("w.npz", "there is no weight file"),
+        ("w.h5", "ends in '.h5'; known are .npz, .safetensors, .pth, .pt"),
+        ("epoch.pth", "does not hold a state dict"),
+    ):
+        with pytest.raises(WeightsError, match=words):
+            read_weights(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -226,23 +206,6 @@ def test_weights_of_another_model_change_nothing_and_name_the_first_mismatch(cha
     with pytest.raises(WeightsError, match=re.escape(words) + ".*another model; choose the matching"):
         check_and_load(model, state, "zoo.npz")
     assert weights_hash(model) == before
-
-
-def test_batch_counters_may_be_absent():
-    model, state = network(1), network(2).state_dict()
-    del state["1.num_batches_tracked"]
-    check_and_load(model, state, "w.npz")
-    assert torch.equal(model[0].weight, state["0.weight"])
-
-
-def test_files_of_another_program_are_read_without_checksums(tmp_path, recwarn):
-    path = tmp_path / "w.safetensors"
-    save_file(network(1).state_dict(), path)
-    load_weights(network(2), path)
-    save_file(network(1).state_dict(), path, {"origin": "another program"})
-    load_weights(network(2), path)
-    # Garbage of other tests may warn of a file that it leaves open.
-    assert not [one for one in recwarn if one.category is not ResourceWarning]
 
 
 def test_the_hash_depends_on_every_value_and_nothing_else():
