@@ -1,6 +1,5 @@
 """``crumb backbones`` lists networks and measures them; runs and learners take them by name."""
 
-import importlib.util
 import json
 import sys
 
@@ -53,16 +52,6 @@ def test_named_backbones_are_measured(crumb, monkeypatch):
     own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))
     assert own[1:6] == ["64", "11", "128x8x8", "16", "640"] and float(own[-1]) > 0
     assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "256"]
-    code, _, err = crumb("backbones", "timm:test_convnex")
-    assert code == 1 and "nearest names are test_convnext" in err
-
-
-@pytest.mark.slow
-def test_built_in_backbones_and_tested_families_are_listed(crumb):
-    code, out, _ = crumb("backbones")
-    assert code == 0
-    assert all(f"\n{name} " in out for name in ("squeezenet1_0", "resnet18", "mobilenet_v2", "mlp"))
-    assert "DINOv2 with registers: timm:vit_small_patch14_reg4_dinov2" in out and "crumb-avalanche[timm]" in out
 
 
 def test_a_plan_takes_what_timm_says():
@@ -80,18 +69,11 @@ def test_a_plan_takes_what_timm_says():
     [("rda", "timm:small_swin"), ("crumb", "efficientnet_lite0"), pytest.param("crumb", DINO, marks=pytest.mark.slow)],
 )
 def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
-    arguments = dict(zip(tiny[1::2], tiny[2::2]))
-    for name in ("--backbone", "--image-size", "--weights", "--codebook-dim", "--output"):
-        arguments.pop(name, None)
-    rest = [part for pair in arguments.items() for part in pair] + ["--image-size", 64]
-    out = tmp_path / "run"
-    cache = ("--feature-cache", tmp_path / "cache")
-    code, _, err = crumb(
-        *("run", *rest, "--strategy", strategy, "--backbone", backbone, "--weights", "none", "--output", out, *cache)
-    )
+    out, network = tmp_path / "run", ("--backbone", backbone, "--image-size", 64)
+    options = ("--strategy", strategy, "--output", out, "--feature-cache", tmp_path / "cache")
+    code, _, err = crumb(*tiny, *network, *options)  # the last of a flag counts
     assert code == 0, err
-    ledger = json.loads((out / "ledger.json").read_text())
-    assert ledger["frozen_bytes"] > 0
+    assert json.loads((out / "ledger.json").read_text())["frozen_bytes"] > 0
     Image.fromarray(photos((150, 0, 0))[0]).save(tmp_path / "photo.png")
     code, answer, err = crumb("predict", out, tmp_path / "photo.png", "--json")
     assert code == 0 and json.loads(answer)["label"], err
@@ -114,7 +96,8 @@ def test_a_learner_is_kept_without_a_download_and_exported(method, backbone, tmp
         one, other = learner.predict(photo), again.predict(photo)
         assert (one.label, one.confidence) == (other.label, other.confidence)
     assert again.explain(photo).shape == (64, 64)
-    if method == "rda" and importlib.util.find_spec("onnxruntime"):
+    if method == "rda":
+        pytest.importorskip("onnxruntime")
         assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens
     learner.save(path, weights=False)
     with pytest.raises(LearnerError, match=r"holds no weights.*'timm'"):

@@ -1,25 +1,19 @@
 """Errors of bad input of ``crumb run`` name the value, the rule and the cure, and lose no results."""
 
-import errno
 import json
-import os
 import re
 import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from learned import buffer_of, weights_of
-from PIL import Image
 from safetensors import SafetensorError
 
 from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.models.networks import SmallCNN
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.runs.stream import _grouped
 
 STEP = "crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step"
 
@@ -34,6 +28,12 @@ def result_of(folder):
     return json.loads((folder / "result.json").read_text())
 
 
+@pytest.fixture
+def root(clips, tmp_path):
+    """A copy of the clips."""
+    return shutil.copytree(clips, tmp_path / "clips")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -41,37 +41,25 @@ def result_of(folder):
         ("--benchmark eth80 --dataset-root .", r"\..*<object>"),
         ("--dataset-root nowhere", "nowhere.*<class>/<object>/<clip>"),
         ("--strategy crumbs", "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, cope"),
-        ("--backbone resnet", "'resnet' is unknown; known are squeezenet1_0"),
         ("--codebook-init zeros", "known are matched"),
-        ("--selection-rule all", "known are every_jth, reservoir, reference"),
         ("--budget-image 3", "[Uu]nrecognized"),
-        ("--protocol iid", "class_instance"),
         ("--codebook-dim 24", "128 channels, which codebook_dim=24 does not divide"),
         ("--budget-bytes 100", "a budget of 100 bytes holds no memory"),
-        ("--mem-size 3", "mem_size=3 cannot hold a memory of each of the 4 classes"),
         ("--mem-size 9 --budget-images 2", "both given"),
         ("--runs 1-", "runs is '1-'"),
-        ("--runs 0-99999999999", "run is 99999999999; give 4,294,967,295 or less"),
         ("--runs 0-1000000", "1,000,001 runs; give 10,000 or fewer"),
         ("--batch-size -3", "batch_size is -3; give 1 or more"),
-        ("--momentum 2", "momentum is 2.0; give 0 or more, but less than 1"),
         ("--cut-layer 99", "cut_layer is 99, but small_cnn has 14 layers to cut at; give 0 to 14"),
         ("--image-size 4", "the feature extractor cannot take images of 4 pixels"),
-        ("--weight-decay 1e300", r"weight_decay is 1e\+300; give 1,000 or less"),
         ("--learning-rate .nan", "learning_rate is nan; give a finite number"),
         ("--budget-bytes 1000000000000", "memories; lower it, or give --mem-size 10000000 or less"),
         ("--device foo", "device is 'foo'; give cpu, cuda, or one of several such as cuda:1"),
         ("--device cuda:99", "device is cuda:99, but torch sees"),
-        ("--device xpu:0", "device is xpu:0, but only cpu and cuda"),
         ("--image-size 224px", r"run: image_size is '224px'; give a whole number\n$"),
-        ("--learning-rate high", r"run: learning_rate is 'high'; give a number\n$"),
         ("--overwrite maybe", r"run: overwrite is 'maybe'; give true or false\n$"),
         ("--preset best", r"run: preset is 'best'; give paper, reference, recommended, tuned\n$"),
         ("--weights none.npz", "there is no weight file"),
-        (
-            "--weights other.pth --backbone squeezenet1_0",
-            r"features.0.weight.*\(32, 3, 3, 3\).*weights of another model",
-        ),
+        ("--weights other.pth --backbone squeezenet1_0", r"features.0.weight.*\(32, 3, 3, 3\).*another model"),
         ("--weights cut.pth", "cannot be read"),
         ("--output notes.txt", "output is notes.txt, which is a file; give a folder"),
         ("--feature-cache /dev/null", "feature_cache is /dev/null, which is a pipe or a device; give a folder"),
@@ -90,70 +78,20 @@ def test_an_option_that_cannot_be_used_is_named_with_the_cure(crumb, tiny, tmp_p
     assert Path("notes.txt").read_text() == "mine" and not Path("run/result.json").exists()
 
 
-def no_image(path):
-    path.write_bytes(b"hello")
-
-
-def of_floats(path):
-    pixels = np.zeros((32, 32), np.float32)
-    pixels[3, 3] = np.nan
-    Image.fromarray(pixels).save(path.with_suffix(".tif"))
-    path.unlink()
-
-
-def a_film(path):
-    pytest.importorskip("av")
-    path.unlink()
-    (path.parent.parent / "film.mp4").write_bytes(b"no video")
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (no_image, "clip0/frame2.png"),
-        (of_floats, "clip0/frame2.tif.*mode F"),
-        (a_film, "film.mp4 cannot be opened"),
-    ],
-)
-def test_a_frame_that_cannot_be_read_is_refused_or_left_out(crumb, tiny, clips, tmp_path, damage, words):
-    root = tmp_path / "clips"
-    shutil.copytree(clips, root)
-    damage(root / "cup" / "object1" / "clip0" / "frame2.png")
+def test_a_frame_that_cannot_be_read_is_refused_or_left_out(crumb, tiny, root, tmp_path):
+    (root / "cup" / "object1" / "clip0" / "frame2.png").write_bytes(b"hello")
     more = [*tiny, "--dataset-root", root, "--strategy", "ncm"]
     err = fails(crumb, *more, "--output", tmp_path / "a")
-    assert re.search(f"cup/object1/{words}", err) and "--on-bad-frame skip" in err
+    assert "cup/object1/clip0/frame2.png" in err and "--on-bad-frame skip" in err
     assert not (tmp_path / "a" / "result.json").exists()
     code, _, err = crumb(*more, "--output", tmp_path / "b", "--on-bad-frame", "skip")
     assert code == 0, err
     result = result_of(tmp_path / "b")
-    assert result["bad_frames_skipped"] == 1 and re.search(words.split(".")[0], result["bad_frames"][0])
+    assert result["bad_frames_skipped"] == 1 and "clip0/frame2" in result["bad_frames"][0]
 
 
-@pytest.fixture
-def white_frames(clips, tmp_path, monkeypatch):
-    """A copy of clips with some white frames, whose feature maps are not finite."""
-    extract = SplitModel._extract
-
-    def damaged(model, images):
-        maps = extract(model, images).clone()
-        maps[(images == 255).flatten(1).all(1), 0, 0, 0] = float("nan")
-        return maps
-
-    monkeypatch.setattr(SplitModel, "_extract", damaged)
-    shutil.copytree(clips, tmp_path / "clips")
-    for number in range(3):  # one of these objects is held out
-        Image.new("RGB", (32, 32), "white").save(tmp_path / f"clips/cup/object{number}/clip0/frame2.png")
-    return tmp_path / "clips"
-
-
-def test_frames_whose_features_are_not_finite_are_refused(crumb, tiny, tmp_path, white_frames):
-    options = [*tiny, "--strategy", "ncm", "--output", tmp_path / "out", "--dataset-root", white_frames]
-    assert re.search(r"frame cup/object\d/clip0/frame2.png \(row .*finite", fails(crumb, *options))
-
-
-def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, tiny, clips, tmp_path):
-    root, output = tmp_path / "clips", tmp_path / "bad"
-    shutil.copytree(clips, root)
+def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, tiny, root, tmp_path):
+    output = tmp_path / "bad"
     assert crumb(*tiny, "--output", tmp_path / "good", "--dataset-root", root, "--strategy", "ncm")[0] == 0
     for frame in (root / result_of(tmp_path / "good")["classes_order"][-1]).rglob("frame3.png"):
         frame.write_bytes(b"no picture")
@@ -164,63 +102,36 @@ def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, tiny, clip
     assert "frame3.png" in (output / "interrupted" / "error.txt").read_text()
 
 
-@pytest.mark.parametrize("options", [[], ["--checkpoint", "false"]], ids=" ".join)
-def test_a_full_disk(crumb, tiny, tmp_path, monkeypatch, options):
+def test_a_full_disk(crumb, tiny, tmp_path, monkeypatch):
     def full_disk(tensors, file, metadata):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr("crumb_avalanche.system.tensor_file.save_file", full_disk)
-    err = fails(crumb, *tiny, "--output", tmp_path, *options)
-    if options:  # the learner is the first file that is refused, after the last step
-        said = "make room on that disk and give"
-    else:
-        said = "Free some room and give"
-        assert f"what was learned so far could not be kept in {tmp_path / 'interrupted'}" in err
-        assert "No space left" in (tmp_path / "interrupted" / "error.txt").read_text()
+    err = fails(crumb, *tiny, "--output", tmp_path)
+    assert f"what was learned so far could not be kept in {tmp_path / 'interrupted'}" in err
+    assert "No space left" in (tmp_path / "interrupted" / "error.txt").read_text()
     last = err.splitlines()[-1]
-    assert f"{said} the same command again" in last and "No space left on device" in last
+    assert "Free some room and give the same command again" in last and "No space left on device" in last
     assert not (tmp_path / "result.json").exists() and not list(tmp_path.rglob("*.part"))
 
 
-def test_a_disk_that_fails_names_path_reason_and_cure(crumb, tiny, tmp_path, monkeypatch):
-    def fail(path, *arguments, **keywords):
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    monkeypatch.setattr("crumb_avalanche.system.atomic_file.atomic_write", fail)
-    err = fails(crumb, *tiny, "--output", tmp_path)
-    assert f"{tmp_path / 'config.yaml'}: {os.strerror(errno.EIO)}; " in err
-
-
-def test_the_held_out_part_of_each_class_is_printed_and_recorded(crumb, tiny, clips, tmp_path):
-    root = tmp_path / "clips"
-    shutil.copytree(clips, root)
+def test_the_held_out_part_of_each_class_is_printed_and_recorded(crumb, tiny, clips, root, tmp_path):
     for name in ("object1", "object2"):
         shutil.rmtree(root / "cup" / name)
     shutil.copytree(clips / "cup" / "object0" / "clip0", root / "photos")  # a class of five images and nothing else
     arguments = ("--dataset-root", root, "--strategy", "finetune", "--run", "1", "--output", tmp_path / "mixed")
     code, out, err = crumb(*tiny, *arguments)
     assert code == 0, err
-    lines = [
-        "held out for the test:",
-        "  apple, box, dice: 1 of 3 objects",
-        "  cup: 1 of 2 clips of its one object",
-        "  photos: the last 1 of 5 frames of its one clip",
-    ]
-    assert "\n".join(lines) in out
+    for line in (
+        "held out for the test:\n  apple, box, dice: 1 of 3 objects\n",
+        "  cup: 1 of 2 clips of its one object\n  photos: the last 1 of 5 frames of its one clip\n",
+    ):
+        assert line in out
     result = result_of(tmp_path / "mixed")
     assert result["held_out"]["apple"] == "1 of 3 objects: object1"
-    assert result["held_out"]["cup"] == "1 of 2 clips of its one object: clip1"
     images = result["images"]
     assert images["train"] + images["test"] == len(list(root.rglob("*.png")))
     assert f"{images['train']} images to learn, {images['test']} to test" in out
-
-
-def test_many_classes_take_few_lines():
-    alike = _grouped({f"c{number}": f"1 of 4 objects: o{number}" for number in range(100)})
-    assert alike == f"\n  {', '.join(f'c{number}' for number in range(10))} and 90 more: 1 of 4 objects"
-    lines = _grouped({f"c{n}": f"the last 1 of {n + 2} frames of its one clip" for n in range(100)}).splitlines()[1:]
-    assert len(lines) == 11 and lines[0] == "  c0: the last 1 of 2 frames of its one clip"
-    assert lines[-1] == "  and of 90 more classes (held_out in result.json)"
 
 
 def test_a_single_class_gives_a_warning(crumb, tiny, clips, tmp_path):
@@ -261,13 +172,9 @@ def test_an_interrupt_keeps_what_was_learned(crumb, tiny, tmp_path, monkeypatch,
     assert read_header(tmp_path / "b" / "interrupted" / LEARNER).keep == "full"
 
 
-def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, clips, tmp_path):
+def test_a_loss_that_turns_nan_stops_with_the_last_good_state(crumb, tiny, tmp_path):
     err = fails(crumb, *tiny, "--output", tmp_path, "--learning-rate", "1e6", "--strategy", "finetune")
     assert "the loss became" in err and "--clamp-gradients 10" in err
     weights = weights_of(tmp_path / "interrupted")
     assert all(bool(torch.isfinite(value.float()).all()) for value in weights.values())
     assert not (tmp_path / "result.json").exists()
-    network = ["--weights", "none", "--backbone", "small_cnn", "--image-size", 32, "--batch-size", 8, "--threads", 1]
-    more = ["--output", tmp_path / "p.safetensors", "--progress", "false", "--learning-rate", "1e6"]
-    err = fails(crumb, "pretrain", "--data", clips, *network, *more)
-    assert "loss became" in err and "lower --learning-rate" in err

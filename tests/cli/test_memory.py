@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")]
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
 PEAK = "\nprint(next(int(line.split()[1]) for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 CRUMB = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[1:]) == 0"
@@ -19,29 +16,19 @@ CRUMB = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[
 
 def peak(code, *arguments):
     """Peak of the resident memory of a process that runs ``code``, in MB."""
-    command = [sys.executable, "-c", code + PEAK, *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    command, environment = (
+        [sys.executable, "-c", code + PEAK, *map(str, arguments)],
+        {**os.environ, "OMP_NUM_THREADS": "1"},
     )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout.split()[-1]) * 1024 / 1e6
 
 
-@pytest.fixture(scope="module")
-def photo(tmp_path_factory):
-    """A photo of 12 megapixels."""
-    file = tmp_path_factory.mktemp("photo") / "photo.jpg"
+def test_predict_and_teach_have_bounds_that_hold_for_any_number_of_photos(tmp_path):
+    photo, model, above = tmp_path / "photo.jpg", tmp_path / "model.safetensors", {}
     small = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
-    Image.fromarray(small).resize((4000, 3000)).save(file)
-    return file
-
-
-@pytest.fixture(scope="module")
-def torch_alone():
-    return peak("import torch")
-
-
-def test_predict_and_teach_have_bounds_that_hold_for_any_number_of_photos(photo, torch_alone, tmp_path):
-    model, above = tmp_path / "model.safetensors", {}
+    Image.fromarray(small).resize((4000, 3000)).save(photo)  # 12 megapixels
+    torch_alone = peak("import torch")
     for count in (50, 500):
         for number in range(count):
             folder = tmp_path / str(count) / f"class {number % 5}"  # at least a batch of 8 each

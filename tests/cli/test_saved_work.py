@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from called_command import ask
 from fake_runs import fake_run
 
 from crumb_avalanche.cli import OUTPUT_LOST, main
@@ -18,7 +17,7 @@ posix = pytest.mark.skipif(os.name != "posix", reason="devices, links and limits
 
 
 def output_that_takes_nothing(kind):
-    """A standard output that is full, closed or not read, or of an encoding without umlauts."""
+    """A standard output that is full, closed or not read."""
     if kind == "full":
         return open("/dev/full", "w")
     if kind == "closed":
@@ -46,7 +45,7 @@ def test_a_lesson_that_cannot_be_reported_is_said_to_be_saved(mine, place, capsy
     assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")
 
 
-def test_a_name_that_standard_output_cannot_encode_is_no_error(mine, place, tmp_path, capsys, monkeypatch):
+def test_a_name_that_standard_output_cannot_encode_is_no_error(mine, tmp_path, monkeypatch):
     with open(tmp_path / "said", "w", encoding="ascii") as output, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", output)
         assert main(["learner", "rename", str(mine), "red", "grün"]) == 0
@@ -65,25 +64,24 @@ def test_closed_streams_of_a_process(mine, place):
 
 
 @posix
-def test_a_change_that_cannot_be_saved_is_not_reported(mine, capsys):
+def test_a_change_that_cannot_be_saved_is_not_reported(mine, crumb):
     import resource
 
     before, limits = mine.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        code, out, err = ask(capsys, "learner", "forget", mine, "red")
+        code, out, err = crumb("learner", "forget", mine, "red")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert (code, out) == (1, "") and "takes no file that large" in err and err.count("\n") == 1
     assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
 
 
-def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, capsys, monkeypatch):
+def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, crumb, monkeypatch):
     other, load, held = tmp_path / "other.safetensors", Learner.load.__func__, []
-    learner = Learner.load(mine)
-    for name in [one.name for one in learner.classes]:
-        learner.forget(name)
-    learner.save(other)
+    other.write_bytes(mine.read_bytes())
+    for name in ("red", "green", "blue"):
+        assert crumb("learner", "forget", other, name)[0] == 0
 
     def watched(cls, path, weights=None):
         with pytest.raises(FolderInUseError), locked_file(mine):
@@ -92,22 +90,20 @@ def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, capsys, mon
         return load(cls, path, weights)
 
     monkeypatch.setattr(Learner, "load", classmethod(watched))
-    code, out, _ = ask(capsys, "learner", "merge", mine, other, "--output", mine)
+    code, out, _ = crumb("learner", "merge", mine, other, "--output", mine)
     assert code == 0 and "3 classes" in out and len(held) == 2
     for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
-        assert ask(capsys, "learner", *action)[0] == 0
+        assert crumb("learner", *action)[0] == 0
     assert len(held) == 4
 
 
-def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, capsys):
+def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, crumb):
     pytest.importorskip("onnxruntime")
-    folder, notes = tmp_path / "folder", tmp_path / "notes.txt"
+    folder, notes, page, pretrained = (tmp_path / name for name in ("folder", "notes.txt", "a.html", "a.safetensors"))
     folder.mkdir()
-    for name in ("config.yaml", "report.csv", "summary.json"):
-        (folder / name).write_text("mine")
-    notes.write_text("mine")
-    pretrained = tmp_path / "notes.safetensors"
-    pretrained.write_text("mine")
+    files = [notes, page, pretrained, *(folder / name for name in ("config.yaml", "report.csv", "summary.json"))]
+    for path in files:
+        path.write_text("mine")
     other, run = tmp_path / "other.safetensors", fake_run(tmp_path / "run")
     other.write_bytes(mine.read_bytes())
     small = ["--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false"]
@@ -115,44 +111,39 @@ def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, 
     cases = [
         (["export", mine, "--output", mine], "mine.safetensors exists and is not an ONNX file of crumb export"),
         (["learner", "merge", mine, other, "--output", notes], "notes.txt exists and is not a learner"),
-        (["predict", mine, place / "photos", "--html", notes.rename(tmp_path / "notes.html")], "not a page of this"),
+        (["predict", mine, place / "photos", "--html", page], "not a page of this"),
         (["pretrain", "--data", clips, "--output", pretrained, "--overwrite", "true", *small], "not of crumb pretrain"),
         (["report", run, "--output", folder], "report.csv exists and is of another program"),
         (stream, "config.yaml exists and is of another program"),
         ([*stream, "--runs", "2"], "summary.json exists and is of another program"),
     ]
-    (tmp_path / "notes.txt").write_text("mine")
-    files = [mine, notes, pretrained, tmp_path / "notes.html", *folder.iterdir()]
-    before = {path: path.read_bytes() for path in files}
+    before = {path: path.read_bytes() for path in (mine, *files)}
     for arguments, words in cases:
-        code, _, err = ask(capsys, *arguments)
+        code, _, err = crumb(*arguments)
         assert code == 1 and words in err and "stays as it is: choose another --" in err, (arguments, err)
-        assert err.count("\n") == 1 and {path: path.read_bytes() for path in files} == before
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "report.csv", "summary.json"]
+        assert err.count("\n") == 1 and {path: path.read_bytes() for path in before} == before
+    assert sorted(folder.iterdir()) == files[3:]
 
 
-def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, capsys):
+def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, crumb):
     pytest.importorskip("onnxruntime")
     run, page = fake_run(tmp_path / "run"), tmp_path / "page.html"
-    for arguments in (
-        *(["export", mine], ["predict", mine, place / "photos", "--html", page]),
-        *(["report", run], ["report", run, "--output", tmp_path / "new"]),
-    ):
-        assert [ask(capsys, *arguments)[0] for _ in range(2)] == [0, 0], arguments
+    for arguments in (["export", mine], ["predict", mine, place / "photos", "--html", page], ["report", run]):
+        assert [crumb(*arguments)[0] for _ in range(2)] == [0, 0], arguments
 
 
 @posix
-def test_a_learner_keeps_its_link_and_its_permissions(mine, place, tmp_path, capsys):
+def test_a_learner_keeps_its_link_and_its_permissions(mine, place, tmp_path, crumb):
     (tmp_path / "link").symlink_to(mine.name)
     mine.chmod(0o600)
     for command in (["teach", tmp_path / "link", place / "tree", "--progress", "false"], ["learner", "undo", mine]):
-        assert ask(capsys, *command)[0] == 0
+        assert crumb(*command)[0] == 0
     assert (tmp_path / "link").is_symlink() and stat.S_IMODE(mine.stat().st_mode) == 0o600
     with locked_file(mine):
-        assert "is being changed by another process" in ask(capsys, "learner", "forget", tmp_path / "link", "red")[2]
+        assert "is being changed by another process" in crumb("learner", "forget", tmp_path / "link", "red")[2]
     os.link(mine, tmp_path / "second")
     with pytest.warns(UserWarning, match=r"mine.safetensors has other names \(hard links\)"):
-        assert ask(capsys, "learner", "rename", mine, "red", "rot")[0] == 0
+        assert crumb("learner", "rename", mine, "red", "rot")[0] == 0
 
 
 def test_a_learner_is_not_saved_over_one_that_took_its_place(mine, tmp_path):

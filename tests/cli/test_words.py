@@ -1,18 +1,14 @@
-"""Damaged settings and results, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
+"""Damaged settings, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
 
 import errno
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import warnings
 
 import pytest
 import torch
-from fake_runs import fake_run
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import short_warnings, words_for
@@ -23,18 +19,12 @@ from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 
 
-def fails(crumb, *arguments) -> str:
-    code, _, err = crumb(*arguments)
-    assert code not in (0, None) and "Traceback" not in err and err.count("\n") <= 3
-    return err
-
-
 def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs").mkdir()
-    assert f"{tmp_path / 'runs'} holds no finished run" in fails(crumb, "report", "~/runs")
-    home = str(tmp_path)
-    assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{home}/a", "b"], "run": 0}
+    code, _, err = crumb("report", "~/runs")
+    assert code == 1 and f"{tmp_path / 'runs'} holds no finished run" in err
+    assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
 
 
 def test_too_little_memory_folders_and_bugs(tmp_path):
@@ -51,28 +41,14 @@ BOMB = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range
 
 @pytest.mark.parametrize(
     "content",
-    [
-        *(b"[" * 500, "\n".join(BOMB).encode(), b"\xff\xfe\x00\xd8", b"weights: \xff"),
-        *(b"weights: " + b"[" * 600 + b"]" * 600, b"weights: " + b"1" * 5000, b"weights: 2000-13-45"),
-    ],
+    [b"[" * 500, "\n".join(BOMB).encode(), b"weights: \xff", b"weights: " + b"1" * 5000, b"weights: 2000-13-45"],
     ids=lambda content: str(content[:12]),
 )
 def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, content):
     (tmp_path / "odd.yaml").write_bytes(content)
-    err = fails(crumb, "predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
-    assert err.startswith("crumb ") and err.count("\n") == 1
-    assert "nested too deeply" in fails(crumb, "run", "--method.alpha", "[" * 500)
-
-
-def test_damaged_results_are_named(crumb, tmp_path):
-    path = fake_run(tmp_path / "run") / "result.json"
-    result = json.loads(path.read_text())
-    changes = [("provenance", [1]), ("classes_order", 3), ("classes_per_experience", "x"), ("strategy_settings", 3)]
-    texts = {name: json.dumps(result | {name: value}) for name, value in changes} | {"recursion": "[" * 100_000}
-    for name, text in texts.items():
-        path.write_text(text)
-        err = fails(crumb, "report", path.parent)
-        assert f"{path} cannot be used" in err and name in err
+    code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
+    assert code not in (0, None) and err.startswith("crumb ") and err.count("\n") == 1
+    assert "nested too deeply" in crumb("run", "--method.alpha", "[" * 500)[2]
 
 
 @pytest.mark.parametrize("error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")])
@@ -94,31 +70,10 @@ def test_an_interrupt_waits_for_the_end_of_imports(usual_signals, crumb, monkeyp
         signal.raise_signal(signal.SIGTERM)
         done.append("import")
     assert len(done) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
-        for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
-            code, _, err = crumb(command, "x")
-            assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
-    monkeypatch.setattr("crumb_avalanche.cli.parser.present", lambda given: signal.raise_signal(signal.SIGINT) or given)
-    code, _, err = crumb("strategies", "ncm")
-    assert code == 130 and err.startswith("crumb ") and "stopped" in err
-
-
-def test_the_entry_point_imports_next_to_nothing():
-    code = (
-        "import crumb_avalanche.cli, sys; print(*{'numpy', 'yaml', 'dataclasses', 'jsonargparse'} & sys.modules.keys())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not done.stdout.strip()
-
-
-def test_a_pipe_that_breaks_elsewhere_is_no_end_of_the_output(crumb, monkeypatch):
-    def fail(settings):
-        raise BrokenPipeError(errno.EPIPE, "of a worker")
-
-    monkeypatch.setattr("crumb_avalanche.cli.strategies.main", fail)
-    with pytest.raises(BrokenPipeError, match="of a worker"):
-        crumb("strategies")
+    monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
+    for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
+        code, _, err = crumb(command, "x")
+        assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
 
 
 class _Killed(torch.utils.data.Dataset):
