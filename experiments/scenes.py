@@ -3,14 +3,16 @@ r"""Does a learner know the object, or the scene behind it?
     python experiments/scenes.py --eth80 ETH80 --photos PHOTOS [PHOTOS ...] --backbones efficientnet_lite0
 
 Objects of ETH-80 are cut out and pasted on photos. In each split two objects of each class are held out; the others are
-taught in one lesson each, eight views at 0.4 to 0.9 of the image's height, in one of three streams:
+taught in one lesson each, eight views at 0.4 to 0.9 of the image's height, in one of four streams:
   own        each object on a photo of its own
   table      all objects on one photo
   three      each object on three photos
+  plain      none on a photo: images of ETH-80 as they are, which the objects fill
 Asked is photo by photo: taught objects on the photo of their own (`same`) and on that of an object of another class
 (`other`); held-out objects on new photos (`new`), at 0.9, 0.45 and 0.3 of the image's height (`size 1`, `size 0.5`,
 `size 0.33`), at 0.45 of the light (`dark`), in warm light (`warm`); and new photos without an object (`empty`), where
-the share is that of photos called known. Names of files divide the photos into two halves: one for reporting, and with
+the share is that of photos called known. After `plain`, taught and held-out objects are asked as they are, too (`same`,
+`new`). Names of files divide the photos into two halves: one for reporting, and with
 --development the one that settings are chosen on. Writes `scenes.csv` (each split) and `scenes.md` (means with
 intervals over the splits) to --output; the same command resumes.
 """
@@ -22,6 +24,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,15 +39,22 @@ from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import write_text
 
 SIDE = 256
-STREAMS = ("own", "table", "three")
+STREAMS = ("own", "table", "three", "plain")
 ASKED = ("same", "other", "new", "size 1", "size 0.5", "size 0.33", "dark", "warm", "empty")
 HEADER = ["backbone", "method", "looks", "stream", "split", "asked", "images", "right", "known"]
 TAUGHT, SHOWN = 8, 6  # views of an object that are taught, and that are asked in each way
 WARM = (1.15, 0.95, 0.7)  # factors of red, green and blue
 
 
-def cut_out(path: Path) -> Image.Image | None:
-    """Return the object of a photo of ETH-80 with alpha; ``None`` if it cannot be separated from the blue ground."""
+class View(NamedTuple):
+    """An image of ETH-80, and the object on it, with alpha."""
+
+    whole: Image.Image
+    cut: Image.Image
+
+
+def view_of(path: Path) -> View | None:
+    """Return a view of an object; ``None`` if it cannot be separated from the blue ground."""
     pixels = np.asarray(Image.open(path).convert("RGB"))
     red, green, blue = np.moveaxis(ndimage.gaussian_filter(pixels.astype(np.float32), (0.6, 0.6, 0)), 2, 0)
     excess = (blue - (red + green) / 2) / ((red + green + blue) / 3 + 12)
@@ -61,7 +71,8 @@ def cut_out(path: Path) -> Image.Image | None:
         return None
     where = np.nonzero(mask)
     box = where[1].min(), where[0].min(), where[1].max() + 1, where[0].max() + 1
-    return Image.fromarray(np.dstack([pixels, mask.astype(np.uint8) * 255])).crop(tuple(map(int, box)))
+    cut = Image.fromarray(np.dstack([pixels, mask.astype(np.uint8) * 255])).crop(tuple(map(int, box)))
+    return View(Image.fromarray(pixels), cut)
 
 
 class Scenes:
@@ -73,11 +84,11 @@ class Scenes:
         split: seeds what is held out and drawn.
     """
 
-    def __init__(self, objects: dict[str, dict[str, list[Image.Image]]], photos: Sequence[Path], split: int):
+    def __init__(self, objects: dict[str, dict[str, list[View]]], photos: Sequence[Path], split: int):
         self.draws = np.random.default_rng(split)
         self._photos = iter(self.draws.permutation(np.array(photos, dtype=object)))
-        self.taught: list[tuple[str, list[Image.Image]]] = []
-        self.held_out: list[tuple[str, list[Image.Image]]] = []
+        self.taught: list[tuple[str, list[View]]] = []
+        self.held_out: list[tuple[str, list[View]]] = []
         for name, known in objects.items():
             order = self.draws.permutation(sorted(known))
             for place, one in enumerate(order):
@@ -91,25 +102,35 @@ class Scenes:
         with Image.open(next(self._photos)) as image:
             return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
-    def shown(self, view: Image.Image, photo: Image.Image, height: float | None = None) -> Image.Image:
+    def shown(self, view: View, photo: Image.Image, height: float | None = None) -> Image.Image:
         """Return an object about the middle of a photo, at a share of its height; default between 0.4 and 0.9."""
         share = self.draws.uniform(0.4, 0.9) if height is None else height
-        factor = min(share * SIDE / view.height, 0.95 * SIDE / view.width)
-        size = max(1, round(view.width * factor)), max(1, round(view.height * factor))
+        width, height = view.cut.size
+        factor = min(share * SIDE / height, 0.95 * SIDE / width)
+        size = max(1, round(width * factor)), max(1, round(height * factor))
         place = [round(SIDE * (0.5 + self.draws.uniform(-0.08, 0.08)) - length / 2) for length in size]
-        image, resized = photo.copy(), view.resize(size, Image.Resampling.LANCZOS)
+        image, resized = photo.copy(), view.cut.resize(size, Image.Resampling.LANCZOS)
         image.paste(resized, (place[0], place[1]), resized)
         return image
 
-    def lessons(self, stream: str) -> Iterator[tuple[str, list[Image.Image]]]:
+    def lessons(self, stream: str) -> Iterator[tuple[str, list[View]]]:
         """Yield class and images of each lesson, in an order that is drawn."""
         for place in self.draws.permutation(len(self.taught)):
             name, views = self.taught[place]
+            if stream == "plain":
+                yield name, [view.whole for view in views[:TAUGHT]]
+                continue
             photos = [self.table] if stream == "table" else self.own[place][: 1 if stream == "own" else 3]
             yield name, [self.shown(view, photos[number % len(photos)]) for number, view in enumerate(views[:TAUGHT])]
 
-    def asked(self) -> Iterator[tuple[str, str, Image.Image]]:
+    def asked(self, stream: str) -> Iterator[tuple[str, str, Image.Image]]:
         """Yield how it is asked, the class and the image."""
+        if stream == "plain":
+            for name, views in self.taught:
+                yield from (("same", name, view.whole) for view in views[TAUGHT:][:2])
+            for name, views in self.held_out:
+                yield from (("new", name, view.whole) for view in views)
+            return
         for place, (name, views) in enumerate(self.taught):
             rest = views[TAUGHT:]
             others = [self.own[other][0] for other, (label, _) in enumerate(self.taught) if label != name]
@@ -132,13 +153,13 @@ def measure(learner: Learner, scenes: Scenes, stream: str) -> list[list]:
     """Teach a stream and ask; return for each way its name and the numbers of images, right ones and known ones."""
     for name, images in scenes.lessons(stream):
         learner.teach(images, name)
-    images = list(scenes.asked())
+    images = list(scenes.asked(stream))
     found = {way: [0, 0, 0] for way in ASKED}
     for start in range(0, len(images), 64):
         some = images[start : start + 64]
         for (way, name, _), answer in zip(some, learner.predict([image for *_, image in some]).frames, strict=True):
             found[way] = [sum(pair) for pair in zip(found[way], (1, answer.label == name, answer.known is not False))]
-    return [[way, *counts] for way, counts in found.items()]
+    return [[way, *counts] for way, counts in found.items() if counts[0]]
 
 
 def summary(rows: Sequence[dict[str, str]]) -> str:
@@ -150,7 +171,7 @@ def summary(rows: Sequence[dict[str, str]]) -> str:
         for way in ASKED:
             counted = "known" if way == "empty" else "right"
             shares = [100 * int(row[counted]) / int(row["images"]) for row in mine if row["asked"] == way]
-            mean = f"{np.mean(shares):.1f}"
+            mean = f"{np.mean(shares):.1f}" if shares else ""
             cells.append(f"{mean} ± {interval(shares)[1]:.1f}" if len(shares) > 1 else mean)
         lines.append([*case, str(len({row["split"] for row in mine})), *cells])
     return table([*HEADER[:4], "splits", *ASKED[:-1], "empty called known"], lines)
@@ -188,9 +209,9 @@ def main() -> int:
     ]
     todo = [] if options.table_only else [case for case in cases if case not in done]
     if todo:
-        objects: dict[str, dict[str, list[Image.Image]]] = {}
+        objects: dict[str, dict[str, list[View]]] = {}
         for folder in sorted(path for path in options.eth80.iterdir() if path.is_dir()):
-            views = [view for file in sorted(folder.iterdir()) if (view := cut_out(file)) is not None]
+            views = [view for file in sorted(folder.iterdir()) if (view := view_of(file)) is not None]
             objects.setdefault(folder.name.rstrip("0123456789"), {})[folder.name] = views
         files = sorted(file for folder in options.photos for file in folder.rglob("*") if file.is_file())
         photos = [file for file in files if zlib.crc32(file.name.encode()) % 2 == int(options.development)]
