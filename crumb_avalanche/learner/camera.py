@@ -2,10 +2,15 @@
 
 import math
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from typing import Any
+
+from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.names import check_name
@@ -32,7 +37,8 @@ def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, 
     Frames have at most 512 pixels on the short side. A camera with less than `fps` frames per second gives fewer.
 
     Args:
-        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name; or a video file.
+        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name; or a video file,
+            or the address of a stream, such as `rtsp://host/path`.
         seconds: length of the clip.
         fps: frames per second.
         label: class name of the clip.
@@ -46,14 +52,23 @@ def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, 
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds!r}, but must be a number above 0.")
     label = None if label is None else check_name(label)
-    name, options = _opening(device)
-    return Clip(f"camera {device}", label, _frames(device, name, options, seconds, frame_rate(fps)))
+    frames = camera_frames(device, seconds)
+    return Clip(shown_device(device), label, _sampled(shown_device(device), frames, frame_rate(fps)))
+
+
+def shown_device(device: str | int) -> str:
+    """Return the name of a camera in paths and errors, without the password of an address."""
+    return f"camera {re.sub(r'//[^/@]*@', '//', str(device))}"
 
 
 def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the platform that PyAV opens a camera with."""
+    if isinstance(device, str) and device.isdecimal():  # as the command line gives it
+        device = int(device)
     if isinstance(device, str) and os.path.isfile(device):
         return os.path.abspath(device), {}
+    if isinstance(device, str) and "://" in device:
+        return device, {"options": {"rtsp_transport": "tcp"}} if device.startswith("rtsp") else {}
     if sys.platform == "win32":
         if isinstance(device, int):
             raise ValueError(f"device is {device}, but on Windows a camera is given by {_NAMES['win32']}.")
@@ -64,7 +79,25 @@ def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
     return f"/dev/video{device}" if isinstance(device, int) else device, {"format": "v4l2"}
 
 
-def _frames(device: str | int, name: str, options: dict[str, Any], seconds: float, fps: float) -> Frames:
+def _sampled(name: str, frames: Iterator[tuple[float, Callable[[], Image.Image]]], fps: float) -> Frames:
+    taken = 0
+    with closing(frames):  # type: ignore[type-var]
+        for now, frame in frames:
+            if now >= taken / fps:
+                taken = math.floor(now * fps) + 1
+                yield f"{name}#t={(taken - 1) / fps:g}", frame()
+
+
+def camera_frames(device: str | int, seconds: float = math.inf) -> Iterator[tuple[float, Callable[[], Image.Image]]]:
+    """Return the frames of a camera as times in seconds since the first one, and functions that convert them to images.
+
+    Args:
+        device, seconds: see `camera_clip`, with its errors.
+    """
+    return _frames(device, *_opening(device), seconds)
+
+
+def _frames(device: str | int, name: str, options: dict[str, Any], seconds: float) -> Iterator[tuple[float, Any]]:
     av = load_av()
     try:
         container = av.open(name, timeout=PATIENCE, **options)
@@ -74,15 +107,14 @@ def _frames(device: str | int, name: str, options: dict[str, Any], seconds: floa
         if not container.streams.video:
             raise _error(device, "has no video stream")
         stream = container.streams.video[0]
-        clock, end, taken = Clock(float(stream.average_rate or 30)), time.monotonic() + PATIENCE + seconds, 0
+        clock, end, empty = Clock(float(stream.average_rate or 30)), time.monotonic() + PATIENCE + seconds, True
         for frame in _decoded(container, stream, device):
             now = clock(frame.time) + _TOLERANCE
             if now >= seconds or time.monotonic() > end:  # the second if time stamps stand still
                 break
-            if now >= taken / fps:
-                taken = math.floor(now * fps) + 1
-                yield f"camera {device}#t={(taken - 1) / fps:g}", picture(frame, SHORT_SIDE)
-        if not taken:
+            empty = False
+            yield now, partial(picture, frame, SHORT_SIDE)
+        if empty:
             raise _error(device, "gives no frame")
 
 
@@ -106,6 +138,6 @@ def _error(device: str | int, what: str, error: Exception | None = None) -> Came
     reason = f": {getattr(error, 'strerror', None) or error}" if error else ""
     names = _NAMES.get(sys.platform, _NAMES["linux"])
     return CameraError(
-        f"camera {device} {what}{reason}. Check that it is connected, that no other program uses it, and that this "
-        f"program may use it. A camera is given by {names}."
+        f"{shown_device(device)} {what}{reason}. Check that it is connected, that no other program uses it, and that "
+        f"this program may use it. A camera is given by {names}."
     )
