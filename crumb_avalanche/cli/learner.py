@@ -7,13 +7,15 @@ import torch
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.file import file_of, holds_weights, is_learner, read_header, refuse_folder
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.lesson import Lesson
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
+from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 
-NEEDED = {"show": 0, "forget": 1, "rename": 2, "undo": 0, "merge": 1}
+NEEDED = {"show": 0, "lessons": 0, "undo": 0, "move": 2, "forget": 1, "rename": 2, "merge": 1}
 FORGOTTEN = "classes that were forgotten"
 
 
@@ -21,12 +23,19 @@ def main(settings: LearnerSettings) -> None:
     """Do what is asked and print it."""
     action, path, names = settings.action, Path(settings.model), settings.names
     if len(names) != NEEDED[action]:
-        usage = {"forget": " NAME", "rename": " OLD NEW", "merge": " OTHER --output FILE"}.get(action, "")
+        usages = {"forget": " NAME", "rename": " OLD NEW", "move": " WRONG RIGHT", "merge": " OTHER --output FILE"}
+        usage = usages.get(action, "")
         raise ValueError(f"{action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}")
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
+    if settings.lesson is not None and action not in ("undo", "move"):
+        raise ValueError("only undo and move have --lesson")
+    if settings.pictures is not None and action != "lessons":
+        raise ValueError("only lessons has --pictures")
     if action == "show":
         return show(path)
+    if action == "lessons":
+        return show_lessons(Learner.load(path, settings.weights), settings.pictures)
     merges = action == "merge"
     output = Path(str(settings.output)) if merges else path
     if merges and Path(names[0]).resolve() == path.resolve():
@@ -39,22 +48,52 @@ def main(settings: LearnerSettings) -> None:
             learner.merge(Learner.load(names[0], settings.weights), settings.new_class)
             done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
         else:
-            done = changed(learner, action, names, settings.new_class)
-        learner.save(output, weights=merges or holds_weights(path))
+            done = changed(learner, settings)
+        learner.save(output, weights=merges or holds_weights(path), pictures=not merges)
     print(done)
 
 
-def changed(learner: Learner, action: str, names: list[str], new_class: bool) -> str:
+def changed(learner: Learner, settings: LearnerSettings) -> str:
     """Change a learner and return what was done."""
+    action, names = settings.action, settings.names
     if action == "rename":
-        learner.rename(names[0], names[1], new_class)
+        learner.rename(names[0], names[1], settings.new_class)
         return f"renamed {names[0]} to {names[1]}"
+    if action == "move":
+        learner.move(names[0], names[1], settings.lesson, settings.new_class)
+        which = "" if settings.lesson is None else f" of lesson {settings.lesson}"
+        return f"moved the images of {names[0]}{which} to {names[1]}"
     if action == "undo":
-        lesson = learner.undo()
-        what = ", ".join(f"{name} ({counted(count, 'image')})" for name, count in lesson.images.items())
-        return f"took back: {what or FORGOTTEN}"
+        lesson = learner.undo(settings.lesson)
+        return f"took back lesson {lesson.number}: {shown_images(lesson)}"
     remains = learner.forget(names[0])
     return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
+
+
+def shown_images(lesson: Lesson) -> str:
+    """Return what a lesson showed, in words."""
+    return ", ".join(f"{name} ({counted(count, 'image')})" for name, count in lesson.images.items()) or FORGOTTEN
+
+
+def show_lessons(learner: Learner, folder: str | None) -> None:
+    """Print the lessons of a learner, with what speaks against a label; write their pictures to a folder."""
+    undoable = learner.undoable
+    for lesson in learner.lessons:
+        source = f", {lesson.source}" if lesson.source else ""
+        fixed = "" if lesson.number in undoable else "; cannot be taken back"
+        print_line(f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson)}{source}{fixed}")
+        for doubt in lesson.doubts:
+            print_line(f"  {doubt}")
+    if folder is None:
+        return
+    pictures = {f"lesson-{one.number}.jpg": one.picture for one in learner.lessons if one.picture}
+    if not pictures:
+        raise ValueError("no lesson has a picture: crumb teach --keep-pictures keeps one of each lesson")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        with atomic_write(Path(folder) / name) as temporary:
+            temporary.write_bytes(picture)
+    print_line(f"{folder}: {counted(len(pictures), 'picture')}")
 
 
 def show(path: Path) -> None:
@@ -77,7 +116,7 @@ def show(path: Path) -> None:
     for lesson in header["lessons"]:
         what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
         by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
-        print_line(f"  {lesson['when']}  {what or FORGOTTEN}{by}")
+        print_line(f"  {lesson['number']}  {lesson['when']}  {what or FORGOTTEN}{by}")
     for line in header["stored"]:
         print_line(f"stored    {line}")
     kind = REPLAY.get(header["method"])

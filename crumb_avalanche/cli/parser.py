@@ -34,10 +34,10 @@ COMMANDS = {
     "teach": (TeachSettings, "teach a learner what images show"),
     "predict": (PredictSettings, "ask a learner what images show"),
     "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
-    "learner": (LearnerSettings, "show a learner; forget or rename a class, take a lesson back, merge two"),
+    "learner": (LearnerSettings, "show a learner; take a lesson back, rename, move or forget a class, merge two"),
     "export": (ExportSettings, "convert a learner for other programs"),
 }
-ACTIONS = ("show", "forget", "rename", "undo", "merge")
+ACTIONS = ("show", "lessons", "undo", "move", "forget", "rename", "merge")
 NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80"
 # The arguments of commands that have no flag: name, how many values as argparse says it, and help.
 POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
@@ -59,10 +59,17 @@ POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
     "export": [("model", None, "a learner's file")],
 }
 USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
-BARE = ("--check", "--json", "--csv", "--without-weights", "--new-class")  # flags that may stand alone
+BARE = (
+    "--check",
+    "--json",
+    "--csv",
+    "--without-weights",
+    "--new-class",
+    "--keep-pictures",
+)  # flags that may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
-PATHS |= {"pretrained", "source", "sources", "weights"}
+PATHS |= {"pictures", "pretrained", "source", "sources", "weights"}
 KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
 
 

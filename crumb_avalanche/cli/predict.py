@@ -29,8 +29,10 @@ def main(settings: PredictSettings) -> None:
     Raises:
         ValueError: some files could not be read; the answers for all others were printed.
     """
-    if not settings.sources and settings.camera is None:
-        raise ValueError("give images, videos, folders or patterns to ask about, or --camera 0")
+    if settings.watch is not None and (settings.sources or settings.camera or settings.csv or settings.html):
+        raise ValueError("--watch stands alone, or with --json: leave sources, --camera, --csv and --html out")
+    if not settings.sources and settings.camera is None and settings.watch is None:
+        raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, or --watch 0")
     if settings.json and settings.csv:
         raise ValueError("--json and --csv are two forms of the same output; give one of them")
     if settings.threads:
@@ -38,6 +40,8 @@ def main(settings: PredictSettings) -> None:
     if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"--html {settings.html} is the page to write; give a name that ends in .html")
     learner = opened(settings)
+    if settings.watch is not None:
+        return watch(learner, settings)
     start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
     if settings.html is None:
@@ -56,6 +60,16 @@ def main(settings: PredictSettings) -> None:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
         raise ListedError(f"{counted(len(unread), 'file')} could not be read", unread)
+
+
+def watch(learner: Learner, settings: PredictSettings) -> None:
+    """Print what a camera, a video or a stream shows as its frames come."""
+    learner.use_runtime(settings.runtime)
+    for answer in learner.watch(str(settings.watch)):
+        if settings.json:
+            print(json.dumps(answer.as_dict()), flush=True)
+        elif answer.changed:
+            print(f"{answer.time:8.1f} s  {answer.shown}  {100 * answer.confidence:.0f} %", flush=True)
 
 
 def opened(settings: PredictSettings) -> Learner:

@@ -46,6 +46,7 @@ def main(settings: TeachSettings) -> None:
         if settings.runtime == "int8":
             learner.use_runtime("int8", settings.source)
         start_runtime(learner, settings.runtime, settings.source)
+        learner.keep_pictures = settings.keep_pictures
         with progress_bar(None, "learning", show=settings.progress) as bar:
             lesson = learner.teach(
                 source_of(settings),
@@ -55,7 +56,7 @@ def main(settings: TeachSettings) -> None:
                 engine=engine,
                 new_class=settings.new_class,
             )
-        learner.save(path, weights=not lean)
+        learner.save(path, weights=not lean, pictures=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
     for bad in lesson.unread:
@@ -65,6 +66,8 @@ def main(settings: TeachSettings) -> None:
     if lesson.answered:
         share = 100 * lesson.right / lesson.answered
         print(f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)")
+    for doubt in lesson.doubts:
+        print(printable(f"{doubt} If not: crumb learner move {path} {doubt.label} RIGHT --lesson {lesson.number}"))
     if learner.clips_missing:
         second = "" if len(learner.classes) > 1 else "a second class, and then "
         print(

@@ -217,7 +217,11 @@ class Confidence:
 
     def probabilities(self, evidence: Evidence) -> Tensor:
         """Return ``(B, C)`` float64 probabilities of the columns' classes, if the image shows one of them."""
-        return (evidence.scores / self.temperature(evidence)).softmax(1)
+        return self.calibrated(evidence).scores.softmax(1)
+
+    def calibrated(self, evidence: Evidence) -> Evidence:
+        """Return the evidence with scores whose softmax are the probabilities."""
+        return evidence._replace(scores=evidence.scores / self.temperature(evidence))
 
     def temperature(self, evidence: Evidence) -> float:
         """Return the factor on the usual temperature of the closed form."""

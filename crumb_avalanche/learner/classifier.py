@@ -183,6 +183,7 @@ class Classifier:
         """Begin without records of answers, also those that were made of more features."""
         whitened = isinstance(self.statistics, WHITENED)
         self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(self.looks.views)
+        self._confidence_before = self.confidence
         self._asked: ClosedForm | None = None
 
     def _grow(self, classes: int) -> None:
@@ -224,14 +225,19 @@ class Classifier:
         self.statistics.update(rows, torch.full((len(rows),), number))
         self.images[number] += len(features)
 
-    def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
+    def begin_lesson(self) -> None:
+        """Let the first clip of a lesson be asked of all that was learned before it."""
+        self._asked, self._confidence_before = None, copy.copy(self.confidence)
+
+    def predict_before_learning(self, features: Tensor, number: int) -> Evidence | None:
         """Answer for a clip with what was learned before, and record how sure the answer is.
 
-        A copy of the statistics is asked, which is made anew whenever the images have grown by half: every change of
-        the statistics costs a new solution.
+        A copy of the statistics is asked, which is made anew for each lesson, and within it whenever the images have
+        grown by half: every change of the statistics costs a new solution.
 
         Returns:
-            Whether the answer is right; ``None`` if the class, or a second one, was not known to the copy.
+            The evidence of its images, whose scores are logarithms of probabilities, but for a summand; ``None`` if
+            the class, or a second one, was not known to the copy.
         """
         learned = sum(self.images)
         if self._asked is None or learned >= GROWTH * self._asked_images:
@@ -244,7 +250,7 @@ class Classifier:
         self.look_weights.observe(views.scores.unflatten(0, (-1, self.looks.views)), known.index(number))
         found, without = self._together(views), typicality_without(self._asked, rows, number)
         self.confidence.observe(found, number, None if without is None else self._mean_of_views(without))
-        return int(found.labels[found.scores.mean(0).argmax()]) == number
+        return self._confidence_before.calibrated(found)
 
     def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
         """Rank the classes for each frame, and for all frames together as a clip.
@@ -258,7 +264,10 @@ class Classifier:
             ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
             explains what is shown.
         """
-        found = self.evidence(features)
+        return self.ranked_evidence(self.evidence(features))
+
+    def ranked_evidence(self, found: Evidence) -> list[tuple[list[tuple[str, float]], bool]]:
+        """Rank the classes as ``ranked`` does, from what ``evidence`` returned."""
         familiarity = self.confidence.familiarity(found)
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
         shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
@@ -316,6 +325,21 @@ class Classifier:
         if new in self.names and new != old:
             raise ValueError(f"there is a class {new!r} already: forget one of the two, or choose another name")
         self.names[number] = new
+
+    def move(self, old: str, new: str) -> None:
+        """Make the images of a class those of another one, which is known.
+
+        Raises:
+            ValueError: there is no class ``old`` or ``new``.
+        """
+        gone, into = self.find(old), self.find(new)
+        labels = {number: into if number == gone else number for number in self.taught}
+        statistics, confidence = self.statistics.like(self.statistics.state_dict()), self.confidence
+        statistics.merge(self.statistics, labels)
+        self.statistics, self.confidence = statistics, Confidence(whitened=confidence.whitened)
+        self.confidence.merge(confidence, labels)
+        self.images[into] += self.images[gone]
+        self.names[gone], self.images[gone], self._asked = None, 0, None
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""

@@ -202,13 +202,8 @@ def teach_shard(
     unread: list[BadImage] = []
     report = unread.append if task.skip else None
     clips = opened(shard, "skip" if task.skip else "raise", unread.append)
-    lesson = learn(
-        classifier,
-        clips,
-        lambda clip: values_of(clip, network, partial(classifier.compute, network.model), report),
-        unread,
-        None,
-    )
+    compute = partial(classifier.compute, network.model)
+    lesson = learn(classifier, ((label_of(clip), values_of(clip, network, compute, report)) for clip in clips), unread)
     return classifier.state_dict(), classifier.asked, lesson
 
 
@@ -229,14 +224,14 @@ def ask(task: Task, known: State, *asked: list[tuple[str, Tensor]]) -> tuple[Any
     classifier = task.classifier(known)
     classifier.confidence, classifier.look_weights = Confidence(), LookWeights(task.looks.views)
     answers = [
-        classifier.predict_before_learning(features, classifier.names.index(name))
+        (classifier.names.index(name), classifier.predict_before_learning(features, classifier.names.index(name)))
         for some in asked
         for name, features in some
         if name in classifier.names
     ]
-    answered = [answer for answer in answers if answer is not None]
+    right = [found.best == number for number, found in answers if found is not None]
     confidence, losses = classifier.confidence.state_dict(), classifier.look_weights.losses
-    return classifier.names, classifier.length, confidence, losses, len(answered), sum(answered)
+    return classifier.names, classifier.length, confidence, losses, len(right), sum(right)
 
 
 _networks: dict[tuple, FrozenNetwork] = {}  # of this process: the latest one

@@ -38,6 +38,11 @@ class Evidence(NamedTuple):
     counts: Tensor
     typicality: Tensor
 
+    @property
+    def best(self) -> int:
+        """The class with the largest mean score: the answer for all images together."""
+        return int(self.labels[self.scores.mean(0).argmax()])
+
 
 def evidence(statistics: ClosedForm, features: Tensor) -> Evidence:
     """Compute scores and distances of images.

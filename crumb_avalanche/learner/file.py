@@ -205,7 +205,10 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
         "when": header.written,
         "unread": (),
         "notes": (),
+        "doubts": (),
         "runtime": header.versions.get("runtime", "torch"),
+        "number": 1,
+        "source": "",
         "id": int(sha256(repr(header).encode()).hexdigest()[:15], 16),  # the same for copies of the file
     }
     try:
@@ -220,7 +223,8 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "lessons": [lesson],
             "stored": [],
             "int8": state.get("int8"),
-            "before": None,
+            "history": {"before": None, "kept": []},
+            "pictures": [None],
             "names": [str(counts[label]["name"]) if label in counts else None for label in labels],
             "images": [counts[label]["images"] if label in counts else 0 for label in labels],
             "statistics": state["strategy"]["method"],

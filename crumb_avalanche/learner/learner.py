@@ -11,18 +11,18 @@ from typing import Any
 
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
-from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, path_of
+from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, label_of, path_of
 from crumb_avalanche.learner.distributed import teach_distributed
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
-from crumb_avalanche.learner.lesson import Lesson, check_apart, check_not_empty, learn
+from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
+from crumb_avalanche.learner.lesson import Lesson, Strip, check_apart, check_not_empty, learn, name_of
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
-from crumb_avalanche.learner.sources import clips_of, sample
+from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.models.int8 import restore
-from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
@@ -67,7 +67,7 @@ class Learner(Predictor):
         WeightsError: the weights cannot be fetched or read, or are another network's.
 
     Attributes:
-        lessons: what each call of ``teach`` did, in order.
+        keep_pictures: whether lessons from now on keep a small picture of what was shown; false at first.
         budget_bytes: see above.
         note: what a person who reads its answers should know; empty for a learner that was taught.
     """
@@ -99,38 +99,9 @@ class Learner(Predictor):
         """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments, looks))
-        self.lessons: list[Lesson] = []
-        self._before: Classifier | None = None  # as it was before the last lesson
+        self.keep_pictures = False
+        self._history = History(0 if method in REPLAY else min(4 * self.budget_bytes, MOST_KEPT))
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
-
-    def use_runtime(self, name: str, source: Any = None) -> Runtime:
-        """Let a runtime run the frozen layers from now on, and return it; the default is torch.
-
-        Features differ in the last digits; those of ``int8`` by percents, so it is for a learner without lessons, which
-        keeps it for good. Each lesson records the runtime that it was learned with. Methods that replay images train
-        with torch alone.
-
-        Args:
-            name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
-            source: for ``int8``: images as for ``teach`` to measure ranges on, of which up to 64 are taken.
-
-        Raises:
-            RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
-        """
-        replay, model = getattr(self._classifier, "replay", None), self.network.model
-        with self._lock:
-            if self.runtime.calibration is not None:
-                source = None
-            elif name == "int8" and (replay or self.lessons):
-                why = f"a learner by replay ({self.method})"
-                if not replay:
-                    why = f"one that learned with {self.lessons[-1].runtime}"
-                raise RuntimeRefusedError(
-                    f"runtime int8 is for a new learner of method {', '.join(CLOSED_FORMS)}, not for {why}: teach a "
-                    "new one with --runtime int8, or give another --runtime"
-                )
-            images = None if source is None else sample(source, model.image_size, model.interpolation)
-            return use_runtime(model, "torch" if replay and replay.images else name, images)
 
     # Teaching
 
@@ -176,23 +147,35 @@ class Learner(Predictor):
         self.check_teachable()
         unread: list[BadImage] = []
         with self._lock:
+            self._take_fastest_runtime()
             if not new_class:
                 check_class_folders(source if label is None else None, self._names)
                 check_near([] if label is None else [check_name(label)], self._names)
             with self._restored_after_errors() as before:
+                kept, strip = None, Strip()
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
                     clips = clips if new_class else self._checked(clips)
+                    clips = map(strip.seeing, clips) if self.keep_pictures else clips
                     compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
-                    lesson = learn(self._classifier, clips, compute, unread, progress)
+                    labelled = ((label_of(clip), compute(clip)) for clip in clips)
+                    kept = Kept(self._history.room)
+                    lesson = learn(self._classifier, labelled, unread, progress, kept.add)
                     check_not_empty(lesson)
                 else:
                     lesson = teach_distributed(
                         self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
                     )
-            self._before = before
-            self.lessons.append(replace(lesson, runtime=str(self.runtime), id=secrets.randbits(63)))
-        return self.lessons[-1]
+                lesson = replace(
+                    lesson,
+                    number=self._history.next_number,
+                    source=name_of(source),
+                    picture=strip.jpeg(),
+                    runtime=str(self.runtime),
+                    id=secrets.randbits(63),
+                )
+                self._history = self._history.and_lesson(lesson, before, kept)
+        return lesson
 
     @contextlib.contextmanager
     def _restored_after_errors(self) -> Iterator[Classifier]:
@@ -220,9 +203,19 @@ class Learner(Predictor):
         return self._classifier.confidence.lessons_missing
 
     @property
+    def lessons(self) -> list[Lesson]:
+        """What each call of ``teach`` did, in order, without the lessons that were taken back."""
+        return list(self._history.lessons)
+
+    @property
+    def undoable(self) -> list[int]:
+        """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
+        return self._history.undoable
+
+    @property
     def can_undo(self) -> bool:
         """Whether there is a lesson that ``undo`` takes back."""
-        return self._before is not None
+        return bool(self.undoable)
 
     @property
     def features(self) -> dict[str, Any] | None:
@@ -254,9 +247,7 @@ class Learner(Predictor):
             if not new_class:
                 check_near([new], [name for name in self._names if name != old])
             self._classifier.rename(old, new)
-            if self._before is not None and old in self._before.names:
-                self._before.rename(old, new)
-            self.lessons = [lesson.renamed(old, new) for lesson in self.lessons]
+            self._history.rename(old, new)
 
     def forget(self, name: str) -> str:
         """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
@@ -272,25 +263,63 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            self._classifier.find(name)
-            if self._before is not None and name in self._before.names:
-                self._before.forget(name)
             self._classifier.forget(name)
-            self.lessons = [lesson.without(name) for lesson in self.lessons]
+            self._history.forget(name)
             return self._classifier.remains_after_forget
 
-    def undo(self) -> Lesson:
-        """Take the last lesson back, and return it.
+    def undo(self, lesson: int | None = None) -> Lesson:
+        """Take a lesson back: from then on the learner answers as one that never had it.
+
+        The features of the last lessons are kept for this, as many as fit into four times ``budget_bytes``, at most 16
+        MB, and learned again without the one taken back. Of a learner by replay, and of lessons that workers learned or
+        that were merged, only the last lesson can be taken back. See ``undoable``.
+
+        Args:
+            lesson: its number; default the last one.
+
+        Returns:
+            The lesson.
 
         Raises:
-            ValueError: there is no lesson, or it was taken back already.
+            ValueError: there is no such lesson, or it can no longer be taken back.
         """
         self.check_teachable()
         with self._lock:
-            if self._before is None:
-                raise ValueError("there is no lesson to take back: only the last one can be, and only once")
-            self._classifier, self._before = self._before, None
-            return self.lessons.pop()
+            self._history, self._classifier, taken = self._history.with_other(lesson, self.method, lambda *kept: None)
+            return taken
+
+    def move(self, old: str, new: str, lesson: int | None = None, new_class: bool = False) -> None:
+        """Make the images of a class those of another one, for a lesson or a class that was given a wrong name.
+
+        One lesson is learned again with the other name, as ``undo`` does. A whole class is added to the other one, or
+        renamed if there is none of the new name.
+
+        Args:
+            old: name of the class that the images were given as.
+            new: name of the class that they show.
+            lesson: number of the only lesson whose images are meant; default all.
+            new_class: take ``new`` as it is given, also if it is nearly the name of another class.
+
+        Raises:
+            ValueError: there is no class ``old`` or no such lesson, or the lesson has none of its images or can no
+                longer be taken back; or ``new`` is ``old``, is not allowed as a name, or, unless ``new_class``, is
+                nearly the name of another class.
+        """
+        self.check_teachable()
+        new = check_name(new)
+        with self._lock:
+            self._classifier.find(old)
+            if new == old:
+                raise ValueError(f"the images are those of {old} already; give the name of another class")
+            if not new_class:
+                check_near([new], [name for name in self._names if name != old])
+            if lesson is not None:
+                changed = partial(renamed, old=old, new=new)
+                self._history, self._classifier, _ = self._history.with_other(lesson, self.method, changed)
+                return
+            with self._restored_after_errors():
+                (self._classifier.move if new in self._names else self._classifier.rename)(old, new)
+            self._history.rename(old, new)
 
     def merge(self, other: "Learner", new_class: bool = False) -> None:
         """Add what another learner learned, as if this one had been taught its lessons as well.
@@ -313,8 +342,7 @@ class Learner(Predictor):
                 check_near(other._names, self._names)
             with self._restored_after_errors():
                 self._classifier.merge(other._classifier)
-            self._before = None
-            self.lessons = [*self.lessons, *other.lessons]
+            self._history = self._history.and_merged(other.lessons)
 
     def _check_mergeable(self, other: "Learner") -> None:
         """Raise ValueError for a learner of other features, or of images that this one learned."""
@@ -332,7 +360,7 @@ class Learner(Predictor):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all that was learned, as plain values and tensors, without the network."""
         with self._lock:
-            known, before = copy.deepcopy((self._classifier, self._before))
+            known = copy.deepcopy(self._classifier)
             return {
                 "method": self.method,
                 "budget_bytes": self.budget_bytes,
@@ -340,17 +368,19 @@ class Learner(Predictor):
                 "looks": list(self.looks),
                 "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
                 "lessons": [lesson.state_dict() for lesson in self.lessons],
-                "before": before and before.state_dict(),
+                "history": copy.deepcopy(self._history.state_dict()),
+                "pictures": [lesson.picture_state() for lesson in self.lessons],
                 "stored": known.stored,
                 **known.state_dict(),
             }
 
-    def save(self, path: str | os.PathLike, weights: bool = True) -> None:
+    def save(self, path: str | os.PathLike, weights: bool = True, pictures: bool = False) -> None:
         """Write the learner to a file, atomically; see ``learner.file``.
 
         Args:
             path: the file; an existing one is replaced.
             weights: whether the file holds the network's weights, so that it answers where they cannot be had.
+            pictures: whether the file holds the pictures of lessons, see ``keep_pictures``.
 
         Raises:
             LearnerError: see ``check_teachable``.
@@ -366,7 +396,9 @@ class Learner(Predictor):
                     f"{path} was replaced by another program since this learner was loaded from it or saved to it, so "
                     "it stays as it is: load it and repeat the change, save to another path, or move it away"
                 )
-            self._files[real] = write_learner(path, self.network, self.state_dict(), weights)
+            state = self.state_dict()
+            state["pictures"] = [picture if pictures else None for picture in state["pictures"]]
+            self._files[real] = write_learner(path, self.network, state, weights)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
@@ -390,19 +422,18 @@ class Learner(Predictor):
         learner = cls.__new__(cls)
         if isinstance(found, RunAnswers):
             Predictor.__init__(learner, found.header.strategy, found.network, found)
-            learner.budget_bytes, learner.lessons, learner._before = 0, [], None
+            learner.budget_bytes, learner._history = 0, History(0)
             return learner
         network, state = found
+        lessons = [Lesson.of_state(*pair) for pair in zip(state["lessons"], state["pictures"], strict=True)]
         try:
             learner._set_up(state["method"], network, state["budget_bytes"], state["features"], state["looks"])
             learner._classifier.load_state_dict(state)
-            if state["before"] is not None:
-                settings = learner.method, network.model, learner.budget_bytes, state["features"], state["looks"]
-                learner._before = new_classifier(*settings)
-                learner._before.load_state_dict(state["before"])
+            settings = learner.method, network.model, learner.budget_bytes, state["features"], state["looks"]
+            empty = new_classifier(*settings)
+            learner._history = History.of_state(learner._history.room, lessons, state["history"], empty)
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error
-        learner.lessons = [Lesson.of_state(lesson) for lesson in state["lessons"]]
-        restore(network.model, state["int8"], [lesson.runtime for lesson in learner.lessons])
+        restore(network.model, state["int8"], [lesson.runtime for lesson in lessons])
         learner._files[os.path.realpath(path)] = digest
         return learner

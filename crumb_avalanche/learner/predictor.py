@@ -4,20 +4,25 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.learner.answer import Answer, answers_of, only_answer
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, ClassInfo
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
-from crumb_avalanche.learner.lesson import values_of
+from crumb_avalanche.learner.lesson import Lesson, values_of
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask
-from crumb_avalanche.models.runtimes import Runtime
+from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_array, sample
+from crumb_avalanche.learner.watch import Smoothed, Watched, frames_of
+from crumb_avalanche.models.engines import TORCH
+from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
 
 
 class NothingTaughtError(ValueError):
@@ -40,6 +45,7 @@ class Predictor:
         self.method, self.network, self._classifier = method, network, classifier
         self.note = classifier.note if isinstance(classifier, RunAnswers) else ""
         self._lock = threading.RLock()
+        self._runtime_chosen = self._was_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
@@ -51,6 +57,45 @@ class Predictor:
     def runtime(self) -> Runtime:
         """The runtime in use."""
         return self.network.model.runtime
+
+    def use_runtime(self, name: str, source: Any = None) -> Runtime:
+        """Let a runtime run the frozen layers from now on, and return it.
+
+        By default it is the fastest, from the first lesson or the second answer on. Features differ in the last digits;
+        those of ``int8`` by percents, so it is for a learner without lessons, which keeps it for good. Each lesson
+        records the runtime that it was learned with. Methods that replay images train with torch alone.
+
+        Args:
+            name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
+            source: for ``int8``: images as for ``teach`` to measure ranges on, of which up to 64 are taken.
+
+        Raises:
+            RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
+        """
+        self._runtime_chosen = True
+        replay, model = getattr(self._classifier, "replay", None), self.network.model
+        with self._lock:
+            if self.runtime.calibration is not None:
+                source = None
+            elif name == "int8" and (replay or self.lessons):
+                why = f"a learner by replay ({self.method})"
+                if not replay:
+                    why = f"one that learned with {self.lessons[-1].runtime}"
+                raise RuntimeRefusedError(
+                    f"runtime int8 is for a new learner of method {', '.join(CLOSED_FORMS)}, not for {why}: teach a "
+                    "new one with --runtime int8, or give another --runtime"
+                )
+            images = None if source is None else sample(source, model.image_size, model.interpolation)
+            return use_runtime(model, "torch" if replay and replay.images else name, images)
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """What was learned, lesson by lesson."""
+        return []
+
+    def _take_fastest_runtime(self) -> None:
+        if not self._runtime_chosen and self.runtime == TORCH:
+            self.use_runtime("auto")
 
     @property
     def classes(self) -> list[ClassInfo]:
@@ -115,6 +160,9 @@ class Predictor:
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
         self._check_taught()
+        if self._was_asked or not _is_photo(source):  # another runtime takes a second to load
+            self._take_fastest_runtime()
+        self._was_asked = True
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
             values = self._values(clip, report if on_bad == "skip" else None)
             if os.path.isdir(clip.path):
@@ -126,6 +174,53 @@ class Predictor:
                 frames, together = self._answers(clip, values)
             if frames:
                 yield together
+
+    def watch(
+        self,
+        source: Any,
+        *,
+        bgr: bool = False,
+        window: float = 1.0,
+        fps: float | None = None,
+        live: bool | None = None,
+    ) -> Iterator[Watched]:
+        """Answer for frames as they come; the learner may be taught meanwhile.
+
+        Each answer is that for the frames of the last ``window`` seconds as one clip, whose scores are means.
+        ``changed`` marks the moments at which another class, or something unknown, was answered for half a window.
+
+        Args:
+            source: number or name of a camera; path of a video; address of a stream, such as ``rtsp://host/path``;
+                function that returns a frame, or ``None`` after the last one; or iterator of frames. Frames are ``(H,
+                W, 3)`` arrays as for ``teach``, or PIL images.
+            bgr: whether the channels of the frames are blue, green and red, as those of OpenCV.
+            window: seconds; 0 answers for each frame alone.
+            fps: most answers for a second of the source; default as many as there is time for.
+            live: whether frames go on while one is answered for: those that come too fast are dropped, and each answer
+                is for the newest one. By default true for cameras and streams; true plays a video at its own speed.
+
+        Yields:
+            The answers.
+
+        Raises:
+            CameraError: the camera, stream or video cannot be opened, or stops.
+            NothingTaughtError: nothing was taught.
+            TypeError: the source or a frame is none of these.
+            ValueError: ``window`` is negative, ``fps`` is not above 0, or a frame is not as for ``teach``.
+        """
+        if not 0 <= window < float("inf") or (fps is not None and not fps > 0):
+            raise ValueError(f"window is {window} and fps {fps}; give seconds from 0, and an fps above 0 or None")
+        self._check_taught()
+        self._take_fastest_runtime()
+        path, frames = frames_of(source, bgr, live, fps)
+        smoothed, size, interpolation = Smoothed(self, window), self.network.image_size, self.network.interpolation
+        for seconds, image, dropped in frames:
+            ((_, pixels),) = batches([(path, image)], 1, size, interpolation)
+            values = self._compute(pixels)
+            with self._lock:
+                classifier = self._classifier
+                names, known, changed = smoothed.add(seconds, classifier.evidence(classifier.examine(values)))
+            yield Watched(*names[0], known, tuple(names[1:]), path, time=seconds, changed=changed, dropped=dropped)
 
     def _check_taught(self) -> None:
         if not self.classes:
@@ -181,3 +276,10 @@ class Predictor:
     def _compute(self, pixels: Tensor) -> Tensor:
         with self._lock:  # the network's hooks serve one batch at a time
             return self._classifier.compute(self.network.model, pixels)
+
+
+def _is_photo(source: Any) -> bool:
+    """Whether a source is a single image."""
+    if isinstance(source, str | os.PathLike):
+        return os.path.isfile(source) and not is_video(Path(source))
+    return isinstance(source, Image.Image) or (is_array(source) and len(source.shape) == 3)

@@ -291,7 +291,7 @@ class ReplayClassifier(Classifier):
 
     # Answers
 
-    def predict_before_learning(self, features: Tensor, number: int) -> bool | None:
+    def predict_before_learning(self, features: Tensor, number: int) -> Evidence | None:
         """Answer for a clip before it is learned, and record how sure the answer is."""
         known = self.statistics.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
@@ -300,7 +300,7 @@ class ReplayClassifier(Classifier):
         found = self.evidence(examined)
         without = typicality_without(self.statistics, examined[:, : self.length], number)
         self.confidence.observe(found, number, without)
-        return int(found.labels[found.scores.mean(0).argmax()]) == number
+        return self._confidence_before.calibrated(found)
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
         """Compute what is learned or asked of pixels: F's maps ``(n, C, H, W)``, or the pixels themselves."""
@@ -343,6 +343,13 @@ class ReplayClassifier(Classifier):
         return ((values - values.mean((2, 3), keepdim=True)) * gradient).sum(1)[0]
 
     # Changes
+
+    def move(self, old: str, new: str) -> None:
+        """Raise ValueError: memories of one class would train the head as those of another."""
+        raise ValueError(
+            f"a learner by replay ({self.method}) was trained to tell {old} from {new}: forget {old}, and teach its "
+            f"images as {new}"
+        )
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone; the last class with all that was learned."""

@@ -293,6 +293,10 @@ class RunAnswers:
                 ) from error
         return torch.cat(self._outputs.outputs)
 
+    def evidence(self, outputs: Tensor) -> Tensor:
+        """Return what ``ranked_evidence`` takes: the outputs."""
+        return outputs
+
     def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
         """Rank the classes for each frame, and for all together by the mean of their outputs; see ``Classifier``."""
         shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
@@ -304,3 +308,5 @@ class RunAnswers:
         return [
             ([(self.names[place], float(row[place])) for place in places], None) for row, places in zip(shares, best)
         ]
+
+    ranked_evidence = ranked

@@ -35,6 +35,7 @@ from crumb_avalanche.system.schema import (
 from crumb_avalanche.system.tensor_file import StateError
 
 MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
+LARGEST_PICTURE = 2**16  # bytes
 # Sizes whose growth makes every answer slower, or takes memory that no tensor in the file takes.
 LIMITS = {"classes": 10**5, "length": 10**6, "records": Confidence().capacity, "slots": 10**7}
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -78,8 +79,19 @@ LESSON = {
     "when": Text(40),
     "unread": Each(Text(), 0),
     "notes": Each(Text(1000), most=10**5),
+    "doubts": Each(
+        {**dict.fromkeys(("label", "other"), NAME), **dict.fromkeys(("frames", "as_label", "as_other"), IMAGES)},
+    ),
     "runtime": Text(),
+    "number": Whole(1),
+    "source": Text(),
     "id": Whole(),
+}
+# The features of a lesson.
+KEPT = {
+    "labels": Each(NAME, "clips"),
+    "pieces": Each(Each(Whole(1, MOST_IMAGES)), "clips"),
+    "features": Array(torch.float32, "rows", "columns"),
 }
 FEATURES = {
     **dict.fromkeys(("maps", "deviations", "equal_lengths"), Flag()),
@@ -175,7 +187,8 @@ REPLAYED = {
         ),
     },
 }
-STATISTICS = ("statistics", "confidence", "look_losses", "replay")  # of what was learned, which ``before`` has as well
+STATISTICS = ("statistics", "confidence", "look_losses", "replay")  # of what was learned, also before the last lessons
+PICTURE = Array(torch.uint8, "bytes")
 INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
 
 
@@ -186,6 +199,8 @@ def check_header(header: dict[str, Any]) -> None:
     names = [one["name"] for one in classes]
     _require(len(set(names)) == len(names), "classes", "of different names")
     taught: Counter[str] = Counter()
+    numbers = [lesson["number"] for lesson in header["lessons"]]
+    _require(numbers == sorted(set(numbers)), "lessons", "with increasing numbers")
     for index, lesson in enumerate(header["lessons"]):
         counts = [lesson[name] for name in ("right", "answered", "clips")]
         _require(counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips")
@@ -220,16 +235,23 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
         StateError: names the first place with another value, what it is, and the rule.
     """
     check_header(header)
-    rest = {"int8": maybe(INT8), "network": maybe(WEIGHTS), "before": Anything()}
+    rest = {
+        "int8": maybe(INT8),
+        "network": maybe(WEIGHTS),
+        "pictures": Each(maybe(Anything(torch.Tensor))),
+        "history": {"before": Anything(), "kept": Each(Anything(), most=len(header["lessons"]))},
+    }
     check(dict.fromkeys((*STATISTICS[:-1], "replay?"), Anything()) | rest, state)
-    method, before = header["method"], state["before"]
+    method = header["method"]
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]
     known = {name: state[name] for name in STATISTICS if name in state}
     views = Looks(tuple(header["looks"])).views
     _check_known({"names": names, "images": images, **known}, method, views, "")
-    if before is not None:
-        _check_known(before, method, views, "before.")
+    _require(len(state["pictures"]) == len(header["lessons"]), "pictures", "one or none for each lesson")
+    for picture in state["pictures"]:
+        check({"pictures": maybe(PICTURE)}, {"pictures": picture}, {"bytes": LARGEST_PICTURE})
+    _check_history(state["history"], header, views)
     included = header["network"]["included"]
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
 
@@ -269,6 +291,31 @@ def _check_known(value: Any, method: str, views: int, place: str) -> None:
             _check_memories(value["replay"]["memories"])
     except StateError as error:
         raise StateError(f"{place}{error}") from error
+
+
+def _check_history(history: Any, header: dict[str, Any], views: int) -> None:
+    """Check what is kept of the last lessons, and what was learned before them."""
+    before, kept, lessons = history["before"], history["kept"], header["lessons"]
+    _require((before is None) == (not kept), "history.before", "there if lessons are kept")
+    _require(
+        len(kept) < 2 or all(one is not None for one in kept), "history.kept", "with features, if there are several"
+    )
+    if before is None:
+        return
+    _check_known(before, header["method"], views, "history.before.")
+    earlier: Counter[str] = Counter()
+    for lesson in lessons[: len(lessons) - len(kept)]:
+        earlier.update(lesson["images"])
+    names, images = (before[name] for name in ("names", "images"))
+    _require(+Counter(dict(zip(names, images))) == +earlier, "history.before", "what the earlier lessons add up to")
+    for place, (one, lesson) in enumerate(zip(kept, lessons[len(lessons) - len(kept) :])):
+        if one is not None:
+            check({f"history.kept[{place}]": KEPT}, {f"history.kept[{place}]": one})
+            counts: Counter[str] = Counter()
+            for label, pieces in zip(one["labels"], one["pieces"]):
+                counts[label] += sum(pieces)
+            _require(counts == lesson["images"], f"history.kept[{place}]", "what its lesson says")
+            _require(len(one["features"]) == sum(counts.values()), f"history.kept[{place}].features", "one per image")
 
 
 def _check_memories(memories: dict[str, Any]) -> None:

@@ -224,6 +224,7 @@ class TeachSettings(NewLearnerSettings):
         seconds: how long to watch the camera.
         without_weights: leave the network's weights out of the file, which is then smaller but needs --weights; false
             puts them in. By default an existing file stays as it is, and a new one has them.
+        keep_pictures: keep a small picture of the lesson in the file, for crumb learner lessons --pictures.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
         engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same
             path, and --threads 0 is one thread for each.
@@ -238,6 +239,7 @@ class TeachSettings(NewLearnerSettings):
     camera: str | None = None
     seconds: Seconds = 10.0
     without_weights: bool | None = None
+    keep_pictures: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
     engine: Literal["ray"] | None = None
     address: str = "auto"
@@ -251,8 +253,10 @@ class PredictSettings(InRange):
     Attributes:
         model: a learner's file.
         sources: images, videos, folders or glob patterns.
-        camera: ask about this camera instead of sources, such as 0.
-        seconds: how long to watch the camera.
+        camera: ask about a clip of this camera instead of sources, such as 0.
+        seconds: length of the clip.
+        watch: answer for the frames of this camera, video or address (rtsp://...) as they come, until interrupted;
+            prints what changes, or with --json every answer.
         json: print one JSON object a line.
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
@@ -266,6 +270,7 @@ class PredictSettings(InRange):
     sources: list[str]
     camera: str | None = None
     seconds: Seconds = 10.0
+    watch: str | None = None
     json: bool = False
     csv: bool = False
     html: str | None = None
@@ -295,20 +300,26 @@ class ServeSettings(NewLearnerSettings):
 
 @dataclass
 class LearnerSettings(InRange):
-    """Show a learner, or change what it knows: show, forget, rename, undo, merge.
+    """Show a learner, or change what it knows: show, lessons, undo, move, forget, rename, merge.
 
     Attributes:
-        action: show MODEL; forget MODEL NAME; rename MODEL OLD NEW; undo MODEL; merge A B --output C.
+        action: show MODEL; lessons MODEL; undo MODEL; move MODEL WRONG RIGHT; forget MODEL NAME; rename MODEL OLD NEW;
+            merge A B --output C.
         model: a learner's file.
         names: what the action needs besides.
+        lesson: number of the lesson that undo takes back (default the last one), or whose images alone move gives
+            another name; see lessons.
+        pictures: folder for the pictures of lessons that teach --keep-pictures kept; lessons writes them there.
         output: the file that merge writes.
-        new_class: let rename and merge make a class whose name is nearly that of another one.
+        new_class: let rename, move and merge make a class whose name is nearly that of another one.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
     """
 
     action: str
     model: str
     names: list[str]
+    lesson: Count | None = None
+    pictures: str | None = None
     output: str | None = None
     new_class: bool = False
     weights: str | None = None

@@ -7,7 +7,9 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from called_command import ask
+from fake_videos import write_video
 from html_pages import Page
 
 from crumb_avalanche.cli.predict import Table
@@ -25,6 +27,18 @@ def test_predict_as_table_json_and_csv(mine, place, capsys):
     code, out, _ = ask(capsys, "predict", mine, place / "photos" / "red.png", place / "photos" / "blue.png", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["label"] for row in rows] == ["red", "blue"] and float(rows[0]["confidence"]) > 0.34
+
+
+def test_watch_prints_every_answer_as_json_or_what_changes(mine, tmp_path, capsys):
+    pytest.importorskip("av")
+    video = write_video(tmp_path / "clip.mp4")  # 3 seconds at 10 frames per second
+    code, out, _ = ask(capsys, "predict", mine, "--watch", video, "--json")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and len(answers) == 30 and answers[0].keys() >= {"label", "known", "time", "changed", "dropped"}
+    code, out, _ = ask(capsys, "predict", mine, "--watch", video)
+    assert code == 0 and len(out.splitlines()) == sum(answer["changed"] for answer in answers) > 0
+    code, _, err = ask(capsys, "predict", mine, video, "--watch", video)
+    assert code == 1 and "--watch stands alone, or with --json" in err
 
 
 def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch):

@@ -21,6 +21,33 @@ from crumb_avalanche.system.tensor_file import write_tensors
 QUIET = ("--progress", "false")
 
 
+def test_a_wrong_lesson_is_asked_about_found_and_taken_back(place, new, tmp_path, capsys):
+    path, photos = tmp_path / "mine.safetensors", tmp_path / "pictures"
+    for label, folder in (("red", "red"), ("blue", "blue"), ("red", "red"), ("blue", "red"), ("blue", "blue")):
+        options = ("--label", label, "--keep-pictures", *(() if path.exists() else new))
+        code, out, _ = ask(capsys, "teach", path, place / "tree" / folder, *options)
+        doubt = r"0 of 6 images looked like blue, 6 like red: is the label right\? If not: .* blue RIGHT --lesson 4"
+        assert code == 0 and bool(re.search(doubt, out)) == (label != folder), out
+    code, out, _ = ask(capsys, "learner", "lessons", path, "--pictures", photos)
+    assert code == 0 and re.search(r"(?m)^lesson 4  \S+  blue \(6 images\), red\n  0 of 6 images looked like blue", out)
+    assert sorted(one.name for one in photos.iterdir()) == [f"lesson-{number}.jpg" for number in range(1, 6)]
+    for arguments, words in (
+        (["move", path, "blue", "red", "--lesson", 4], "^moved the images of blue of lesson 4 to red\n$"),
+        (["undo", path, "--lesson", 4], r"^took back lesson 4: red \(6 images\)\n$"),
+        (["move", path, "red", "crimson"], "^moved the images of red to crimson\n$"),
+    ):
+        code, out, _ = ask(capsys, "learner", *arguments)
+        assert code == 0 and re.search(words, out), (arguments, out)
+    assert [lesson.images for lesson in Learner.load(path).lessons] == [{"crimson": 6}, {"blue": 6}] * 2
+    for arguments, words in (
+        (["undo", path, "--lesson", 4], "there is no lesson 4; only 1, 2, 3, 5 can be taken back"),
+        (["show", path, "--lesson", 4], "only undo and move have --lesson"),
+        (["undo", path, "--pictures", photos], "only lessons has --pictures"),
+    ):
+        code, _, err = ask(capsys, "learner", *arguments)
+        assert code == 1 and words in err
+
+
 @pytest.fixture
 def new(place):
     """The options of a new learner."""
@@ -66,8 +93,8 @@ def test_learner_commands(mine, place, new, tmp_path, capsys):
         (["merge", mine, other, "--output", both], "4 classes"),
         (["forget", mine, "extra"], "^forgot extra"),
         (["show", mine], r"\+00:00  classes that were forgotten"),
-        (["undo", mine], "^took back: classes that were forgotten\n$"),
-        (["undo", other], r"took back: green \(6 images\)"),
+        (["undo", mine], "^took back lesson 2: classes that were forgotten\n$"),
+        (["undo", other], r"took back lesson 1: green \(6 images\)"),
     ):
         code, out, _ = ask(capsys, "learner", *arguments)
         assert code == 0 and re.search(words, out), (arguments, out)

@@ -18,9 +18,11 @@ def taught(learner, classes=4, count=6):
 
 def tensors(learner):
     """All tensors of a learner's state by name."""
-    return flatten({**learner.state_dict(), "before": None, "lessons": None})[1]
+    return flatten({**learner.state_dict(), "history": None, "pictures": None, "lessons": None})[1]
 
 
 def same(one, other):
     one, other = tensors(one), tensors(other)
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(value.nan_to_num(7), other[name].nan_to_num(7)) for name, value in one.items()
+    )

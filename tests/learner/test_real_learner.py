@@ -1,14 +1,18 @@
 """A learner on photos of real objects: right answers, and evidence where it matters."""
 
+import copy
 import zipfile
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from real_data import TEST_DATA
 
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.replay import REPLAY
+from crumb_avalanche.learner.lesson import learn
+from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.sources import batches, clips_of
 
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
@@ -81,3 +85,51 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
         tenth = len(shares) // 10
         tenths = [torch.randperm(len(shares), generator=random)[:tenth] for _ in range(4)]
         assert margin(shares.topk(tenth).indices) < sum(map(margin, tenths)) / 4, photo
+
+
+SPLITS = range(100, 116)
+LESSONS, VIEWS = 10, 10
+
+
+def test_a_wrong_label_is_noticed():
+    """One lesson of ten has the name of another known class: most such labels are doubted, and few right ones."""
+    learner = Learner(backbone="squeezenet1_0", weights=WEIGHTS)
+    shown = features_of_objects(learner)
+    names = sorted({name for name, _ in shown})
+    doubted: dict[bool, list[bool]] = {True: [], False: []}  # of right and of wrong labels
+    for split in SPLITS:
+        draws = np.random.default_rng(split)
+        classes = draws.choice(names, 3 + split % 4, replace=False).tolist()
+        order = [*classes, *draws.choice(classes, LESSONS - len(classes)).tolist()]
+        objects = {name: draws.permutation(10).tolist() for name in classes}
+        place = int(draws.integers(len(classes), LESSONS))
+        known = new_classifier("rda", learner.network.model, learner.budget_bytes, None, learner.looks)
+        for number, name in enumerate(order):
+            values = [([""] * VIEWS, shown[name, objects[name].pop()])]
+            if number == place:  # every other name; the last one is learned
+                before = known
+                for label in [other for other in classes if other != name]:
+                    known = copy.deepcopy(before)
+                    doubted[False].append(bool(learn(known, [(label, values)], []).doubts))
+            else:
+                doubted[True].append(bool(learn(known, [(name, values)], []).doubts))
+    shares = {right: 100 * np.mean(found) for right, found in doubted.items()}
+    for right, found in doubted.items():
+        print(f"doubted: {shares[right]:.1f} % of {len(found)} {'right' if right else 'wrong'} labels")
+    assert shares[False] >= 90 and shares[True] <= 5
+
+
+def features_of_objects(learner):
+    """What is learned of ten views of each object of ETH-80, by class and number."""
+    views: dict = {}
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        for name in sorted(archive.namelist()):
+            parts = name.split("/")
+            if len(parts) == 3 and name.endswith(".jpg"):
+                label = parts[1].rstrip("0123456789")
+                views.setdefault(label, {}).setdefault(parts[1], []).append(name)
+        found = {}
+        for key, paths in [((label, place), its) for label in views for place, its in enumerate(views[label].values())]:
+            frames = ((path, Image.open(archive.open(path)).convert("RGB")) for path in paths[::4][:VIEWS])
+            found[key] = torch.cat([learner._compute(pixels) for _, pixels in batches(frames, 8, 224)])
+    return found

@@ -50,7 +50,7 @@ def trained(kept, make):
 
 def whole(learner):
     """The state as a tree and tensors."""
-    return flatten({**learner.state_dict(), "before": None, "lessons": None})
+    return flatten({**learner.state_dict(), "history": None, "pictures": None, "lessons": None})
 
 
 def assert_same(one, other):
@@ -114,7 +114,7 @@ def test_forget_leaves_no_memory(trained, method):
     learner.teach(images(5), "last")
     known = learner._classifier
     assert known.memories.slots.by_class[1] and "all classes share" in learner.forget("c1")
-    for state in (learner.state_dict(), learner._before.state_dict()):
+    for state in (learner.state_dict(), learner._history.before.state_dict()):
         memories = state["replay"]["memories"]
         assert 1 not in memories["labels"] and 1 not in memories["by_class"]
         assert not memories["rows"][memories["free"]].any()
