@@ -15,6 +15,9 @@ Ratios are printed last, because times depend on the machine; with --json, they 
   answer_over_bare        time of an answer of "crumb serve" to a photo of 640 x 480 pixels, of a client that sends one
                           after the other / time of the bare network on one image
   answers_per_second      of that client
+  watched_per_second      answers of Learner.watch to a video of 640 x 480 pixels that is played at 30 frames a second,
+                          with the fastest runtime
+  watch_growth_bytes      growth of resident memory in its second half
 """
 
 import argparse
@@ -30,6 +33,7 @@ import numpy as np
 import torch
 from PIL import Image
 from support.bench import bench_parser, clock_of, fastest, report, seconds
+from support.memory import resident
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.learner import LOOKS, Learner
@@ -38,6 +42,7 @@ from crumb_avalanche.models.penultimate import penultimate
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
+RATE = 30  # frames a second of the video that is watched
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
 PEAK = "import sys; sys.path.insert(0, {!r}); from support.memory import resident; print(resident('VmHWM'))"
 PEAK = PEAK.format(str(Path(__file__).parent))
@@ -78,6 +83,7 @@ def python(code: str, *arguments: object) -> int:
 def taught(options: argparse.Namespace) -> Learner:
     """A learner that was taught 20 classes."""
     learner = Learner(options.method, options.backbone, None, 224, looks=options.looks)
+    learner.use_runtime("torch")
     for number in range(CLASSES):
         learner.teach(photos(number, 2 if options.quick else 8, 224), f"class {number}")
     return learner
@@ -154,6 +160,26 @@ def served(options: argparse.Namespace, model: Path) -> dict[str, float]:
             server.kill()
 
 
+def watched(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Count the answers to a video that is played, and measure what memory they keep."""
+    import av
+
+    learner, path = taught(options), folder / "played.mp4"
+    learner.use_runtime("auto")
+    length = 2 if options.quick else 30
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=RATE, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt = 640, 480, "yuv420p"
+        for second in range(length):
+            image = np.asarray(Image.fromarray(photos(second % CLASSES, 1, 224)[0]).resize((640, 480)))
+            for _ in range(RATE):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    answers = [(answer.time, resident("VmRSS")) for answer in learner.watch(path, live=True)]
+    half = [memory for seconds, memory in answers if seconds > length / 2]
+    return {"watched_per_second": len(answers) / length, "watch_growth_bytes": half[-1] - half[0]}
+
+
 def many_classes(options: argparse.Namespace) -> dict[str, float]:
     """Time early and late lessons of many classes of 3 small images."""
     learner = Learner(options.method, "small_cnn", None, 32, 64_000_000, looks=options.looks)
@@ -190,6 +216,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         process = processes(options, Path(folder))
         answers = served(options, Path(folder) / "mine.safetensors")
+        watch = watched(options, Path(folder))
     lessons = many_classes(options)
     memory = {name: process.pop(name) for name in ("predict_bytes", "teach_bytes")}
     figures = {
@@ -200,6 +227,7 @@ def main() -> None:
         "late_over_early_lessons": lessons["late"] / lessons["early"],
         "answer_over_bare": answers["answer"] / answers["bare"],
         "answers_per_second": ANSWERS / answers["answer"],
+        **watch,
     }
     lines = [f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes"]
     answers = {name: some / ANSWERS for name, some in answers.items()}
