@@ -1,16 +1,15 @@
 """``crumb serve``: teach and ask a learner in a browser, or from other programs."""
 
-import secrets
 import signal
-import ssl
 import sys
 from pathlib import Path
 
 import torch
 
-from crumb_avalanche.cli.teach import opened, start_runtime
+from crumb_avalanche.cli.teach import opened
+from crumb_avalanche.learner.access import check_certificate, own_certificate, print_qr_code, token_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
-from crumb_avalanche.learner.listening import listen, load_server, run
+from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
 from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.runs.command_settings import ServeSettings
 from crumb_avalanche.system.counted import counted
@@ -31,16 +30,23 @@ def main(settings: ServeSettings) -> None:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
     refuse_folder(path)
-    port, origins = listen(settings.host, settings.port, certificate is not None)
+    outside = settings.host not in LOOPBACK
+    port, origins = listen(settings.host, settings.port, outside or certificate is not None)
     with port, locked_file(path):
         learner = opened(settings, path)
-        start_runtime(learner, settings.runtime)
+        learner.use_runtime(settings.runtime)
         if not path.exists():
             learner.save(path)
         shared = SharedLearner(learner, path, weights=holds_weights(path))
-        token = secrets.token_urlsafe(16)
+        token = token_of(path)
+        made = outside and certificate is None
+        certificate = own_certificate(path, settings.host) if made else certificate
         print(f"{path}: {counted(len(learner.classes), 'class')}. Every change is saved in it.")
         print(f"Open {origins[0]}/?token={token}")
+        if outside:
+            print_qr_code(f"{origins[0]}/?token={token}")
+            print("Scan it with a phone in the same network.", end=" ")
+            print("Its browser does not know this computer's certificate and warns once: choose to go on." * made)
         print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
         print("Press Ctrl+C to stop.", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by default it would skip the rest
@@ -48,17 +54,3 @@ def main(settings: ServeSettings) -> None:
             run(application(shared, token, origins), port, certificate, key)
         finally:
             shared.close()  # before the file's lock is released
-
-
-def check_certificate(certificate: str, key: str | None) -> None:
-    """Raise ValueError if a certificate and its key cannot be used."""
-    for file in (certificate, key):
-        if file is not None and not Path(file).is_file():
-            raise ValueError(f"there is no file {file}; --certificate and --key are files of the PEM format")
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
-    except OSError as error:
-        raise ValueError(
-            f"certificate {certificate} and key {key} cannot be used ({error}); give files of the PEM format that "
-            "belong together, the key without a password"
-        ) from error

@@ -4,6 +4,8 @@ import asyncio
 import socket
 from typing import Any
 
+from crumb_avalanche.learner.access import needed
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_CONNECTIONS = 32  # each may hold an upload; uvicorn would run out of file descriptors and log without end
 SECONDS_TO_ASK = 10.0  # until the headers of a request are there, since the connection or the answer before
@@ -34,7 +36,7 @@ def load_server() -> Any:
         import python_multipart  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"') from error
+        raise needed(error) from error
     return uvicorn
 
 
@@ -44,19 +46,14 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
     Args:
         host: name or address of this computer.
         port: 0 takes a free one.
-        secure: whether it serves https.
+        secure: whether it serves https. Browsers give a camera to https pages alone, and a token must not travel in the
+            clear.
 
     Raises:
-        ValueError: the host is not one that browsers can name, is reached from outside without https, or the port is
-            not free.
+        ValueError: the host is not one that browsers can name, or the port is not free.
     """
     if host in ("", "0.0.0.0", "::"):
         raise ValueError(f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20")
-    if host not in LOOPBACK and not secure:
-        raise ValueError(
-            f"host is {host}, which others reach: give --certificate and --key as well, because browsers give a camera "
-            "to https pages alone and the token must not travel in the clear"
-        )
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.create_server(address[:2], family=family)

@@ -3,28 +3,24 @@
 import base64
 import hashlib
 import hmac
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Security
+from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
-from fastapi.security import APIKeyHeader
-from pydantic import AfterValidator, BaseModel, Field
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
+from crumb_avalanche.learner.api import MOST_BYTES, TOKEN_HEADER, api
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
 
 PAGE = Path(__file__).parent / "page"
-TOKEN_HEADER = "x-crumb-token"
-MOST_BYTES = 20_000_000  # of a request
-MOST_IMAGES = 1000  # of a lesson
 HEADERS = {
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
@@ -44,7 +40,7 @@ def page() -> tuple[str, str]:
     hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
     policy = (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return html.replace("/* page.css */", style).replace("/* page.js */", script), policy
 
@@ -141,81 +137,6 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
-class RunnerUp(BaseModel):
-    """A less likely class."""
-
-    label: str
-    confidence: Annotated[float, Field(ge=0, le=1, description="probability")]
-
-
-class Found(BaseModel):
-    """What an image shows."""
-
-    label: Annotated[str, Field(description="the most likely class")]
-    confidence: Annotated[float, Field(ge=0, le=1, description="its probability, if a class taught is shown")]
-    known: Annotated[bool, Field(description="whether a class taught explains the image; if not, label is the nearest")]
-    runners_up: Annotated[list[RunnerUp], Field(description="the next classes, most likely first")]
-    notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
-
-
-class Learned(BaseModel):
-    """A lesson."""
-
-    images: Annotated[dict[str, int], Field(description="number of images by class name")]
-    notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
-
-
-class Class(BaseModel):
-    """A class that was taught."""
-
-    name: str
-    images: Annotated[int, Field(description="number of images learned")]
-
-
-class Classes(BaseModel):
-    """What was taught."""
-
-    classes: Annotated[list[Class], Field(description="in order of arrival")]
-    bytes: Annotated[int, Field(description="what was learned takes")]
-    budget_bytes: Annotated[int, Field(description="what it may take")]
-    lessons: Annotated[int, Field(description="number of lessons")]
-    can_undo: Annotated[bool, Field(description="whether there is a lesson to take back")]
-    clips_missing: Annotated[
-        int,
-        Field(
-            description="lessons with other objects of known classes to be learned, once there are two classes, until "
-            "images of other things are called unknown"
-        ),
-    ]
-
-
-class Renamed(BaseModel):
-    """The old and the new name of a class."""
-
-    old: str
-    new: str
-
-
-class Forgotten(BaseModel):
-    """A class that was removed."""
-
-    name: str
-    remains: Annotated[str, Field(description="of its images in what classes share; may be empty")]
-
-
-def _name(text: str) -> str:
-    if "\ufffd" in text:
-        raise ValueError("the name is not UTF-8; encode it as UTF-8 before it is quoted")
-    return check_name(text)
-
-
-Name = Annotated[
-    str,
-    AfterValidator(_name),
-    Query(description="name of a class", json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME}),
-]
-
-
 def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     """Return the ASGI application.
 
@@ -235,9 +156,7 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         redoc_url=None,
         responses=RESPONSES,
     )
-    # Describes the token, which Guard checks.
-    printed = "Printed by crumb serve, new at every start."
-    api = APIRouter(dependencies=[Security(APIKeyHeader(name=TOKEN_HEADER, description=printed, auto_error=False))])
+    app.state.shared = shared
 
     @app.get("/", summary="The page for people", response_class=HTMLResponse)
     async def index(token: Annotated[str, Query(description="the token of the printed address")] = "") -> str:
@@ -247,66 +166,10 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     async def health() -> Health:
         return Health()
 
-    @api.get("/classes", summary="The classes taught")
-    async def classes() -> Classes:
-        learner = shared.learner
-        return Classes(
-            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
-            bytes=learner.bytes,
-            budget_bytes=learner.budget_bytes,
-            lessons=len(learner.lessons),
-            can_undo=learner.can_undo,
-            clips_missing=learner.clips_missing,
-        )
-
-    @api.post("/predict", summary="Answer what an image shows", openapi_extra=_body(1))
-    async def predict(request: Request) -> Found:
-        images = await _images(request)
-        if len(images) != 1:
-            raise ValueError(f"predict takes one image, not {len(images)}")
-        answer, notes = await shared.predict(images[0][1])
-        return Found(notes=notes, **answer.as_dict())
-
-    @api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
-    async def teach(request: Request, label: Name, new_class: bool = False) -> Learned:
-        if not new_class:  # the label is checked before the upload is read
-            check_near([label], [info.name for info in shared.learner.classes])
-        lesson = await shared.teach(label, await _images(request), new_class)
-        return Learned(images=lesson.images, notes=list(lesson.notes))
-
-    @api.post("/rename", summary="Give a class another name")
-    async def rename(old: Name, new: Name, new_class: bool = False) -> Renamed:
-        await shared.change(lambda learner: learner.rename(old, new, new_class))
-        return Renamed(old=old, new=new)
-
-    @api.post("/forget", summary="Remove a class; this cannot be undone")
-    async def forget(name: Name) -> Forgotten:
-        return Forgotten(name=name, remains=await shared.change(lambda learner: learner.forget(name)))
-
-    @api.post("/undo", summary="Take the last lesson back, once")
-    async def undo() -> Learned:
-        lesson = await shared.change(lambda learner: learner.undo())
-        return Learned(images=lesson.images, notes=list(lesson.notes))
-
-    @api.get("/download", summary="The learner's file, for crumb predict and Learner.load", response_class=FileResponse)
-    async def download() -> FileResponse:
-        if not shared.path.is_file():
-            raise HTTPException(404, f"{shared.path} was removed; the next change of the learner writes it again")
-        return FileResponse(shared.path, filename=shared.path.name)
-
     app.include_router(api)
     for kind in (ClientDisconnect, StarletteHTTPException, RequestValidationError, *STATUS, Exception):
         app.add_exception_handler(kind, _failed)
     return Guard(app, token, origins, policy)
-
-
-def _body(images: int) -> dict[str, Any]:
-    """Describe the body of a request with at most so many images."""
-    image: dict[str, Any] = {"type": "string", "format": "binary"}
-    files = image if images == 1 else {"type": "array", "items": image, "maxItems": images}
-    form = {"type": "object", "required": ["image"], "properties": {"image": files}}
-    content = {"image/*": {"schema": image}, "multipart/form-data": {"schema": form}}
-    return {"requestBody": {"required": True, "content": content}}
 
 
 async def _failed(request: Request, error: Exception) -> Response:
@@ -329,36 +192,3 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     return JSONResponse({"error": text}, status, headers)
-
-
-async def _images(request: Request) -> list[tuple[str, bytes]]:
-    """Read the images of a request, with names for errors: its body, or all files of a multipart form."""
-    stream = _bounded(request)
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        return [("the image", b"".join([part async for part in stream]))]
-
-    class InMemory(MultiPartParser):
-        spool_max_size = MOST_BYTES  # images are never written to the disk
-
-    try:
-        form = await InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10).parse()
-    except MultiPartException as error:
-        raise HTTPException(400, error.message) from error
-    files = [file for _, file in form.multi_items() if not isinstance(file, str)]
-    if not files:
-        raise ValueError("the form holds no image; add each as a file")
-    return [(f"image {number}", await file.read()) for number, file in enumerate(files, 1)]
-
-
-async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body; raise TooLargeError as soon as it is known to be too large."""
-    too_large = TooLargeError(f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several lessons")
-    length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MOST_BYTES:
-        raise too_large
-    read = 0
-    async for part in request.stream():
-        read += len(part)
-        if read > MOST_BYTES:
-            raise too_large
-        yield part

@@ -4,9 +4,9 @@ import asyncio
 import copy
 import io
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
-from benchmarks_toybox_ilab.tables.names import check_name
+from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
+from crumb_avalanche.system.counted import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded
@@ -45,6 +47,15 @@ class SaveError(OSError):
     """A change could not be saved and was taken back."""
 
 
+@dataclass
+class Learning:
+    """A lesson that is being learned: the name of its class, its images, and how many of them are done."""
+
+    label: str
+    images: int
+    done: int = 0
+
+
 class SharedLearner:
     """A learner that answers from its last saved state while it learns.
 
@@ -55,12 +66,18 @@ class SharedLearner:
         learner: not to be used elsewhere.
         path: the learner's file, replaced after every change.
         weights: whether the file holds the network's weights.
+
+    Attributes:
+        version: number of changes since the start.
+        learning: the lesson that is being learned, if there is one.
     """
 
     def __init__(self, learner: Learner, path: Path, weights: bool = True):
-        self.path = path
+        self.path, self.version = path, 0
+        self.learning: Learning | None = None
         self._weights = weights
-        self._taught, self._asked = learner, copy.deepcopy(learner)
+        self._taught, self._asked = learner, _copy(learner, copy.deepcopy(learner.network))
+        self._before: Learner | None = None  # the one that answered before the last change
         # A network serves one image at a time: each of the two learners has its own.
         self._networks = learner.network, self._asked.network
         self._asking, self._stops = Lock(), False
@@ -71,48 +88,84 @@ class SharedLearner:
         """The learner that answers; for reading only."""
         return self._asked
 
-    async def predict(self, data: bytes) -> tuple[Answer, list[str]]:
-        """Answer for the bytes of an image; also say whether there are other images in it, which are not used.
+    async def predict(self, images: Sequence[tuple[str, bytes]]) -> tuple[Answer, list[str]]:
+        """Answer for an image, or for several as a clip, given as names and bytes; also say what of them is not used.
 
         Raises:
             NothingTaughtError: nothing was taught.
             ImageError, TooLargeError: see ``decoded``.
             BusyError: too many calls are waiting.
         """
-        return await self._answers(self._predict, data)
+        return await self._answers(self._predict, images)
 
-    def _predict(self, data: bytes) -> tuple[Answer, list[str]]:
-        image, others = decoded("the image", data)
+    def _predict(self, images: Sequence[tuple[str, bytes]]) -> tuple[Answer, list[str]]:
+        notes: list[str] = []
         with self._asking:
-            return self._asked.predict(image), others
+            return self._asked.predict(Clip("the image", None, self._frames(images, notes))), notes
 
-    async def teach(self, label: str, images: Iterable[tuple[str, bytes]], new_class: bool = False) -> Lesson:
+    async def teach(
+        self, label: str, images: Sequence[tuple[str, bytes]], new_class: bool = False, source: str = ""
+    ) -> tuple[Lesson, int]:
         """Learn the images of a class, given as names and bytes; one call is one lesson.
+
+        Args:
+            label: name of the class.
+            images: names for errors, and bytes.
+            new_class: see ``Learner.teach``.
+            source: what the images are from, such as ``mug.mp4``; default their number.
+
+        Returns:
+            The lesson, and the version of the learner.
 
         Raises:
             ValueError: see ``Learner.teach``.
             ImageError, TooLargeError: an image cannot be read; nothing was learned.
             SaveError, BusyError: see the classes.
         """
-        label, images = check_name(label), list(images)
+        label = check_name(label)
+        source = printable(source)[:LONGEST_NAME] or counted(len(images), "image")
 
         def teach(learner: Learner) -> Lesson:
             notes: list[str] = []
+            self.learning = learning = Learning(label, len(images))
 
-            def frames() -> Frames:
-                for name, data in images:
-                    self._goes_on()
-                    image, others = decoded(name, data)
-                    notes.extend(others)
-                    yield name, image
+            def progress(count: int) -> None:
+                learning.done += count
 
-            lesson = learner.teach(Clip("the lesson", label, frames()), new_class=new_class)
+            try:
+                clip = Clip(source, label, self._frames(images, notes))
+                lesson = learner.teach(clip, progress=progress, new_class=new_class)
+            finally:
+                self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))
 
         return await self.change(teach)
 
-    async def change(self, action: Callable[[Learner], Result]) -> Result:
-        """Change the learner and save it; return what the action returns.
+    def _frames(self, images: Iterable[tuple[str, bytes]], notes: list[str]) -> Frames:
+        """Decode images one at a time; add to ``notes`` what of them is not used."""
+        for name, data in images:
+            self._goes_on()
+            image, others = decoded(name, data)
+            notes.extend(others)
+            yield name, image
+
+    async def revert(self, version: int) -> int:
+        """Take the last change back, whatever it was, and return the new version; taken back itself, it is done again.
+
+        Raises:
+            ValueError: the last change is not the one that made this version.
+            SaveError, BusyError: see the classes.
+        """
+
+        def revert(_: Learner) -> None:
+            if self._before is None or version != self.version:
+                raise ValueError("this cannot be taken back: something else was changed meanwhile")
+            self._taught = _copy(self._before, self._networks[0])
+
+        return (await self.change(revert))[1]
+
+    async def change(self, action: Callable[[Learner], Result]) -> tuple[Result, int]:
+        """Change the learner and save it; return what the action returns, and the version of the learner.
 
         Raises:
             SaveError: the file cannot be written; the learner is as it was.
@@ -130,7 +183,7 @@ class SharedLearner:
         if self._stops:
             raise BusyError("the server stops; nothing was changed")
 
-    def _change(self, action: Callable[[Learner], Result]) -> Result:
+    def _change(self, action: Callable[[Learner], Result]) -> tuple[Result, int]:
         try:
             result = action(self._taught)
             self._goes_on()
@@ -148,8 +201,9 @@ class SharedLearner:
             raise
         asked = _copy(self._taught, self._networks[1])
         with self._asking:
-            self._asked = asked
-        return result
+            self._before, self._asked = self._asked, asked
+            self.version += 1
+        return result, self.version
 
     def close(self) -> None:
         """Break off the change that is under way, and drop those that wait; neither is saved."""
@@ -179,8 +233,8 @@ class _Queue:
 
 
 def _copy(learner: Learner, network: Any) -> Learner:
-    """Copy a learner with another copy of its network."""
-    return copy.deepcopy(learner, {id(learner.network): network})
+    """Copy a learner with another copy of its network, and what it knows of its file, which is the same for all."""
+    return copy.deepcopy(learner, {id(learner.network): network, id(learner._files): learner._files})
 
 
 class _Watched(io.BytesIO):

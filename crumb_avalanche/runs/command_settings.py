@@ -285,9 +285,9 @@ class ServeSettings(NewLearnerSettings):
 
     Attributes:
         model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
-        host: name or address of this computer to listen at; another than 127.0.0.1 needs --certificate and --key.
+        host: name or address of this computer to listen at; another than 127.0.0.1 is reached by https.
         port: port to listen at; 0 takes a free one.
-        certificate: PEM file with the certificate for https.
+        certificate: PEM file with the certificate for https; default one that this computer makes for --host.
         key: PEM file with its private key.
     """
 

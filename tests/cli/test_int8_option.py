@@ -57,7 +57,7 @@ def test_shared_copies_answer_in_int8(taught, photos):
 
     async def use():
         await shared.teach("dim", [("a.png", stream.getvalue())])
-        return await shared.predict(stream.getvalue())
+        return await shared.predict([("a.png", stream.getvalue())])
 
     answer, _ = asyncio.run(use())
     shared.close()

@@ -1,6 +1,7 @@
 """``crumb serve`` as a process: its address, its lock, its end; and its page in a real browser."""
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -11,13 +12,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import numpy as np
 import pytest
 from camera_browser import PROGRAM, Chromium, write_y4m
+from fake_videos import write_video
 from PIL import Image
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.learner.access import check_certificate, own_certificate, print_qr_code, token_of
 from crumb_avalanche.learner.learner import Learner
 
 pytest.importorskip("fastapi")
@@ -78,6 +82,40 @@ def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
     assert process.wait(20) == 130
     assert Learner.load(tmp_path / "mine.safetensors").classes == []
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
+    kept = tmp_path / "mine.safetensors.token"
+    assert kept.read_text() == f"{token}\n" and kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_token_is_kept_unless_others_could_read_it(tmp_path):
+    path = tmp_path / "mine.safetensors"
+    token = token_of(path)
+    assert token_of(path) == token
+    kept = tmp_path / "mine.safetensors.token"
+    kept.chmod(0o644)
+    other = token_of(path)
+    kept.write_text(other[:9])  # as a full disk would leave it
+    assert len({token, other, token_of(path)}) == 3 and kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_certificate_of_a_host_is_made_once(tmp_path):
+    pytest.importorskip("cryptography")
+    file = Path(own_certificate(tmp_path / "mine.safetensors", "192.0.2.1"))
+    made = file.read_bytes()
+    assert own_certificate(tmp_path / "mine.safetensors", "192.0.2.1") == str(file) and file.read_bytes() == made
+    assert file.stat().st_mode & 0o777 == 0o600
+    own_certificate(tmp_path / "mine.safetensors", "robot.local")
+    assert file.read_bytes() != made
+    file.write_bytes(made[:300])
+    own_certificate(tmp_path / "mine.safetensors", "robot.local")
+    check_certificate(str(file), None)
+
+
+def test_the_qr_code_is_printed_where_there_are_no_half_blocks(capsys, monkeypatch):
+    pytest.importorskip("segno")
+    print_qr_code("https://192.0.2.1:8000/?token=x")
+    assert "█" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    print_qr_code("https://192.0.2.1:8000/?token=x")
 
 
 def test_idle_connections_do_not_stop_it(serve, tmp_path):
@@ -101,17 +139,17 @@ def test_idle_connections_do_not_stop_it(serve, tmp_path):
 
 
 @pytest.mark.slow
-def test_https_with_a_certificate_until_terminated(serve, tmp_path):
-    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
-    try:
-        subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("there is no openssl to make a certificate")
-    process, address, token = serve("--certificate", str(certificate), "--key", str(key))
-    assert address.startswith("https://127.0.0.1:")
-    context = ssl.create_default_context(cafile=str(certificate))
+@pytest.mark.parametrize("given", [True, False], ids=["given", "made"])
+def test_https_with_a_certificate_until_terminated(serve, tmp_path, given):
+    pytest.importorskip("cryptography")
+    if given:
+        certificate = own_certificate(tmp_path / "other", "127.0.0.1")
+        process, address, token = serve("--certificate", certificate, "--key", certificate)
+    else:
+        certificate = str(tmp_path / "mine.safetensors.pem")
+        process, address, token = serve("--host", "127.0.0.2")
+    assert address.startswith("https://127.0.0.")
+    context = ssl.create_default_context(cafile=certificate)
     assert get(f"{address}/classes", token, context)["classes"] == []
     process.terminate()
     assert process.wait(20) == 128 + signal.SIGTERM and not list(tmp_path.glob(".*.lock"))
@@ -120,7 +158,6 @@ def test_https_with_a_certificate_until_terminated(serve, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--host", "192.0.2.1"], "--certificate and --key"),
         (["--host", "0.0.0.0"], "name or address"),
         (["--key", __file__], "go together"),
         (["--certificate", "absent.pem", "--key", "absent.pem"], "no file absent.pem"),
@@ -161,71 +198,91 @@ def film(path, names):
 @pytest.mark.slow
 @pytest.mark.skipif(PROGRAM is None, reason="there is no Chromium")
 def test_the_page_in_a_browser(serve, tmp_path):
+    pytest.importorskip("av")
     film(tmp_path / "camera.y4m", ("red", "blue"))
+    write_video(tmp_path / "clip.webm", live=True)  # without a stated length
+    (tmp_path / "clip.mp4").write_bytes(b"x")
+    Image.new("RGB", (40, 40)).save(tmp_path / "photo.png")
     _, address, token = serve()
     with Chromium(tmp_path / "profile", tmp_path / "camera.y4m") as browser:
 
-        def until(colour):
-            """Wait until the camera begins to show a colour."""
-            browser.wait_for(f"({SEEN}) && ({SEEN}) !== '{colour}'")
-            browser.wait_for(f"({SEEN}) === '{colour}'")
+        def says(place, words):
+            """Wait until a card says something."""
+            browser.wait_for(f"document.getElementById('{place}-news').textContent.includes({words!r})")
 
         def listed():
-            return browser.evaluate("[...document.querySelectorAll('li .class')].map((one) => one.textContent)")
+            return browser.evaluate("[...document.querySelectorAll('.class')].map((one) => one.textContent)")
 
-        browser.send("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+        def named(name):
+            browser.evaluate(f"document.getElementById('name').value = {name!r}")
+
+        def button(name):
+            return f'button[aria-label="{name}"]'
+
+        def fits(width):
+            """Whether nothing is cut off at the right."""
+            size = dict(width=width, height=844, deviceScaleFactor=1, mobile=width < 700)
+            browser.send("Emulation.setDeviceMetricsOverride", **size)
+            return browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+        fits(390)
         browser.send("Page.navigate", url=f"{address}/?token={token}")
-        browser.wait_for("document.readyState === 'complete' && !document.getElementById('nothing').hidden")
+        browser.wait_for("document.readyState === 'complete' && !document.getElementById('none').hidden")
+        named("<b>red")
         browser.click("#teach")
-        browser.wait_for("document.getElementById('error').textContent.includes('Use the camera')")
+        says("teach", "Use the camera")
         browser.click("#camera")
         browser.wait_for("document.getElementById('video').videoWidth")
-
-        def seen(label):
-            """Wait for an answer."""
-            browser.wait_for(f"document.getElementById('label').textContent === '{label}'")
-
-        browser.evaluate("document.getElementById('name').value = 'a/b'")
+        named("a/b")
         browser.click("#teach")
-        browser.wait_for("document.getElementById('error').textContent.includes('class name')")
-        until("red")  # held with the mouse
-        browser.evaluate("document.getElementById('name').value = '<b>red'")
-        browser.mouse("mousePressed", "#teach")
-        time.sleep(1.2)
-        browser.mouse("mouseReleased", "#teach")
-        browser.wait_for("document.getElementById('note').textContent.startsWith('Learned')")
-        assert listed() == ["<b>red"] and browser.evaluate("document.querySelectorAll('li b').length") == 0
-        assert 3 <= get(f"{address}/classes", token)["classes"][0]["images"] <= 10
-        until("blue")  # held with the keyboard
-        browser.evaluate("document.getElementById('name').value = 'blue'; document.getElementById('teach').focus()")
-        browser.key("keyDown", " ")
-        time.sleep(1.2)
-        assert browser.evaluate("document.getElementById('teach').getAttribute('aria-pressed')") == "true"
-        browser.key("keyUp", " ")
-        browser.wait_for("document.querySelectorAll('li').length === 2")
-        seen("<b>red")
-        seen("blue")
-        browser.evaluate("window.prompt = () => 'sky'")
-        browser.click("li:nth-child(2) button")
-        seen("sky")
-        assert browser.evaluate("document.activeElement.ariaLabel") == "Rename sky", "the keyboard loses its place"
-        browser.click("#undo")
-        browser.wait_for("document.querySelectorAll('li').length === 1 && document.getElementById('undo').disabled")
-        browser.evaluate("window.confirm = () => true")
-        browser.click("li button:last-child")
-        browser.wait_for("!document.getElementById('nothing').hidden && document.getElementById('answer').hidden")
-        assert get(f"{address}/classes", token)["classes"] == []
-        bad = "new File(['x'], 'clip.mp4', {type: 'video/mp4'}), new File([], 'bad.png', {type: 'image/png'})"
-        for good, button in (
-            ("", "Hold to teach"),
-            ("new File([(await frame()).blob], '', {type: 'image/jpeg'}),", "Teach 1 photo"),
-        ):
-            browser.evaluate(f"(async () => takePhotos([{good} {bad}]))()")
-            assert browser.evaluate("document.getElementById('teach').textContent") == button
-            assert "Not read: clip.mp4, bad.png." in browser.evaluate("document.getElementById('error').textContent")
-        wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
-        browser.send("Emulation.setDeviceMetricsOverride", width=320, height=640, deviceScaleFactor=1, mobile=True)
-        assert not browser.evaluate(wide), "it scrolls sideways at 320 pixels"
+        browser.wait_for("Number(document.getElementById('count').textContent) > 5")  # after the lead
+        browser.click("#teach")
+        says("teach", "class name")
+        named("<b>red")
+        browser.click("#teach")
+        browser.wait_for("document.getElementById('count').className === 'lead'")
+        browser.click("#teach")
+        says("teach", "nothing was learned")
+        browser.click("#teach")  # by one press, until the ten seconds are over
+        says("teach", "Learned")
+        assert listed() == ["<b>red"] and browser.evaluate("document.querySelectorAll('#classes b').length") == 0
+        assert 10 <= get(f"{address}/classes", token)["classes"][0]["images"] <= 50
+        browser.evaluate("document.querySelector('#teach-news button').click()")
+        says("teach", "Undone.")
+        assert listed() == []
+        browser.choose("#files", tmp_path / "clip.webm", tmp_path / "clip.mp4", tmp_path / "photo.png")
+        says("look", "Not read: clip.mp4.")
+        assert browser.evaluate("document.getElementById('teach').textContent") == "Teach 1 video and 1 photo"
+        named("film")
+        browser.click("#teach")
+        says("teach", "Learned 1 image of film")
+        assert 12 <= get(f"{address}/classes", token)["classes"][0]["images"] <= 16
+        image = (tmp_path / "photo.png").read_bytes()  # another tab
+        other = urllib.request.Request(f"{address}/teach?label=other", image, {"X-Crumb-Token": token})
+        urllib.request.urlopen(other, timeout=10).close()
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        named("Film")
+        browser.click("#teach")
+        says("teach", "There is a class film, of nearly the same name.")
+        browser.evaluate("[...document.querySelectorAll('#teach-news button')].at(-1).click()")
+        says("teach", "Nothing was changed.")
+        browser.evaluate(f"document.querySelector('{button('Rename film')}').click()")
+        browser.evaluate("document.querySelector('#classes input').value = 'sky'")
+        browser.evaluate("document.querySelector('#classes form').requestSubmit()")
+        says("known", "Renamed film to sky.")
+        browser.evaluate(f"document.querySelector('{button('Forget sky')}').click()")
+        says("known", "Forgot sky.")
+        assert listed() == ["other"]
+        browser.evaluate("document.querySelector('#known-news button').click()")
+        says("known", "Undone.")
+        assert listed() == ["sky", "other"]
+        browser.evaluate("document.getElementById('check').click()")
+        browser.wait_for("/fooled by [0-2] of 2 things/.test(document.getElementById('fooled').textContent)")
+        for scheme in ("light", "dark"):
+            browser.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            assert all(map(fits, (320, 390, 768, 1280)))
+            light = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 248)"
+            assert light == (scheme == "light")
         asked = [one["params"]["request"]["url"] for one in browser.events if one["method"].endswith("WillBeSent")]
         assert len(asked) > 8 and all(url.startswith((f"{address}/", "data:", "blob:")) for url in asked), asked
         wrong = [one for one in browser.events if one["method"] == "Runtime.exceptionThrown"]
@@ -303,14 +360,12 @@ def test_the_page_keeps_what_was_taught_and_knows_what_it_was_not(serve, tmp_pat
         answers = {colour: predicted(first, colour) for colour in COLOURS}
         assert [answers[colour]["label"] for colour in ("red", "blue")] == ["red", "blue"]
         assert answers["green"]["known"] is False
-        assert first.read_bytes() == (tmp_path / "mine.safetensors").read_bytes()
 
-        browser.evaluate("window.confirm = () => true")
-        browser.click("li:nth-child(2) button:last-child")
-        browser.wait_for("document.querySelectorAll('li').length === 1")
-        assert text("note").startswith("Forgot blue.")
+        browser.evaluate("document.querySelector('button[aria-label=\"Forget blue\"]').click()")
+        browser.wait_for("document.querySelectorAll('.class').length === 1")
+        browser.wait_for("document.getElementById('known-news').textContent.startsWith('Forgot blue.')")
         browser.send("Page.reload")
-        browser.wait_for("document.querySelectorAll('li').length === 1 && document.getElementById('answer').hidden")
+        browser.wait_for("document.querySelectorAll('.class').length === 1 && document.getElementById('answer').hidden")
         start()
         shown("red", "red")
         second = downloaded(2)
@@ -324,18 +379,7 @@ def test_the_page_keeps_what_was_taught_and_knows_what_it_was_not(serve, tmp_pat
         browser.key("keyUp", "Enter")
         browser.wait_for("document.activeElement.id === 'teach'")
         browser.key("keyDown", " ")
-        browser.wait_for("document.getElementById('teach').getAttribute('aria-pressed') === 'true'")
-        time.sleep(0.5)
         browser.key("keyUp", " ")
-        browser.wait_for("document.querySelectorAll('li').length === 2")
-        assert text("note").startswith("Learned") and "grün" in text("note")
-        for scheme in ("light", "dark"):
-            preference = [{"name": "prefers-color-scheme", "value": scheme}]
-            browser.send("Emulation.setEmulatedMedia", features=preference)
-            for width in (320, 360, 768, 1200):
-                size = dict(width=width, height=740, deviceScaleFactor=1, mobile=width < 700)
-                browser.send("Emulation.setDeviceMetricsOverride", **size)
-                assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
-            light = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(246, 247, 248)"
-            assert light == (scheme == "light")
+        browser.wait_for("document.querySelectorAll('.class').length === 2")
+        browser.wait_for("/^Learned.*grün/.test(document.getElementById('teach-news').textContent)")
         assert not [one for one in browser.events if one["method"] == "Runtime.exceptionThrown"]

@@ -115,8 +115,15 @@ class Chromium:
         x, y = self.evaluate(place % selector)
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def choose(self, selector, *files):
+        """Choose files in a file input."""
+        root = self.send("DOM.getDocument")["root"]["nodeId"]
+        node = self.send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self.send("DOM.setFileInputFiles", nodeId=node, files=list(map(str, files)))
+
     def click(self, selector):
         """Click an element."""
+        self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'nearest'}})")
         self.mouse("mousePressed", selector)
         self.mouse("mouseReleased", selector)
 

@@ -22,8 +22,9 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from crumb_avalanche.learner import shared as shared_module
+from crumb_avalanche.learner.api import MOST_BYTES
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, page
+from crumb_avalanche.learner.server import PAGE, application, page
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 DOCS = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
@@ -85,7 +86,7 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     response = client.post("/predict", content=photo("red"))
     assert response.status_code == 409 and "nothing was taught" in response.json()["error"]
     done = client.post("/teach", params={"label": "red"}, files=form("red", 5)).json()
-    assert done == {"images": {"red": 5}, "notes": []}
+    assert done == {"images": {"red": 5}, "notes": [], "version": 1}
     client.post("/teach", params={"label": "green"}, content=photo("green", kind="JPEG"))
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert names(client) == {"red": 5, "green": 1, "blue": 4}
@@ -97,7 +98,7 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     assert not client.get("/classes").json()["can_undo"]
     assert client.post("/undo").status_code == 400
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
-    assert client.post("/forget", params={"name": "green"}).json()["name"] == "green"
+    assert client.post("/forget", params={"name": "green"}).json()["version"] == 7
     assert names(client) == {"crimson": 5, "blue": 4}
     download = client.get("/download")
     assert 'filename="mine.safetensors"' in download.headers["content-disposition"]
@@ -142,7 +143,8 @@ SCANNED = SCANNED[:-2] + 300 * SCANNED[SCANNED.rindex(b"\xff\xda") : -2] + SCANN
         ("/teach?label=x", {"content": photo("red")[:-900]}, 400, "damaged"),
         ("/teach?label=x", {"files": {"image": (None, "text")}}, 400, "holds no image"),
         ("/teach?label=x", {"content": b"", "headers": MULTIPART}, 400, "boundary"),
-        ("/predict", {"files": form("red", 2)}, 400, "one image, not 2"),
+        ("/predict", {"files": form("red", 33)}, 400, "at most 32 images.*not 33"),
+        ("/revert?version=0", {}, 400, "something else was changed"),
         ("/rename?old=red&new=green", {}, 400, "a class 'green' already"),
         ("/forget?name=nobody", {}, 400, "no class 'nobody'"),
         ("/absent", {}, 404, "POST /absent: Not Found"),
@@ -162,15 +164,16 @@ def test_bad_requests_say_what_is_wrong_and_change_nothing(served, path, options
     assert file.read_bytes() == content and names(client) == before
 
 
-def test_images_that_take_long_to_decode_are_refused(client, monkeypatch):
+def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
     slow = photo("red", kind="BMP")
     monkeypatch.setattr(shared_module, "SECONDS_TO_DECODE", -1.0)
-    response = client.post("/predict", content=slow)
+    response = served[0].post("/predict", content=slow)
     assert response.status_code == 413 and "to decode" in response.json()["error"]
 
 
 ROUTES = [("GET", path) for path in ("/", "/openapi.json", "/classes", "/download")]
 ROUTES += [("POST", path) for path in ("/predict", "/teach?label=x", "/rename?old=a&new=b", "/forget?name=a", "/undo")]
+ROUTES += [("POST", "/revert?version=0")]
 WRONG = [("X-Crumb-Token", value) for value in ("", "wrong")]
 WRONG += [("Host", value) for value in ("evil.example:8000", "127.0.0.1:8001", "127.0.0.1")]
 WRONG += [("Origin", f"{value}") for value in ("http://evil.example", "null", f"{ORIGIN}1", "https://127.0.0.1:8000")]
@@ -266,6 +269,7 @@ def test_answers_during_a_lesson_come_from_the_state_before_it_and_teachers_queu
         first = pool.submit(taught.post, "/teach", params={"label": "blue"}, files=form("blue"))
         assert started.wait(20)
         assert taught.post("/predict", content=data).json() == before and before["label"] != "blue"
+        assert taught.get("/classes").json()["learning"] == {"label": "blue", "images": 4, "done": 4}
         assert names(taught) == {"red": 4, "green": 4}
         others = [pool.submit(taught.post, "/teach", params={"label": "red"}, files=form("red", 2)) for _ in range(6)]
         refused = as_completed(others, timeout=20)
@@ -314,6 +318,33 @@ def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch
     assert networks[0] is not networks[1], "teaching and answering share a network"
 
 
+def test_any_change_is_taken_back_and_done_again(taught, shared):
+    def state():
+        told = taught.get("/classes").json()
+        return {**told, "version": 0}, shared.learner.lessons, taught.post("/predict", content=photo("red", 9)).json()
+
+    before = state()
+    for path in ("/forget?name=red", "/rename?old=red&new=crimson", "/undo"):
+        version = taught.post(path).json()["version"]
+        after = state()
+        assert after != before
+        assert taught.post("/revert", params={"version": version - 1}).status_code == 400 and state() == after
+        version = taught.post("/revert", params={"version": version}).json()["version"]
+        assert state() == before and Learner.load(shared.path).lessons == before[1], path
+        version = taught.post("/revert", params={"version": version}).json()["version"]
+        assert state() == after
+        taught.post("/revert", params={"version": version})
+    taught.post("/teach", params={"label": "blue"}, files=form("blue"))
+    assert len(Learner.load(shared.path).lessons) == 3 and names(taught) == {"red": 4, "green": 4, "blue": 4}
+
+
+def test_images_of_a_clip_are_answered_together(taught, shared):
+    clip = form("red", 6)
+    answer = taught.post("/predict", files=clip).json()
+    expected = shared.learner.predict([Image.open(io.BytesIO(file[1])) for _, file in clip])
+    assert answer["label"] == "red" and answer["confidence"] == pytest.approx(expected.confidence, abs=1e-5)
+
+
 def test_a_near_twin_of_a_name_is_asked_about(taught):
     for path, query in (("/teach", {"label": "Red"}), ("/rename", {"old": "green", "new": "ｒｅｄ"})):
         files = {"files": form("blue")} if path == "/teach" else {}
@@ -334,7 +365,7 @@ def test_the_description_names_what_the_page_about_it_does(served):
     statuses = set(re.findall(r"^\| (\d{3}) \|", DOCS, re.MULTILINE))
     assert teach["responses"].keys() == statuses | {"200", "default"} and teach["security"]
     assert teach["requestBody"]["content"].keys() == {"image/*", "multipart/form-data"}
-    label, new_class = teach["parameters"]
+    label, new_class, _ = teach["parameters"]
     assert not new_class["required"] and label["required"] and label["schema"]["maxLength"] == 200
     assert "security" not in described["paths"]["/health"]["get"]
 

@@ -1,40 +1,63 @@
 "use strict";
 // Teach and ask the learner of this server. Everything that people write is shown with textContent only.
 
+const NOTHING_SHOWN = "Use the camera or choose photos or videos first.";
+const CURE = "Teach other objects of its classes: each makes it surer of what it does not know.";
 const token = new URLSearchParams(location.search).get("token");
+const LEAD = 3; // seconds before a lesson by camera begins
+const SECONDS = 10; // of a lesson by camera
+const SECONDS_TO_CHECK = 4; // of the empty scene, or of something that was not taught
 const FRAME_PAUSE = 200; // milliseconds between frames of a lesson
 const ASK_EVERY = 80; // milliseconds between questions about the camera picture, if the answers come as fast
+const FEW_FRAMES = 20; // of a short video
 const MOST_FRAMES = 150; // of a lesson
-const MOST_BYTES = 15e6; // of a lesson by camera
+const MOST_ASKED = 8; // frames of a video that are asked about
 const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what the form adds
 const SHORT_SIDE = 512; // pixels of a picture that is sent
 
 const on = (kind, element, action) => element.addEventListener(kind, action);
 const at = (id) => document.getElementById(id);
 const pause = (time) => new Promise((done) => setTimeout(done, time));
-const release = () => lesson && (lesson.holding = false);
 const percent = (share) => `${Math.round(100 * share)} %`;
-const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+const counted = (count, noun) => `${count} ${noun}${count !== 1 ? (noun.endsWith("s") ? "es" : "s") : ""}`;
 
 let stream = null; // of the camera
-let photos = []; // {blob, caption}
-let classes = [];
-let lesson = null; // while the button is held: {holding}
+let chosen = []; // photos and videos: {name, blobs, video, caption}
+let known = { classes: [], learning: null }; // what the server knows
+let lessons = [];
+let recording = null; // while pictures of the camera are taken: {button, stop}
 let questions = 0; // answers to earlier ones are dropped
+const fooled = []; // of each thing that was not taught, whether it was taken for a class
+const unfolded = new Set(); // names of classes whose lessons are listed
+const pictures = new Map(); // addresses of pictures of lessons
 
-function made(kind, text, attributes = {}) {
+function made(kind, text, attributes = {}, children = []) {
   const element = document.createElement(kind);
   element.textContent = text;
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
   return element;
 }
 
-function say(text, wrong = "") {
-  at("note").textContent = text;
-  at("error").textContent = wrong;
+// What is said stands in the card of the button that was pressed
+
+function press(place, text, action, about = "") {
+  const button = made("button", text, { type: "button", "aria-label": about ? `${text} ${about}` : text });
+  on("click", button, () => act(place, action));
+  return button;
 }
 
-const fail = (error) => say("", error.message || String(error));
+function say(place, text, choices = [], kind = {}) {
+  const row = made("div", "", { class: "row" }, choices.map(([name, action]) => press(place, name, action)));
+  at(`${place}-news`).replaceChildren(...(text ? [made("p", text, kind)] : []), ...(choices.length ? [row] : []));
+}
+
+const fail = (place, error) => say(place, error.message || String(error), [], { role: "alert", class: "wrong" });
+const act = (place, action) => Promise.resolve(say(place, "")).then(action).catch((error) => fail(place, error));
+const asked = (place, text, names) =>
+  new Promise((done) => say(place, text, names.map((name) => [name, () => done(name)])));
+const sayUndoable = (place, text, version) =>
+  say(place, text, [["Undo", async () => (await change(place, "revert", { version }), load(place, "Undone."))]]);
 
 async function call(method, path, parameters = {}, body = undefined) {
   const query = new URLSearchParams(parameters).toString();
@@ -46,10 +69,21 @@ async function call(method, path, parameters = {}, body = undefined) {
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
-  if (said.near && confirm(`There is a class ${said.near} already. Make another class of nearly the same name?`))
-    return call(method, path, { ...parameters, new_class: true }, body);
-  if (said.near) throw new Error(`Nothing was changed. Write ${said.near} for the class that there is.`);
-  throw new Error(said.error || `The server failed (${response.status}).`);
+  throw Object.assign(new Error(said.error || `The server failed (${response.status}).`), { near: said.near });
+}
+
+async function change(place, path, parameters, body = undefined) {
+  try {
+    return await (await call("POST", path, parameters, body)).json();
+  } catch (error) {
+    if (!error.near) throw error;
+    const [same, other, none] = [`It is ${error.near}`, "Make another class", "Cancel"];
+    const names = parameters.label ? [same, other, none] : [other, none];
+    const answer = await asked(place, `There is a class ${error.near}, of nearly the same name.`, names);
+    if (answer === none) throw new Error("Nothing was changed.");
+    const changed = answer === same ? { label: error.near } : { new_class: true };
+    return change(place, path, { ...parameters, ...changed }, body);
+  }
 }
 
 // Pictures
@@ -65,7 +99,7 @@ async function picture(source, width, height) {
   return { canvas, blob };
 }
 
-const frame = () => picture(at("video"), at("video").videoWidth, at("video").videoHeight);
+const frame = (video = at("video")) => picture(video, video.videoWidth, video.videoHeight);
 
 async function startCamera() {
   if (!navigator.mediaDevices) throw new Error("Browsers give the camera to https pages and to this computer only.");
@@ -79,54 +113,140 @@ async function startCamera() {
     };
     throw new Error(reasons[error.name] || `The camera cannot be used: ${error.message}`);
   }
-  photos = [];
+  chosen = [];
   stream.getVideoTracks()[0].addEventListener("ended", stopCamera);
   at("video").srcObject = stream;
   refresh();
 }
 
+const stopRecording = () => recording && (recording.stop = true);
+
 function stopCamera() {
   if (stream) stream.getTracks().forEach((track) => track.stop());
-  release();
+  stopRecording();
   stream = null;
   at("video").srcObject = null;
   refresh();
 }
 
-async function takePhotos(files) {
+// Pictures of the camera for some seconds, after a lead in which to take the object; a press stops it.
+async function record(button, seconds) {
+  const mine = (recording = { button, stop: false });
+  const blobs = [];
+  const begin = performance.now() + 1000 * LEAD;
+  try {
+    refresh();
+    at("stage").scrollIntoView({ block: "nearest" });
+    for (let bytes = 0; !mine.stop && bytes < MOST_SENT - 2e6; await pause(FRAME_PAUSE)) {
+      const now = performance.now();
+      if (now >= begin + 1000 * seconds) break;
+      at("count").classList.toggle("lead", now < begin);
+      at("count").textContent = Math.ceil((now < begin ? begin - now : begin + 1000 * seconds - now) / 1000);
+      if (now < begin) continue;
+      const { blob } = await frame();
+      blobs.push(blob);
+      bytes += blob.size;
+    }
+  } finally {
+    recording = null;
+    refresh();
+    button.scrollIntoView({ block: "nearest" });
+  }
+  if (!blobs.length) throw new Error("Stopped before the first picture; nothing was learned.");
+  return blobs;
+}
+
+function happens(kind, video, seconds = 20) {
+  return new Promise((done, failed) => {
+    on(kind, video, done);
+    on("error", video, failed);
+    setTimeout(failed, 1000 * seconds);
+  });
+}
+
+// Frames of a video file, one a second, or up to five of a short one.
+async function framesOf(file) {
+  const video = made("video", "", { playsinline: "", preload: "auto" });
+  const taken = [];
+  video.muted = true;
+  const [ready, address] = [happens("loadeddata", video), URL.createObjectURL(file)];
+  try {
+    video.src = address;
+    await ready;
+    if (video.duration === Infinity) {
+      const moved = happens("seeked", video); // a recording without a stated length has one at its end
+      video.currentTime = 1e7;
+      await moved;
+    }
+    const rate = Math.min(5, Math.max(1, FEW_FRAMES / video.duration), MOST_FRAMES / video.duration);
+    const count = Math.max(1, Math.floor(rate * video.duration));
+    for (let number = 0; number < count; number++) {
+      const moved = happens("seeked", video);
+      video.currentTime = Math.min((number + 0.5) / rate, video.duration / 2 + number / rate);
+      await moved;
+      taken.push(await frame(video));
+      say("look", `Reading ${file.name}: ${number + 1} of ${count} frames …`);
+    }
+    return taken;
+  } finally {
+    URL.revokeObjectURL(address);
+    video.removeAttribute("src");
+  }
+}
+
+async function photoOf(file) {
+  const bitmap = await createImageBitmap(file);
+  const taken = await picture(bitmap, bitmap.width, bitmap.height);
+  bitmap.close();
+  return [taken];
+}
+
+async function takeFiles(files) {
   const [taken, figures, unread] = [[], [], []];
   if (!files.length) throw new Error("No file was dropped. Save the picture first, and drop its file.");
   const many = `${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`;
   if (files.length > MOST_FRAMES) throw new Error(many);
   for (const file of [...files]) {
-    say(`Reading ${file.name} …`);
-    const bitmap = file.type.startsWith("image/") && (await createImageBitmap(file).catch(() => null));
-    if (!bitmap) {
+    say("look", `Reading ${file.name} …`);
+    const video = file.type.startsWith("video/");
+    const read = video ? framesOf : file.type.startsWith("image/") ? photoOf : () => [];
+    const frames = await Promise.resolve(read(file)).catch(() => []);
+    if (!frames.length) {
       unread.push(file.name);
       continue;
     }
-    const { canvas, blob } = await picture(bitmap, bitmap.width, bitmap.height);
-    bitmap.close();
-    const [figure, caption] = [made("figure", ""), made("figcaption", "")];
+    const [{ canvas }, caption] = [frames[0], made("figcaption", "")];
     canvas.role = "img";
     canvas.ariaLabel = file.name;
-    figure.append(canvas, caption);
-    figures.push(figure);
-    taken.push({ blob, caption });
+    const badge = video ? [made("span", counted(frames.length, "frame"), { class: "badge" })] : [];
+    figures.push(made("figure", "", {}, [canvas, ...badge, caption]));
+    taken.push({ name: file.name, blobs: frames.map((one) => one.blob), video, caption });
   }
   const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? ` and ${unread.length - 3} more` : "");
-  say("", some && `Not read: ${some}. Choose photos, such as JPEG or PNG files, and no folders or videos.`);
+  const formats = "Choose photos (JPEG, PNG) and videos that this browser plays (MP4 with H.264, WebM), and no folders.";
+  say("look", "");
+  if (unread.length) fail("look", `Not read: ${some}. ${formats}`);
   if (!taken.length) return;
   stopCamera();
-  photos = taken;
-  at("photos").replaceChildren(...figures);
+  chosen = taken;
+  at("shown").replaceChildren(...figures);
   refresh();
-  await askPhotos();
+  await askChosen();
 }
 
 // Answers
 
-const ask = async (blob) => (await call("POST", "predict", {}, blob)).json();
+function form(blobs) {
+  const data = new FormData();
+  blobs.forEach((blob, number) => data.append("image", blob, `${number}.jpg`));
+  return data;
+}
+
+async function ask(blobs) {
+  const step = Math.max(1, blobs.length / MOST_ASKED);
+  const some = blobs.filter((_, place) => Math.floor(place % step) === 0).slice(0, MOST_ASKED);
+  return (await call("POST", "predict", {}, some.length > 1 ? form(some) : some[0])).json();
+}
 
 function show(answer) {
   const label = answer.known ? answer.label : "I don’t know this";
@@ -140,12 +260,12 @@ function show(answer) {
   at("answer").hidden = false;
 }
 
-async function askPhotos() {
+async function askChosen() {
   const mine = ++questions;
-  for (const { blob, caption } of classes.length ? photos : []) {
-    const answer = await ask(blob);
+  for (const { blobs, caption } of known.classes.length ? chosen : []) {
+    const answer = await ask(blobs);
     if (mine !== questions) return;
-    if (photos.length === 1) show(answer);
+    if (chosen.length === 1) show(answer);
     else caption.textContent = answer.known ? `${answer.label} ${percent(answer.confidence)}` : "I don’t know this";
   }
 }
@@ -153,15 +273,15 @@ async function askPhotos() {
 async function watch() {
   for (let failed = false, next = 0; ; await pause(failed ? 2000 : Math.max(0, next - performance.now()))) {
     next = performance.now() + ASK_EVERY;
-    if (!stream || !classes.length || document.hidden || !at("video").videoWidth) continue;
+    if (!stream || !known.classes.length || document.hidden || !at("video").videoWidth) continue;
     try {
       const [mine, { blob }] = [questions, await frame()];
-      const answer = await ask(blob);
-      if (stream && classes.length && mine === questions) show(answer);
-      if (failed) say("");
+      const answer = await ask([blob]);
+      if (stream && known.classes.length && mine === questions) show(answer);
+      if (failed) say("look", "");
       failed = false;
     } catch (error) {
-      fail(error);
+      fail("look", error);
       at("answer").hidden = failed = true; // it would look like one for the present picture
     }
   }
@@ -169,92 +289,120 @@ async function watch() {
 
 // Lessons
 
-async function teach() {
-  const name = at("name").value.trim();
-  if (lesson) return;
-  if (!stream && !photos.length) throw new Error("Use the camera or choose photos first.");
-  if (!name) at("name").focus();
-  if (!name) throw new Error("Write what you show first.");
-  const blobs = stream ? await hold() : photos.map((photo) => photo.blob);
-  const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
-  const sent = `${counted(blobs.length, "photo")} make ${Math.ceil(size / 1e6)} MB`;
-  if (size > MOST_SENT) throw new Error(`${sent}, but a lesson has at most ${MOST_SENT / 1e6} MB: choose fewer at a time.`);
-  const form = new FormData();
-  blobs.forEach((blob, number) => form.append("image", blob, `${number}.jpg`));
-  say(`Learning ${counted(blobs.length, "image")} of ${name} …`);
-  const done = await (await call("POST", "teach", { label: name }, form)).json();
-  await load([`Learned ${counted(blobs.length, "image")} of ${name}.`, ...done.notes].join(" "));
+// What is shown, as {source, blobs} of each lesson: a recording, each video, and all photos together.
+async function shown(button, seconds) {
+  if (!stream && !chosen.length) throw new Error(NOTHING_SHOWN);
+  if (stream) return [{ source: "camera", blobs: await record(button, seconds) }];
+  const photos = chosen.filter((one) => !one.video);
+  const source = photos.length === 1 ? photos[0].name : counted(photos.length, "photo");
+  const together = { source, blobs: photos.flatMap((one) => one.blobs) };
+  const videos = chosen.filter((one) => one.video).map(({ name, blobs }) => ({ source: name, blobs }));
+  return [...videos, ...(photos.length ? [together] : [])];
 }
 
-async function hold() {
-  const mine = (lesson = { holding: true });
-  const blobs = [];
-  refresh();
-  try {
-    for (let bytes = 0; blobs.length < MOST_FRAMES && bytes < MOST_BYTES; await pause(FRAME_PAUSE)) {
-      if (blobs.length && !mine.holding) break;
-      const { blob } = await frame();
-      blobs.push(blob);
-      bytes += blob.size;
-      at("how").textContent = counted(blobs.length, "image");
-    }
-  } finally {
-    lesson = null;
+async function teach() {
+  const name = at("name").value.trim();
+  if (!name) at("name").focus();
+  if (!name) throw new Error("Write what you show first.");
+  const parts = await shown(at("teach"), SECONDS);
+  for (const { source, blobs } of parts) {
+    const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
+    const sent = `${counted(blobs.length, "photo")} make ${Math.ceil(size / 1e6)} MB`;
+    if (size > MOST_SENT) throw new Error(`${sent}, but a lesson has at most ${MOST_SENT / 1e6} MB: choose fewer at a time.`);
+    known.learning = { label: name, images: blobs.length, done: 0, own: true };
     refresh();
+    const done = await change("teach", "teach", { label: name, source }, form(blobs)).finally(() => {
+      known.learning = null;
+      refresh();
+    });
+    const [[label, count]] = Object.entries(done.images);
+    const said = [`Learned ${counted(count, "image")} of ${label}.`, ...done.notes].join(" ");
+    await load();
+    sayUndoable("teach", said, done.version);
   }
-  return blobs;
+}
+
+function showLearning(learning) {
+  at("learning").hidden = !learning;
+  if (!learning) return;
+  at("done").value = learning.done / learning.images;
+  at("learns").textContent = `Learning ${learning.label}: ${learning.done} of ${counted(learning.images, "image")} …`;
+}
+
+// What it was not taught
+
+async function check() {
+  const things = stream ? await shown(at("check"), SECONDS_TO_CHECK) : chosen;
+  if (!things.length) throw new Error(NOTHING_SHOWN);
+  const taken = new Set();
+  for (const { blobs } of things) {
+    const answer = await ask(blobs);
+    fooled.push(answer.known);
+    if (answer.known) taken.add(answer.label);
+  }
+  const [count, all] = [fooled.filter(Boolean).length, counted(fooled.length, "thing")];
+  at("fooled").textContent = `It was fooled by ${count} of ${all} so far.`;
+  say("test", taken.size ? `It took this for ${[...taken].join(" and ")}. ${CURE}` : "It was not fooled.");
 }
 
 // What it knows
 
-const buttons = () => [...at("classes").querySelectorAll("button")];
+const focusable = () => [...at("classes").querySelectorAll("button, summary")];
 
-async function load(news = "") {
-  const known = await (await call("GET", "classes")).json();
-  classes = known.classes;
-  const rows = classes.map((one) => {
-    const row = made("li", "");
-    const changes = made("span", "");
-    const count = made("span", counted(one.images, "image"), { class: "faint" });
-    row.append(made("span", one.name, { class: "class" }), count, changes);
-    for (const [text, action] of [["Rename", renameClass], ["Forget", forgetClass]]) {
-      const press = made("button", text, { type: "button", "aria-label": `${text} ${one.name}` });
-      on("click", press, () => act(() => action(one.name)));
-      changes.append(press);
-    }
-    return row;
-  });
-  const focused = buttons().indexOf(document.activeElement);
-  at("classes").replaceChildren(...rows);
-  if (focused >= 0) (buttons()[focused] || at("name")).focus();
-  at("names").replaceChildren(...classes.map((one) => made("option", "", { value: one.name })));
-  const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
-  const more = (classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
-  const missing = `To say “I don’t know this” more surely, it needs ${more} of these classes.`;
-  at("size").textContent = classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
-  at("undo").disabled = !known.can_undo;
-  if (news) say(news);
+async function load(place = "", news = "") {
+  known = await (await call("GET", "classes")).json();
+  showClasses();
+  if (news) say(place, news);
   refresh();
-  await askPhotos();
+  await askChosen();
 }
 
-async function renameClass(old) {
-  const name = (prompt(`New name of ${old}:`, old) || "").trim();
-  if (!name || name === old) return;
-  await call("POST", "rename", { old, new: name });
-  await load(`Renamed ${old} to ${name}.`);
+function showClasses() {
+  const rows = known.classes.map((one) => {
+    const changes = [["Rename", renameClass], ["Forget", forgetClass]];
+    const row = made("span", "", { class: "row" });
+    row.append(...changes.map(([text, action]) => press("known", text, () => action(one.name, row), one.name)));
+    const title = [made("span", one.name, { class: "class" }), made("span", counted(one.images, "image"), { class: "faint" })];
+    return made("div", "", { class: "one" }, [...title, row]);
+  });
+  if (at("classes").querySelector("form")) return; // a name is being typed
+  const focused = focusable().indexOf(document.activeElement);
+  at("classes").replaceChildren(...rows);
+  if (focused >= 0) (focusable()[focused] || at("name")).focus();
+  at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
+  const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
+  const more = (known.classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
+  const missing = `To say “I don’t know this” more surely, it needs ${more} of these classes.`;
+  at("size").textContent = known.classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
+}
+
+// A name that is typed in the place of a row's buttons; null if it stays as it was.
+function typed(place, about, value) {
+  return new Promise((done) => {
+    const input = made("input", "", { value, maxlength: 200, list: "names", autocomplete: "off", "aria-label": about });
+    const buttons = [made("button", "Save", { type: "submit" }), made("button", "Cancel", { type: "button" })];
+    const form = made("form", "", { class: "row" }, [input, ...buttons]);
+    const end = (name) => (form.replaceWith(place), done(name && name !== value ? name : null));
+    on("submit", form, (event) => (event.preventDefault(), end(input.value.trim())));
+    on("click", buttons[1], () => end(null));
+    on("keydown", form, (event) => event.key === "Escape" && end(null));
+    place.replaceWith(form);
+    input.select();
+  });
+}
+
+async function renameClass(old, place) {
+  const name = await typed(place, `New name of ${old}`, old);
+  if (!name) return;
+  const { version } = await change("known", "rename", { old, new: name });
+  await load();
+  sayUndoable("known", `Renamed ${old} to ${name}.`, version);
 }
 
 async function forgetClass(name) {
-  if (!confirm(`Forget ${name}? This cannot be undone.`)) return;
-  const { remains } = await (await call("POST", "forget", { name })).json();
-  await load(`Forgot ${name}.${remains ? ` What remains: ${remains}.` : ""}`);
-}
-
-async function undo() {
-  const { images } = await (await call("POST", "undo")).json();
-  const what = Object.entries(images).map(([name, count]) => `${name}, ${counted(count, "image")}`);
-  await load(`Took back the last lesson: ${what.join("; ")}.`);
+  const { remains, version } = await change("known", "forget", { name });
+  await load();
+  sayUndoable("known", `Forgot ${name}.${remains ? ` What remains: ${remains}.` : ""}`, version);
 }
 
 async function download() {
@@ -265,59 +413,78 @@ async function download() {
   setTimeout(() => URL.revokeObjectURL(address), 60e3);
 }
 
+// Another tab may teach: its changes and its progress are shown.
+async function follow() {
+  for (let failed = false; ; await pause(known.learning ? 250 : 1000)) {
+    if (document.hidden) continue;
+    try {
+      const now = await (await call("GET", "classes")).json();
+      const state = (one) => JSON.stringify({ ...one, learning: null });
+      if (state(now) !== state(known)) await load();
+      if (now.learning || !known.learning?.own) known.learning = now.learning;
+      showLearning(known.learning);
+      if (failed) say("look", "");
+      failed = false;
+    } catch (error) {
+      fail("look", error);
+      failed = true;
+    }
+  }
+}
+
 function refresh() {
-  const chosen = !stream && photos.length > 0;
+  const has = !stream && chosen.length > 0;
+  const videos = chosen.filter((one) => one.video).length;
+  const kinds = [[videos, "video"], [chosen.length - videos, "photo"]].filter(([count]) => count);
+  const these = kinds.map(([count, noun]) => counted(count, noun)).join(" and ");
   at("video").hidden = !stream;
-  at("photos").hidden = !chosen;
-  at("photos").classList.toggle("one", photos.length === 1);
-  at("empty").hidden = Boolean(stream) || chosen;
-  at("answer").hidden ||= !classes.length || (!stream && photos.length !== 1);
-  at("nothing").hidden = classes.length > 0;
+  at("shown").hidden = !has;
+  at("shown").classList.toggle("one", chosen.length === 1);
+  at("empty").hidden = Boolean(stream) || has;
+  at("count").hidden = !recording;
+  at("count").textContent = recording ? at("count").textContent : "";
+  at("answer").hidden ||= !known.classes.length || (!stream && chosen.length !== 1);
+  at("none").hidden = known.classes.length > 0;
+  at("test").hidden = known.classes.length < 2;
   at("camera").textContent = stream ? "Stop camera" : "Use camera";
-  at("camera").classList.toggle("first", !stream && !chosen);
-  at("teach").setAttribute("aria-pressed", String(Boolean(lesson)));
-  at("teach").textContent = lesson ? "Release to learn" : chosen ? `Teach ${counted(photos.length, "photo")}` : "Hold to teach";
-  at("how").textContent = chosen ? "" : "Move the object while you hold, so that it is seen from all sides.";
+  at("camera").classList.toggle("first", !stream && !has);
+  at("how").hidden = has;
+  const texts = {
+    teach: has ? `Teach ${these}` : `Teach for ${SECONDS} seconds`,
+    check: has ? `Ask about ${these}` : "Show something else",
+    nothing: has ? `${these} show nothing` : "Show me nothing",
+  };
+  for (const [id, text] of Object.entries(texts)) {
+    const pressed = recording?.button === at(id);
+    at(id).textContent = pressed ? "Stop" : text;
+    at(id).classList.toggle("pressed", pressed);
+    at(id).disabled = Boolean(recording) && !pressed;
+  }
+  showLearning(known.learning);
 }
 
 // What people do
 
-const act = (action) => Promise.resolve(say("")).then(() => action()).catch(fail);
-
-on("click", at("camera"), () => act(stream ? stopCamera : startCamera));
-on("click", at("choose"), () => at("files").click());
-on("change", at("files"), () => act(() => takePhotos(at("files").files)).then(() => (at("files").value = "")));
-on("click", at("undo"), () => act(undo));
-on("click", at("download"), () => act(download));
-on("keydown", at("name"), (event) => event.key === "Enter" && at("teach").focus());
-
-const button = at("teach");
-on("pointerdown", button, (event) => {
-  if (event.button !== 0) return;
-  button.setPointerCapture(event.pointerId);
-  act(teach);
-});
-["pointerup", "pointercancel", "lostpointercapture", "blur"].forEach((kind) => on(kind, button, release));
-on("contextmenu", button, (event) => event.preventDefault()); // a long press on a phone
-for (const [kind, action] of [["keydown", () => act(teach)], ["keyup", release]]) {
-  on(kind, button, (event) => {
-    if (event.key !== " " && event.key !== "Enter") return;
-    event.preventDefault(); // no click besides
-    if (!event.repeat) action();
-  });
+for (const [id, place, action] of [["teach", "teach", teach], ["check", "test", check]])
+  on("click", at(id), () => (recording ? stopRecording() : act(place, action)));
+on("click", at("camera"), () => act("look", stream ? stopCamera : startCamera));
+for (const [button, input] of [["choose", "files"], ["film", "filmed"]]) {
+  on("click", at(button), () => at(input).click());
+  on("change", at(input), () => act("look", () => takeFiles(at(input).files)).then(() => (at(input).value = "")));
 }
-// Screen readers and switches click without a pointer: the first click starts, the second ends.
-on("click", button, (event) => event.detail === 0 && (lesson ? release() : act(teach)));
-// Another tab may have taught meanwhile.
-on("visibilitychange", document, () => (document.hidden ? release() : load().catch(fail)));
+on("click", at("download"), () => act("known", download));
+on("keydown", at("name"), (event) => event.key === "Enter" && at("teach").focus());
+on("visibilitychange", document, () => document.hidden && stopRecording());
 
 for (const kind of ["dragover", "dragleave", "drop"]) {
   on(kind, document, (event) => {
     event.preventDefault();
     at("stage").classList.toggle("over", kind === "dragover");
-    if (kind === "drop") act(() => takePhotos(event.dataTransfer.files));
+    if (kind === "drop") act("look", () => takeFiles(event.dataTransfer.files));
   });
 }
 
-act(load);
+refresh();
+act("look", load);
 watch();
+follow();

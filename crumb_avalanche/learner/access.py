@@ -1,0 +1,119 @@
+"""How devices reach a served learner: its token, its certificate, and its address as a QR code."""
+
+import datetime
+import ipaddress
+import os
+import re
+import secrets
+import ssl
+import sys
+from pathlib import Path
+
+DAYS = 397  # of a certificate that is made here; browsers take no longer ones
+_TOKEN = re.compile(r"[\w-]{22}\n")
+
+
+def token_of(path: Path) -> str:
+    """Return the token of a learner's file, kept in ``NAME.token`` beside it, which its owner alone can read.
+
+    A new one is made if there is none, or if others could read it.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    file = path.with_name(f"{path.name}.token")
+    if _is_private(file) and _TOKEN.fullmatch(text := file.read_text(encoding="utf-8", errors="replace")):
+        return text.strip()
+    token = secrets.token_urlsafe(16)
+    _write_private(file, f"{token}\n".encode())
+    return token
+
+
+def own_certificate(path: Path, host: str) -> str:
+    """Return the PEM file of a key and a certificate for a host that this computer made itself.
+
+    It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was told to trust it does so after a
+    restart. A new one is made for another host, or 30 days before the end of the old one.
+
+    Raises:
+        ImportError: cryptography is not installed.
+        OSError: it cannot be read or written.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError as error:
+        raise needed(error) from error
+    file, now = path.with_name(f"{path.name}.pem"), datetime.datetime.now(datetime.timezone.utc)
+    try:
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+    except ValueError:
+        names = x509.SubjectAlternativeName([x509.DNSName(host)])
+    if _is_private(file):
+        try:
+            check_certificate(str(file), None)
+            made = x509.load_pem_x509_certificate(file.read_bytes())
+            kept = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            if kept == names and made.not_valid_after_utc - now > datetime.timedelta(days=30):
+                return str(file)
+        except (ValueError, x509.ExtensionNotFound):
+            pass
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "crumb serve")])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+        now + datetime.timedelta(days=DAYS)
+    )
+    builder = builder.add_extension(names, False).add_extension(x509.BasicConstraints(False, None), True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write_private(file, private + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return str(file)
+
+
+def check_certificate(certificate: str, key: str | None) -> None:
+    """Raise ValueError if a certificate and its key, which may be in the same file, cannot be used."""
+    for file in (certificate, key):
+        if file is not None and not Path(file).is_file():
+            raise ValueError(f"there is no file {file}; --certificate and --key are files of the PEM format")
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ValueError(
+            f"certificate {certificate} and key {key} cannot be used ({error}); give files of the PEM format that "
+            "belong together, the key without a password"
+        ) from error
+
+
+def print_qr_code(address: str) -> None:
+    """Print an address as a QR code, with half blocks where the output has them.
+
+    Raises:
+        ImportError: segno is not installed.
+    """
+    try:
+        import segno
+    except ImportError as error:
+        raise needed(error) from error
+    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
+    segno.make_qr(address, error="l").terminal(sys.stdout, border=2, compact=blocks)
+
+
+def needed(error: ImportError) -> ImportError:
+    """Return the error that says how to install a module of the extra ``serve``."""
+    return ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"')
+
+
+def _is_private(file: Path) -> bool:
+    """Whether a file exists and its owner alone can read it, where the system tells."""
+    return file.is_file() and (os.name != "posix" or not file.stat().st_mode & 0o077)
+
+
+def _write_private(file: Path, content: bytes) -> None:
+    """Write a file that its owner alone can read; a partly written one is made anew on the next start."""
+    file.unlink(missing_ok=True)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
+        written.write(content)
