@@ -4,17 +4,18 @@
     python experiments/bench_many.py --source FOLDER_OF_CLASS_FOLDERS --budget-bytes 100000000 --repeats 1
 
 Each worker is a process with one thread; they have started, imported torch and built the network before the clock
-starts. The images are made-up JPEG photos of --pixels pixels, or those of --source. With --json, one object:
+starts. The images are made-up JPEG photos or those of --source, the network is SqueezeNet with random weights. Figures:
   seconds             of the fastest lesson by number of workers
   speedup             of two workers over one
   images_per_second   of one worker: reading, resizing, network, statistics and merging
   state_bytes         of what all shards taught: the largest state that is sent between nodes
   merge_seconds       of two such states on one thread
-  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}, each of --cores cores of this machine's
+  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}, each of 16 cores of this machine's
                       speed; the merges of the tree's longest path follow each other
 """
 
 import argparse
+import copy
 import math
 import tempfile
 import time
@@ -23,25 +24,21 @@ from pathlib import Path
 import torch
 from ray.cluster_utils import Cluster
 from support.bench import bench_parser, photos, report, seconds
+from support.common_options import run_script
 
-from benchmarks_toybox_ilab.tables.text import safe_output
-from crumb_avalanche.learner.distributed import IMAGES, Task, merge_states, shards_of
+from crumb_avalanche.learner.distributed import IMAGES, shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
-from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.system.ray_cluster import RayCalls
 
 IMAGENET = 1_281_167
-NODES = (1, 8, 64)
+NODES, CORES = (1, 8, 64), 16
 
 
 def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple[float, int, Learner]:
     """Teach a new learner; return seconds, images and the learner."""
-    weights = options.weights if options.weights != "none" else None
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # of weights that are not given
-        learner = Learner("recommended", options.backbone, weights, options.image_size, options.budget_bytes)
-    learner.use_runtime(options.runtime)
+    torch.manual_seed(0)  # random weights, the same in all lessons
+    learner = Learner("recommended", "squeezenet1_0", None, 224, options.budget_bytes)
     start = time.perf_counter()
     images = sum(learner.teach(source, engine=engine).images.values())
     return time.perf_counter() - start, images, learner
@@ -49,22 +46,17 @@ def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple
 
 def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
     """Time lessons by each number of workers."""
-    times: dict[int, float] = {}
+    every: dict[int, list[float]] = {}
     for workers in options.workers:
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": workers})
-        try:
-            with RayCalls(cluster.address) as engine:
-                for _ in range(2):
-                    lesson(options, engine, warm)
-                for _ in range(options.repeats):
-                    taken, images, learner = lesson(options, engine, source)
-                    times[workers] = min(taken, times.get(workers, taken))
-        finally:
-            cluster.shutdown()
-    known = learner._knowledge
-    state = known.state_dict()
-    task = Task(learner.method, learner.features or {}, learner.budget_bytes, known.kept, TORCH, skip=True)
-    merging = seconds(lambda: merge_states(task, state, state))
+        with RayCalls(cluster.address) as engine:
+            for place in [warm] * 2 + [source] * options.repeats:
+                taken, images, learner = lesson(options, engine, place)
+                every.setdefault(workers, []).append(taken)
+        cluster.shutdown()
+    one, other = (copy.deepcopy(learner._classifier) for _ in range(2))
+    merging = seconds(lambda: one.merge(other))
+    times = {workers: min(some[2:]) for workers, some in every.items()}
     rate, depth = images / times[options.workers[0]] / options.workers[0], math.log2(IMAGENET / IMAGES)
     return {
         "seconds": times,
@@ -74,7 +66,7 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
         "images_per_second": rate,
         "state_bytes": learner.bytes,
         "merge_seconds": merging,
-        "nodes": {nodes: (IMAGENET / (rate * options.cores * nodes) + depth * merging) / 3600 for nodes in NODES},
+        "nodes": {nodes: (IMAGENET / (rate * CORES * nodes) + depth * merging) / 3600 for nodes in NODES},
     }
 
 
@@ -82,24 +74,17 @@ def main() -> None:
     parser = bench_parser(__doc__, threads=1, repeats=3)
     parser.add_argument("--source", type=Path, help="folder of class folders; default made-up photos")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2], help="numbers of one-thread workers")
-    parser.add_argument("--backbone", default="squeezenet1_0", help="network")
-    parser.add_argument("--weights", default="none", help="weight file; default random ones")
-    parser.add_argument("--image-size", type=int, default=224, help="side in pixels")
     parser.add_argument("--pixels", type=int, default=320, help="side of the made-up photos")
-    parser.add_argument("--classes", type=int, default=20, help="of the made-up photos, 8 clips of 10 photos each")
     parser.add_argument("--budget-bytes", type=int, help="of the learner; default the network's size")
-    parser.add_argument("--runtime", default="torch", help="what runs the network")
-    parser.add_argument("--cores", type=int, default=16, help="cores of a node, for nodes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         warm = photos(Path(folder) / "warm", 4, 8, 2, 64)
-        source = options.source or photos(Path(folder) / "photos", options.classes, 8, 10, options.pixels)
+        source = options.source or photos(Path(folder) / "photos", 20, 8, 10, options.pixels)
         figures = measured(options, source, warm)
     rows = ", ".join(f"{count} {some:.1f} s" for count, some in figures["seconds"].items())
     report(options, figures, [f"{figures['images']} images in {figures['shards']} shards by workers: {rows}"])
 
 
 if __name__ == "__main__":
-    with safe_output():
-        main()
+    run_script(main)

@@ -68,10 +68,8 @@ def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str,
                 before, start = dict(model.stopwatch.seconds), clock()
                 strategy.train(experience, eval_streams=[])
                 total = clock() - start
-                found = {
-                    NAMES.get(name, name): seconds - before.get(name, 0)
-                    for name, seconds in model.stopwatch.seconds.items()
-                }
+                now = model.stopwatch.seconds.items()
+                found = {NAMES.get(name, name): seconds - before.get(name, 0) for name, seconds in now}
                 found["rest"] = total - sum(found.values())
                 later = number or len(session.stream.benchmark.train_stream) == 1
                 if later and (not best or total < sum(best.values())):
@@ -119,18 +117,9 @@ def main() -> None:
             fastest: dict[str, dict[str, float]] = {}
             for preset in options.presets * options.repeats:
                 chosen = {"preset": preset} if preset in PRESETS else {"preset": "paper", "strategy": preset}
-                settings = RunSettings(
-                    benchmark="clip_folder",
-                    dataset_root=str(root),
-                    **chosen,
-                    weights="none",
-                    runtime=options.runtime,
-                    threads=options.threads,
-                    first_epochs=10 if preset == "offline" else 1,
-                    batch_size=16,
-                    progress=False,
-                    **size,
-                )
+                chosen |= dict(runtime=options.runtime, threads=options.threads, weights="none", batch_size=16, **size)
+                chosen |= dict(first_epochs=10 if preset == "offline" else 1, progress=False)
+                settings = RunSettings("clip_folder", dataset_root=str(root), **chosen)
                 torch.manual_seed(0)
                 torch.set_num_threads(options.threads)
                 found = milliseconds(settings, clock)

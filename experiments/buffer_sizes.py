@@ -2,10 +2,9 @@
 
     python experiments/buffer_sizes.py
 
-The formula counts one byte for each index and each value of the codebook. The codebook holds float32 values and a label
-takes two bytes, so the table also gives the true bytes of the paper's count, and the number of memories that fit
-exactly (`crumb run --family fair`). REMIND's count is the paper's: the maps that its authors store on ResNet-18, scaled
-by the values of a map. Maps are SqueezeNet's at 224 pixels. Writes `buffer_sizes.csv`, `.md`, `.png` and `.svg`.
+The formula counts one byte for each index and value of the codebook. A value takes four bytes and a label two, so the
+table also gives the true bytes of the paper's count, and the number of memories that fit (`crumb run --family fair`).
+REMIND's count is that of its authors' maps on ResNet-18, scaled by the values of a map. Maps are SqueezeNet's.
 """
 
 import argparse
@@ -18,15 +17,23 @@ from support.tables import PaperNumbers, write_table
 
 TABLE = "s5"
 PAPER_BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
-SIDE = 224  # pixels of a raw image
+RAW = 3 * 224**2  # bytes of a raw image
 LABEL_BYTES = 2
 REMIND_MAP = 512 * 7 * 7  # values of the maps of ResNet-18 that REMIND's authors store
+COLUMNS = {  # entry of a size, and its format
+    "benchmark": ("benchmark", ""),
+    **{"images": ("raw_images", ","), "block": ("length", ""), "budget": ("budget", ",")},
+    **{"formula": ("formula", ",.1f"), "paper": ("paper", ",.0f"), "ours": ("ours", ",")},
+    **{"ours - paper": ("more", "+,.0f"), "true bytes of ours": ("true_bytes", ","), "by the budget": ("share", ".4f")},
+    **{"fit exactly": ("exact", ","), "their bytes": ("exact_bytes", ",")},
+    **{"REMIND, formula": ("remind_formula", ",.1f"), "REMIND, ours": ("remind", ",")},
+}
+SHOWN = {"the formula": "formula", "fit exactly": "exact", "REMIND, formula": "remind_formula", "REMIND, fit": "remind"}
 
 
 def formula(raw_images: float, map_shape: tuple[int, int, int], blocks: int, length: int) -> float:
     """n_x: memories of codes of `blocks` of a length in the bytes of raw images (supplement, S5)."""
-    features, height, width = map_shape
-    return (raw_images * 3 * SIDE**2 - blocks * length) / (features * height * width / length)
+    return (raw_images * RAW - blocks * length) / (np.prod(map_shape) / length)
 
 
 def remind_formula(raw_images: float, map_shape: tuple[int, int, int], paper: PaperNumbers) -> float:
@@ -36,54 +43,22 @@ def remind_formula(raw_images: float, map_shape: tuple[int, int, int], paper: Pa
 
 
 def size_of(name: str, model, paper: PaperNumbers) -> dict:
-    """The sizes for a benchmark, by column of the CSV file; the block length is that of the model's codebook.
-
-    Memories by the paper's formula, in its published scripts and of `crumb run`, with the true bytes of these (codes,
-    labels, float32 codebook); those whose true bytes without labels fit the budget; and those of REMIND.
-    """
+    """The sizes for a benchmark, by column of the CSV file; the block length is that of the model's codebook."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
     from crumb_avalanche.methods.registry import get_strategy
 
-    images = get_benchmark(name).budget_images
-    blocks, length = model.codebook.codebook_size, model.codebook.codebook_dim
-    budget, classes = images * 3 * SIDE**2, model.n_classes
+    images, (blocks, length) = get_benchmark(name).budget_images, model.codebook.blocks.shape
+    budget, classes, shape = images * RAW, model.n_classes, model.map_shape
     crumb, remind = get_strategy("crumb"), get_strategy("remind")
-    item = crumb.bytes_of_item(model, crumb.settings())
-    codebook = 4 * model.codebook.blocks.numel()
+    item, codebook = crumb.bytes_of_item(model, crumb.settings()), 4 * model.codebook.blocks.numel()
     count = crumb.memories_in_budget(model, budget, classes)
     exact = crumb.memories_in_budget(model, budget, classes, exact=True)
     published = paper.find(TABLE, name, "", "crumb", "n_x") if length == 16 else None
-    return {
-        "benchmark": name,
-        "raw_images": images,
-        "length": length,
-        "budget": budget,
-        "formula": formula(images, model.map_shape, blocks, length),
-        "paper": published and published.value,
-        "ours": count,
-        "true_bytes": count * (item + LABEL_BYTES) + codebook,
-        "exact": exact,
-        "exact_bytes": exact * item + codebook,
-        "remind_formula": remind_formula(images, model.map_shape, paper),
-        "remind": remind.memories_in_budget(model, budget, classes),
-    }
-
-
-HEADER = ["benchmark", "images", "block", "budget", "formula", "paper", "ours", "ours - paper", "true bytes of ours"]
-HEADER += ["by the budget", "fit exactly", "their bytes", "REMIND, formula", "REMIND, ours"]
-SHOWN = {"the formula": "formula", "fit exactly": "exact", "REMIND, formula": "remind_formula", "REMIND, fit": "remind"}
-
-
-def line_of(size: dict) -> list[str]:
-    """Format a line as text."""
-    paper = size["paper"]
-    return [
-        *(size["benchmark"], f"{size['raw_images']:,}", str(size["length"]), f"{size['budget']:,}"),
-        *(f"{size['formula']:,.1f}", "" if paper is None else f"{paper:,.0f}", f"{size['ours']:,}"),
-        "" if paper is None else f"{size['ours'] - paper:+,.0f}",
-        *(f"{size['true_bytes']:,}", f"{size['true_bytes'] / size['budget']:.4f}", f"{size['exact']:,}"),
-        *(f"{size['exact_bytes']:,}", f"{size['remind_formula']:,.1f}", f"{size['remind']:,}"),
-    ]
+    size = {"benchmark": name, "raw_images": images, "length": length, "budget": budget}
+    size |= {"formula": formula(images, shape, blocks, length), "paper": published and published.value, "ours": count}
+    size |= {"true_bytes": count * (item + LABEL_BYTES) + codebook, "exact": exact}
+    size |= {"exact_bytes": exact * item + codebook, "remind_formula": remind_formula(images, shape, paper)}
+    return size | {"remind": remind.memories_in_budget(model, budget, classes)}
 
 
 def main() -> int:
@@ -93,22 +68,20 @@ def main() -> int:
     parser.add_argument("--output", default="runs/buffer_sizes", help="folder of tables and pictures")
     parser.add_argument("--quick", action="store_true", help="only one benchmark and one block length")
     chosen = parser.parse_args()
-    from crumb_avalanche.models.backbones import split_backbone
-    from crumb_avalanche.models.codebook import Codebook
+    from crumb_avalanche import Codebook, split_backbone
 
     names, lengths = (["core50"], [16]) if chosen.quick else (chosen.benchmark, chosen.codebook_dim)
-    paper, sizes = PaperNumbers(), []
-    for length in lengths:
-        model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, length))
-        sizes += [size_of(name, model, paper) for name in names]
-    series: dict[str, dict[str, list[float]]] = {label: {} for label in SHOWN}
+    models = [split_backbone(weights=None, n_classes=10, codebook=Codebook(256, length)) for length in lengths]
+    sizes = [size_of(name, model, PaperNumbers()) for model in models for name in names]
+    lines, csv_rows = [], [list(sizes[0]), *(list(size.values()) for size in sizes)]
     for size in sizes:
-        for label, name in SHOWN.items():
-            row = f"{size['raw_images']:,} images\n256x{size['length']}"
-            series[label][row] = [size[name] / size["raw_images"]]
+        shown = {**size, "more": size["paper"] and size["ours"] - size["paper"]}
+        shown["share"] = size["true_bytes"] / size["budget"]
+        lines.append(["" if shown[name] is None else f"{shown[name]:{form}}" for name, form in COLUMNS.values()])
+    rows = [(f"{size['raw_images']:,} images\n256x{size['length']}", size) for size in sizes]
+    series = {label: {row: [size[name] / size["raw_images"]] for row, size in rows} for label, name in SHOWN.items()}
     figure = bars({"memories in the bytes of one raw image": series}, "Sizes of the buffers")
-    csv_rows = [list(sizes[0]), *(list(size.values()) for size in sizes)]
-    write_table(Path(chosen.output), "buffer_sizes", HEADER, [line_of(size) for size in sizes], csv_rows, figure)
+    write_table(Path(chosen.output), "buffer_sizes", list(COLUMNS), lines, csv_rows, figure)
     return 0
 
 

@@ -35,9 +35,8 @@ def label_of(name: str, runs: Sequence[FinishedRun]) -> str:
 
 def line_of(name: str, finals: Mapping[str, Finding], protocols: Sequence[str]) -> list[str]:
     """Format the findings of a method, by protocol, as text."""
-    parts = [finals[protocol] for protocol in protocols if protocol in finals]
-    runs = [run for part in parts for run in part.runs]
-    counts = "/".join(dict.fromkeys(str(len(part.runs)) for part in parts))
+    runs = [run for part in finals.values() for run in part.runs]
+    counts = "/".join(dict.fromkeys(str(len(part.runs)) for part in finals.values()))
     diverged = sum(run.result.get("diverged_in_experience") is not None for run in runs)
     rates = sorted({run.result["learning_rate"] for run in runs} - {None})
     return [
@@ -57,13 +56,12 @@ def main() -> int:
     parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
     parser.add_argument("--strategies", nargs="+", metavar="NAME", default=list(STRATEGIES), help="default all")
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
-    parser.add_argument("--maps", type=int, default=417, help="raw maps of map_replay; default as many as CRUMB")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    cells = []
+    cells, methods, series = [], {}, {}
     for name in dict.fromkeys(chosen.strategies):
         for protocol in options.protocols(options.benchmark, chosen.protocols):
-            settings = settings_of(name, protocol, chosen.maps)
+            settings = settings_of(name, protocol)
             folder = options.output / settings.get("protocol", "joint") / name
             cells.append(Cell(name, options.benchmark, protocol, folder, settings))
     shared = {"family": "fair", **QUICK} if options.quick else shared_settings(options, chosen.family)
@@ -71,8 +69,6 @@ def main() -> int:
     found = [item for item in found if item.runs]
     if not found:
         return exit_code(failed)
-    methods: dict[str, dict[str, Finding]] = {}
-    series: dict[str, dict[str, list[float]]] = {}
     csv_rows: list[list[object]] = [["method", "protocol", "run", "final_accuracy", "memory_bytes", "train_seconds"]]
     for item in found:
         name, protocol = item.cell.row, item.cell.protocol

@@ -117,16 +117,7 @@ def weights_of(ours: np.ndarray, other: np.ndarray, objects: Objects) -> dict[st
 
 
 class Pair:
-    """The recommended learner and another expert in one run, each with the same bytes.
-
-    Args:
-        stream, run: name of the benchmark, number of the run.
-        ours, other: outputs of the two.
-        names: of the other's answers: its own, and perhaps that of its head.
-
-    Raises:
-        ValueError: the two have other images.
-    """
+    """The recommended learner and another expert in one run, each with the same bytes."""
 
     def __init__(
         self, stream: str, run: int, ours: SimpleNamespace, other: SimpleNamespace, names: Sequence[str] = CRUMBS
@@ -233,7 +224,7 @@ def main() -> int:
     own_presets(chosen, "every expert")
     options = common_options(chosen)
     cells = [cell for stream in options.roots for cell in cells_of(options, stream, chosen.experts)]
-    failed = {} if options.table_only else sweep(cells, options.engine, work=record)
+    failed = {} if options.table_only else sweep(cells, options.processes, work=record)
     results = read_results(options)
     if results:
         csv_rows = [["stream", "row", "run", "accuracy", "before_learning", "weight", "memory_bytes", "frame_table"]]

@@ -90,11 +90,7 @@ def pretrained_network(file: str):
 
 
 def pretrained(crumb: str, control: str, test_root: str, style_root: Path | None) -> RunDrops:
-    """The drops of two pretrained networks on test images.
-
-    Raises:
-        ValueError: the images and the files have different numbers of classes.
-    """
+    """The drops of two pretrained networks on test images."""
     from torch.utils.data import DataLoader
     from torchvision.datasets import ImageFolder
 

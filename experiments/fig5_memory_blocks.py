@@ -33,17 +33,11 @@ from crumb_avalanche.runs.tables import table
 
 @dataclass(frozen=True)
 class Usage:
-    """Codes of the test images under one codebook.
+    """Codes of the test images under one codebook."""
 
-    Attributes:
-        counts: `(n,)` int64, number of slices that chose each block, without all-zero slices.
-        zeros: number of all-zero slices, for which all blocks tie.
-        codes: `(N, H, W)` codes of the first group of channels, -1 where a slice is all zero.
-    """
-
-    counts: np.ndarray
-    zeros: int
-    codes: np.ndarray
+    counts: np.ndarray  # `(n,)` int64, number of slices that chose each block, without all-zero slices
+    zeros: int  # number of all-zero slices, for which all blocks tie
+    codes: np.ndarray  # `(N, H, W)` of the first group of channels, -1 where a slice is all zero
 
     @property
     def shares(self) -> np.ndarray:

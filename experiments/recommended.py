@@ -21,7 +21,6 @@ from crumb_avalanche.runs.tables import mean_text, number
 TABLE = "recommended"
 ROWS = rows_of(TABLE)
 QUICK = dict(relu_logits=False, head_kernel=1)  # the tiny network has no SqueezeNet classifier to change
-QUICK_BUDGET = dict(budget_images=60.0)
 
 
 def per_experience(found: Finding, place: int) -> str:
@@ -49,7 +48,7 @@ def settings_of(name: str, protocol: str, quick: bool = False, budget: int | Non
     own = row.get("settings", {})
     settings = {"preset": "recommended", "protocol": protocol, **own, **(QUICK if quick else {})}
     if not {"budget_bytes", "mem_size"} & set(own):
-        settings |= {"budget_bytes": budget} if budget is not None else QUICK_BUDGET if quick else {}
+        settings |= {"budget_bytes": budget} if budget is not None else {"budget_images": 60.0} if quick else {}
     return settings | ({"method": row["method"]} if "method" in row else {})
 
 
@@ -67,12 +66,11 @@ def main() -> int:
     folder, cells = options.output / chosen.protocol, []
     for name in names:
         settings = settings_of(name, chosen.protocol, options.quick, chosen.budget_bytes)
-        cells.append(
-            Cell(name, benchmark, chosen.protocol, folder / folder_name(name), settings, reference=folder / TABLE)
-        )
+        place = folder / folder_name(name)
+        cells.append(Cell(name, benchmark, chosen.protocol, place, settings, reference=folder / TABLE))
     found, failed = options.found(cells)
     found = [item for item in found if item.runs]
-    csv_rows: list[list[object]] = []
+    csv_rows = [["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"]]
     for item in found:
         for run in item.runs:
             per = run.result["final_accuracy_per_experience"]
@@ -83,10 +81,8 @@ def main() -> int:
         title = f"{benchmark}, {chosen.protocol.replace('_', '-')}"
         print(f"\n{title}", end="")
         lines = [[text(item) for text in COLUMNS.values()] for item in found]
-        header = ["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"]
-        series = {"": {item.cell.row: item.finals for item in found}}
-        figure = bars({title: series}, title, ACCURACY, (0, 100))
-        write_table(options.output, TABLE, list(COLUMNS), lines, [header, *csv_rows], figure)
+        figure = bars({title: {"": {item.cell.row: item.finals for item in found}}}, title, ACCURACY, (0, 100))
+        write_table(options.output, TABLE, list(COLUMNS), lines, csv_rows, figure)
     return exit_code(failed)
 
 

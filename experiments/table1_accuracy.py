@@ -21,16 +21,17 @@ TABLE, REMIND_SINGLE = "table1", "remind_single"
 ROWS = rows_of(TABLE)
 METHODS = [name for name in ROWS if name != REMIND_SINGLE]
 QUICK_METHODS = ("crumb", "ewc", "finetune", "offline")
+MAPS = 417  # of map_replay: as many as CRUMB has in the bytes of 15 images
 
 
-def settings_of(method: str, protocol: str, maps: int) -> dict:
+def settings_of(method: str, protocol: str) -> dict:
     """Settings of a strategy or a row; without a protocol where it trains on all classes at once."""
     from crumb_avalanche.methods.registry import get_strategy
 
     settings = dict(ROWS.get(method, {}).get("settings") or {"strategy": method})
     if not get_strategy(settings["strategy"]).joint:
         settings["protocol"] = protocol
-    return settings | (dict(mem_size=maps, budget_images=None) if method == "map_replay" else {})
+    return settings | (dict(mem_size=MAPS, budget_images=None) if method == "map_replay" else {})
 
 
 def shared_settings(options: CommonOptions, family: str) -> dict:
@@ -40,7 +41,7 @@ def shared_settings(options: CommonOptions, family: str) -> dict:
     )
 
 
-def cells_of(options: CommonOptions, methods: Sequence[str], protocols: Sequence[str], maps: int = 417) -> list[Cell]:
+def cells_of(options: CommonOptions, methods: Sequence[str], protocols: Sequence[str]) -> list[Cell]:
     """The cells of all benchmarks; methods are tested against CRUMB, if it is one of them."""
     paper, cells = PaperNumbers(), []
     for benchmark in options.roots:
@@ -49,21 +50,13 @@ def cells_of(options: CommonOptions, methods: Sequence[str], protocols: Sequence
             # Runs of CRUMB that another call left may have other settings: they are not checked here.
             ours = folder / protocol / "crumb" if "crumb" in methods else None
             for method in methods:
-                row, settings = ROWS.get(method, {}), settings_of(method, protocol, maps)
-                number = paper.find(TABLE, benchmark, protocol, row.get("paper", method))
-                cells.append(
-                    Cell(
-                        row.get("title", method),
-                        benchmark,
-                        protocol,
-                        folder / settings.get("protocol", "joint") / method,
-                        settings,
-                        number,
-                        benchmark,
-                        ours,
-                        paper.find(TABLE, benchmark, protocol, "crumb"),
-                    )
+                row, settings = ROWS.get(method, {}), settings_of(method, protocol)
+                place = folder / settings.get("protocol", "joint") / method
+                number, its = (
+                    paper.find(TABLE, benchmark, protocol, one) for one in (row.get("paper", method), "crumb")
                 )
+                made = row.get("title", method), benchmark, protocol, place, settings
+                cells.append(Cell(*made, number, benchmark, ours, its))
     return cells
 
 
@@ -72,12 +65,12 @@ def main() -> int:
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
     parser.add_argument("--strategies", nargs="+", metavar="NAME", help="as in crumb strategies, or remind_single")
     parser.add_argument("--family", choices=["fair", "paper"], default="fair", help="settings, as for crumb run")
-    parser.add_argument("--maps", type=int, default=417, help="raw maps of map_replay; default as many as CRUMB")
     chosen = parser.parse_args()
     options = common_options(chosen)
     methods = chosen.strategies or (QUICK_METHODS if options.quick else METHODS)
-    cells = cells_of(options, methods, chosen.protocols, chosen.maps)
-    findings, failed = options.found(cells, **shared_settings(options, chosen.family))
+    findings, failed = options.found(
+        cells_of(options, methods, chosen.protocols), **shared_settings(options, chosen.family)
+    )
     heading = f"Table 1, all methods at the same bytes; settings of the family {chosen.family}"
     publish(findings, heading, options.output, TABLE)
     return exit_code(failed)

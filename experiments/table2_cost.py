@@ -64,11 +64,7 @@ def part_of(file: Path) -> str:
 
 
 def measure_once(settings: RunSettings, part: Part) -> None:
-    """Measure a run, unless its folder holds the measurement.
-
-    Raises:
-        FinishedRunError: it was measured with other settings.
-    """
+    """Measure a run, unless its folder holds the measurement."""
     folder = Path(settings.output)
     left_out = NON_RESULT_SETTINGS - {"feature_cache", "threads"}  # these change seconds and bytes
     made_with = {name: value for name, value in {**as_dict(settings), **asdict(part)}.items() if name not in left_out}
@@ -91,9 +87,6 @@ def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list
     """The lines of a benchmark, beside the paper's CIFAR-100 where the paper does not have the benchmark.
 
     The difference of the ratios, in points, is empty on another benchmark, or of a part of the stream.
-
-    Returns:
-        Text by column, and the two ratios in percent as `ratios`.
     """
     found = [values for values in map(measured, files) if values is not None]
     dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET

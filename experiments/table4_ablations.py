@@ -5,13 +5,13 @@ r"""Table 4 of the paper: ablations of CRUMB, each row a named change of setting
 
 The rows are in `rows/table4.yaml`. The paper's "Ours" starts from CRUMB pretraining on ImageNet, which some rows
 change. `--starts` is a folder with a file for each such start; the script prints the `crumb pretrain` command of each
-missing one. Without `--starts`, all rows begin with stock weights and a fresh codebook, as the paper's "Vanilla
-pretrain" does, and rows about pretraining stay empty and name what they need; `--cifar100-start` and
-`--tiny-imagenet-start` fill a row each. Blocks are 256x8; the numbers of stored maps are in `rows/mem_sizes.yaml`.
-Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with every run, and a folder for each run.
+missing one, to which options of all such as --weights are added. Without `--starts`, all rows begin with stock weights
+and a fresh codebook, as the paper's "Vanilla pretrain" does, and rows about pretraining stay empty and name what they
+need; `--cifar100-start` and `--tiny-imagenet-start` fill a row each. Blocks are 256x8; the numbers of stored maps are
+in `rows/mem_sizes.yaml`. Writes the table as `.csv` and `.md`, its picture, `table4_runs.csv` with every run, and a
+folder for each run.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from support.starts import OTHER_IMAGES, OURS, STOCK, Starts
 from support.sweep import exit_code
 from support.tables import Cell, PaperNumbers, PaperValue, chosen_rows, publish, rows_of
 
-from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.settings import RunSettings
 
 TABLE, PAPER_DATASET, FIRST = "table4", "core50", "Ours"
@@ -102,25 +101,6 @@ def cells_of(
     return cells
 
 
-def starts_of(chosen: argparse.Namespace, options: CommonOptions) -> Starts:
-    """The pretrained files that the command line names."""
-    same = ("weights", "precision", "feature_cache", "cache_precision", "device")
-    base = PretrainSettings(
-        data="IMAGENET/train",
-        **{name: getattr(options.base, name) for name in same},
-        backbone=options.base.backbone or "squeezenet1_0",
-        image_size=options.base.image_size or 224,
-        codebook_dim=8,
-        **(dict(relu_logits=True, head_kernel=3) if options.base.preset == "reference" else {}),
-    )
-    given = {name: Path(file) for name in OTHER_IMAGES if (file := getattr(chosen, f"{name}_start"))}
-    for name, file in given.items():
-        if not file.is_file():
-            raise ValueError(f"{flag_of(name)} {file}: no such file; make it with crumb pretrain")
-    mobilenet = "none" if options.quick else chosen.mobilenet_weights
-    return Starts(Path(chosen.starts) if chosen.starts else None, base, mobilenet, given)
-
-
 def main() -> int:
     parser = parser_for(__doc__, "runs/table4")
     parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
@@ -133,7 +113,12 @@ def main() -> int:
     chosen = parser.parse_args()
     options = common_options(chosen)
     names = chosen_rows(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None))
-    starts = starts_of(chosen, options)
+    given = {name: Path(file) for name in OTHER_IMAGES if (file := getattr(chosen, f"{name}_start"))}
+    for name, file in given.items():
+        if not file.is_file():
+            raise ValueError(f"{flag_of(name)} {file}: no such file; make it with crumb pretrain")
+    mobilenet = "none" if options.quick else chosen.mobilenet_weights
+    starts = Starts(Path(chosen.starts) if chosen.starts else None, mobilenet, given)
     if starts.folder is not None and not options.table_only:
         missing = starts.commands([ROWS[name] for name in names])
         print("\n".join(f"to make a start that is missing: {one}" for one in missing))

@@ -30,11 +30,7 @@ from crumb_avalanche.runs.tables import mean_text
 
 TABLE, PLAIN = "task_incremental", "finetune"
 METHODS: dict[str, dict] = rows_of(TABLE)
-FIGURES = {
-    "class_incremental": "class-incremental",
-    "task_incremental": "task-incremental",
-    "forgetting": "forgetting",
-}
+FIGURES = {"class_incremental": "class-incremental", "task_incremental": "task-incremental", "forgetting": "forgetting"}
 Found = Mapping[str, Mapping[int, Mapping[str, float]]]  # figures by method and run
 
 
@@ -52,11 +48,7 @@ def path_of(settings: RunSettings) -> Path:
 
 
 def measure(settings: RunSettings, experiences: int | None = None) -> None:
-    """Do a run and write its figures; does nothing where they are.
-
-    Raises:
-        ValueError: fewer than two experiences, or figures that were made with other settings.
-    """
+    """Do a run and write its figures; does nothing where they are."""
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
@@ -136,7 +128,7 @@ def main() -> int:
     size = {"classes_per_experience": 5} if options.quick else {}
     cells = grid(options.settings(options.benchmark, **size), options.output, options.runs, rows)
     work = partial(measure, experiences=chosen.experiences)
-    failed = {} if options.table_only else sweep(cells, options.engine, work=work)
+    failed = {} if options.table_only else sweep(cells, options.processes, work=work)
     found: dict[str, dict[int, dict]] = {}
     for cell in cells:
         if path_of(cell).exists():

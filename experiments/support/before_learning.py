@@ -29,11 +29,9 @@ ANSWER, HEAD = "answer", "head"  # of the strategy; of the head beside a readout
 def read_outputs(path: Path) -> SimpleNamespace:
     """Read what `record` wrote.
 
-    Returns:
-        `before`, `(n, C)` of images of the training objects, before any image of the object was learned; their `labels`
-        and `objects`, `(n,)` int64; `test`, `(m, C)` of the test images at the end, and `test_labels`; `head_before`
-        and `head_test`, the same of the head where a readout answers, else equal; `memory_bytes` kept at the end;
-        `split` and `plan`, hashes of the table of frames and of the settings.
+    `before` is `(n, C)`, of images of the training objects before any image of the object was learned, with their
+    `labels` and `objects`; `test`, `(m, C)`, of the test images at the end; `head_before` and `head_test` the same of
+    the head where a readout answers; `split` and `plan` are hashes of the table of frames and of the settings.
     """
     with np.load(path, allow_pickle=False) as file:
         return SimpleNamespace(**{name: file[name] if file[name].ndim else file[name].item() for name in file})
@@ -43,9 +41,6 @@ class BeforeLearning(SupervisedPlugin):
     """Records outputs on the images of each object, from the second experience on, before any of them is learned.
 
     The frames have to come in the order of the stream.
-
-    Args:
-        objects: number of the object of each row of the frame table.
     """
 
     def __init__(self, objects: Sequence[int]):
@@ -98,11 +93,7 @@ class BeforeLearning(SupervisedPlugin):
 
 
 def record(settings: RunSettings) -> None:
-    """Do a run and write `outputs.npz` to its folder; does nothing if it is there.
-
-    Raises:
-        ValueError: the file is of other settings.
-    """
+    """Do a run and write `outputs.npz` to its folder; does nothing if it is there."""
     plan, path = RunPlan.of(settings), Path(settings.output) / OUTPUTS
     if path.exists():
         if read_outputs(path).plan != plan.sha256:

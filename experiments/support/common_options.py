@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.engines import Engine, InProcess, LocalProcesses, is_finished
-from support.sweep import grid, sweep
+from support.sweep import grid, is_finished, sweep
 from support.tables import Cell, Finding, find
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
@@ -27,7 +26,7 @@ class CommonOptions:
     roots: dict[str, str | None]
     runs: list[int]
     base: RunSettings
-    engine: Engine
+    processes: int
     output: Path
     quick: bool
     table_only: bool
@@ -47,16 +46,12 @@ class CommonOptions:
         return replace(self.base, benchmark=benchmark, dataset_root=self.roots[benchmark], **changes)
 
     def do(self, runs: Sequence[RunSettings]) -> dict[Path, str]:
-        """Do the unfinished runs, none with --table-only; return the failed ones with their errors.
-
-        Raises:
-            FinishedRunError: a folder holds a finished run with other settings.
-        """
+        """Do the unfinished runs, none with --table-only; return the failed ones with their errors."""
         if self.table_only:
             for run in runs:
                 is_finished(run)
             return {}
-        return sweep(runs, self.engine)
+        return sweep(runs, self.processes)
 
     def found(self, cells: Sequence[Cell], **shared) -> tuple[list[Finding], dict[Path, str]]:
         """Do the unfinished runs of the cells, run by run; return what all runs found, and the failed ones.
@@ -64,27 +59,16 @@ class CommonOptions:
         Cells of one folder share their runs, those without settings have none. All share some settings of `crumb run`.
         """
         folders = {cell.folder: cell for cell in cells if cell.folder is not None and cell.settings}
-        todo = [
-            one
-            for cell in folders.values()
-            for one in grid(
-                self.settings(cell.benchmark, **shared),
-                cell.folder.parent,
-                self.runs,
-                {cell.folder.name: cell.settings},
-            )
-        ]
+        todo: list[RunSettings] = []
+        for cell in folders.values():
+            rows = {cell.folder.name: cell.settings}
+            todo += grid(self.settings(cell.benchmark, **shared), cell.folder.parent, self.runs, rows)
         failed = self.do(sorted(todo, key=lambda one: self.runs.index(one.run)))
         return find(cells, self.runs), failed
 
 
 def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
-    """A parser with the common options; scripts add their own.
-
-    Args:
-        doc: docstring of the script, whose first line is the description.
-        output: default folder; a script that does not take several benchmarks writes to a folder of its name below.
-    """
+    """A parser with the common options; scripts add their own."""
     parser = argparse.ArgumentParser(description=doc.strip().splitlines()[0], allow_abbrev=False)
     count = dict(nargs="+") if several else dict(nargs=1)
     plural = "s, in the order of their folders" if several else ""
@@ -103,12 +87,8 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
     parser.add_argument("--table-only", action="store_true", help="make the table of finished runs; do no new ones")
     parser.add_argument("--checkpoint", action="store_true", help="keep model and buffer; interrupted runs resume")
-    parser.add_argument(
-        "--checkpoint-every", type=int, default=0, help="steps between checkpoints within an experience"
-    )
-    parser.add_argument(
-        "--evaluate-every", type=int, default=1, help="experiences between tests; the first and last are always tested"
-    )
+    parser.add_argument("--checkpoint-every", type=int, default=0, help="steps between checkpoints in an experience")
+    parser.add_argument("--evaluate-every", type=int, default=1, help="experiences between tests")
     parser.add_argument("--processes", type=int, default=1, help="runs at a time; 0 does them in this process")
     return parser
 
@@ -120,11 +100,7 @@ def own_presets(chosen: argparse.Namespace, rows: str = "every row of this table
 
 
 def common_options(chosen: argparse.Namespace) -> CommonOptions:
-    """The common options of a command line that a parser of `parser_for` parsed.
-
-    Raises:
-        ValueError: more folders than benchmarks, a benchmark twice, or runs that are no numbers.
-    """
+    """The common options of a command line that a parser of `parser_for` parsed."""
     names, roots = ([QUICK_BENCHMARK], []) if chosen.quick else (chosen.benchmark, chosen.dataset_root)
     if len(roots) > len(names) or len(set(names)) < len(names):
         raise ValueError(
@@ -152,15 +128,9 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
     output = Path(chosen.output or usual)
     if chosen.quick:
         base = replace(base, **{**QUICK, "feature_cache": str(output / "feature_cache")})
-    return CommonOptions(
-        dict(zip(names, [*roots, *[None] * len(names)])),
-        base.run_numbers(),
-        replace(base, runs=None),
-        LocalProcesses(chosen.processes) if chosen.processes else InProcess(),
-        output,
-        chosen.quick,
-        chosen.table_only,
-    )
+    roots = dict(zip(names, [*roots, *[None] * len(names)]))
+    made = roots, base.run_numbers(), replace(base, runs=None), chosen.processes, output
+    return CommonOptions(*made, chosen.quick, chosen.table_only)
 
 
 def run_script(main) -> None:

@@ -54,23 +54,14 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run measures, all shares from 0 to 1.
+    """What one run measures, all shares from 0 to 1."""
 
-    Attributes:
-        accuracy: on held-out images of the classes taught.
-        ece: expected calibration error of their probabilities.
-        ece_usual: the same with the usual temperature of the closed form.
-        known_rejected: share of them that is called unknown.
-        unknown_rejected: share of the images of other classes that is called unknown; None without such classes.
-        auroc: area under the ROC curve for unknown classes, by candidate; empty without such classes.
-    """
-
-    accuracy: float
-    ece: float
-    ece_usual: float
-    known_rejected: float
-    unknown_rejected: float | None
-    auroc: dict[str, float]
+    accuracy: float  # on held-out images of the classes taught
+    ece: float  # expected calibration error of their probabilities
+    ece_usual: float  # the same with the usual temperature of the closed form
+    known_rejected: float  # share of them that is called unknown
+    unknown_rejected: float | None  # share of the images of other classes that is called unknown
+    auroc: dict[str, float]  # for unknown classes, by candidate; empty without such classes
 
 
 def features_of(
@@ -126,12 +117,7 @@ def run_stream(
 ) -> Measured:
     """Teach all classes but `unknown`, lesson by lesson, and measure on held-out images.
 
-    Args:
-        method: a key of `METHODS`.
-        table, features: table of the run, and `(N, D)` of its rows, of which the last `kept` are the head's input.
-        unknown: labels of the classes left out.
-        seed: order of the lessons.
-        candidates: whether to measure other scores for unknown classes, for Gaussian methods.
+    Of the features `(N, D)` of the rows of the table, the last `kept` are the input of the head.
     """
     statistics, confidence = METHODS[method][1](features.shape[1], kept), Confidence()
     statistics.grow(len(table.classes))
@@ -173,11 +159,7 @@ def run_stream(
 
 
 def candidate_scores(
-    statistics: ClosedForm,
-    confidence: Confidence,
-    observed: Sequence[Evidence],
-    found: Evidence,
-    features: Tensor,
+    statistics: ClosedForm, confidence: Confidence, observed: Sequence[Evidence], found: Evidence, features: Tensor
 ) -> dict[str, Tensor]:
     """Return the scores that the chosen one is compared with, `(B,)` each, larger for known images.
 

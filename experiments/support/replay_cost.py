@@ -27,20 +27,12 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a run that is measured.
-
-    Attributes:
-        experiences: number of experiences from the start of the stream; 0 takes all.
-        stream_images: number of frames of each experience; 0 takes all. REMIND draws 100 memories for an image, so
-            give at least 100.
-        table_images: number of maps that REMIND's tables are fitted to; 0 takes the whole first experience.
-        measured_images: number of maps that the codebook is computed from; `crumb run` takes 64.
-    """
+    """The part of a run that is measured; 0 takes all."""
 
     experiences: int = 0
-    stream_images: int = 0
-    table_images: int = 0
-    measured_images: int = 64
+    stream_images: int = 0  # of each experience; REMIND draws 100 memories for an image, so give at least 100
+    table_images: int = 0  # of the first experience, which REMIND's tables are fitted to
+    measured_images: int = 64  # that the codebook is computed from; `crumb run` takes 64
 
     def __post_init__(self):
         if min(self.experiences, self.stream_images, self.table_images) < 0:

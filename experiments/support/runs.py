@@ -84,12 +84,7 @@ class FinishedRun:
 
 
 def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
-    """The finished runs among `folder/runN`, in the order of `numbers`.
-
-    Raises:
-        ValueError: a `result.json` that cannot be read, or lacks keys that every run writes; or a file of a run was
-            changed since.
-    """
+    """The finished runs among `folder/runN`, in the order of `numbers`."""
     found = []
     for number in numbers:
         path = folder / f"run{number}" / RESULT
@@ -108,11 +103,7 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Compare two run folders bit by bit, but for times: what was learned, where it was kept, accuracies and answers.
-
-    Returns:
-        A line for each difference.
-    """
+    """A line for each difference of two run folders, bit by bit, but for times."""
     found = []
     if len({(folder / MATRIX).read_bytes() for folder in (one, other)}) > 1:
         found.append(MATRIX)
@@ -151,11 +142,7 @@ class RebuiltRun:
 
 
 def rebuilt(settings: RunSettings) -> RebuiltRun:
-    """Build a finished run's models again: as it began, from its settings, and as it ended, from its learner file.
-
-    Raises:
-        ValueError: the run kept no model.
-    """
+    """Build a finished run's models again: as it began, from its settings, and as it ended, from its learner file."""
     from crumb_avalanche.learner.run_file import load_learner
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.session import Session

@@ -41,13 +41,7 @@ MAP_PERTURBATIONS = {"spatial": spatial_perturbation, "feature": feature_perturb
 
 @torch.no_grad()
 def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> dict[str, np.ndarray]:
-    """Logits `(N, classes)` of the direct path on plain and perturbed maps.
-
-    Args:
-        model: network; set to evaluation mode.
-        batches: images or cached maps, as `SplitModel.features` takes them.
-        seed: seed of the perturbations, which are equal for networks that see the same images in the same order.
-    """
+    """Logits `(N, classes)` of the direct path on plain and perturbed maps, which are perturbed alike for one seed."""
     model.eval()
     generators = {name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS}
     logits: dict[str, list[Tensor]] = {name: [] for name in (PLAIN, *MAP_PERTURBATIONS)}
@@ -88,21 +82,14 @@ class RunDrops:
 
 @dataclass(frozen=True)
 class Advantage:
-    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB's accuracy drops less.
+    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB's accuracy drops less."""
 
-    Attributes:
-        crumb, control: mean relative drops.
-        mean, error: mean advantage, and its standard error over runs; None for one run.
-        over_runs: the advantage of each run.
-        s4: the paper's test, Wilcoxon's signed-rank test over all batches of all runs.
-    """
-
-    crumb: float
+    crumb: float  # mean relative drop
     control: float
     mean: float
-    error: float | None
+    error: float | None  # standard error over runs; None for one run
     over_runs: Paired
-    s4: Comparison
+    s4: Comparison  # the paper's test: Wilcoxon's signed-rank test over all batches of all runs
 
     @property
     def runs(self) -> int:
@@ -132,15 +119,7 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
 
 
 class StyleImages:
-    """Images of another style in folders of their class by shape; `paths` and `labels`: those that a network knows.
-
-    Args:
-        root: folder with a folder of images for each class.
-        classes: names of the classes in the order of the network's outputs.
-
-    Raises:
-        ValueError: a missing folder, or no common class.
-    """
+    """Images of another style in folders of their class by shape; `paths` and `labels`: those that a network knows."""
 
     def __init__(self, root: Path, classes: Sequence[str]):
         if not root.is_dir():

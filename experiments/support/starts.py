@@ -7,23 +7,25 @@ an epoch at a learning rate of 0, with another seed.
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from crumb_avalanche.runs.command_settings import PretrainSettings
 
 OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
 MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}  # (weights, codebook)
 CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
 OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
+OWN = {  # options of some starts
+    FRESH: {"epochs": 1, "learning_rate": 0, "seed": 1},  # nothing is learned
+    CIFAR100: {"data": "torchvision:CIFAR100"},
+    TINY_IMAGENET: {"data": "TINY_IMAGENET/train"},
+}
 
 
 @dataclass(frozen=True)
 class Starts:
-    """A folder of pretrained files, or None, the settings that make `ours`, and files elsewhere by name."""
+    """A folder of pretrained files, or None, the weights of MobileNetV2, and files elsewhere by name."""
 
     folder: Path | None
-    base: PretrainSettings
     mobilenet_weights: str
     given: dict[str, Path] = field(default_factory=dict)
 
@@ -33,46 +35,39 @@ class Starts:
         if self.folder is None:
             but = ", but where the row says otherwise" * bool(self.given)
             return f"all rows start from stock weights, without CRUMB pretraining{but}"
-        if self.file(OURS) is None:
+        if (file := self.file(OURS)) is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"
-        made = made_with(self.file(OURS))
+        from crumb_avalanche.training.pretraining import read_pretrained
+
+        made = read_pretrained(file)[1]
         images = f"{made.get('images')} images of {'/'.join(Path(str(made.get('data'))).parts[-2:])}"
         return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
 
     def file(self, name: str) -> Path | None:
         """The file of a start; None if it does not exist."""
-        path = self.given.get(name) or (self._path(name) if self.folder else None)
+        path = self.given.get(name) or (self.folder / f"{name}.safetensors" if self.folder else None)
         return path if path and path.is_file() else None
 
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.safetensors"
-
-    def settings(self, name: str, changes: dict) -> PretrainSettings:
-        """Settings of `crumb pretrain` that make a start."""
-        made = replace(self.base, **changes, output=str(self._path(name)))
-        if name == FRESH:
-            return replace(made, epochs=1, learning_rate=0.0, seed=self.base.seed + 1)  # nothing is learned
-        if name in OTHER_IMAGES:
-            return replace(made, data={CIFAR100: "torchvision:CIFAR100"}.get(name, "TINY_IMAGENET/train"))
-        return replace(made, weights=self.mobilenet_weights) if made.backbone == "mobilenet_v2" else made
-
-    def wanted(self, rows: Iterable[dict]) -> dict[str, dict]:
-        """Starts that `crumb pretrain` makes for the rows, with their changes; for combined files their parts."""
-        names: dict[str, dict] = {}
+    def commands(self, rows: Iterable[dict]) -> list[str]:
+        """The commands that make what is missing, without the options of all; files that combine others are made."""
+        wanted: dict[str, dict] = {}
         for row in rows:
             start = row.get("start", OURS)
             for name in MIXED.get(start, (start,)):
-                if name != STOCK and name not in self.given:
-                    names.setdefault(name, row.get("pretraining", {}) if name == start else {})
-        return names
-
-    def commands(self, rows: Iterable[dict]) -> list[str]:
-        """The commands that make what is missing; files that combine others are made."""
-        wanted = self.wanted(rows).items()
-        missing = [self.settings(name, changes) for name, changes in wanted if not self.file(name)]
-        for name in dict.fromkeys(row["start"] for row in rows if row.get("start") in MIXED):
-            self.mix(name)
-        return [command(settings) for settings in missing]
+                if name != STOCK and not self.file(name):
+                    wanted.setdefault(name, row.get("pretraining", {}) if name == start else {})
+            if start in MIXED:
+                self.mix(start)
+        commands = []
+        for name, changes in wanted.items():
+            options = {"data": "IMAGENET/train", "codebook_dim": 8, **changes, **OWN.get(name, {})}
+            options["output"] = self.folder / f"{name}.safetensors"
+            words = [
+                f"--{option.replace('_', '-')} {str(value).lower() if value is False else value}"
+                for option, value in options.items()
+            ]
+            commands.append(" ".join(["crumb pretrain", *words]))
+        return commands
 
     def mix(self, name: str) -> None:
         """Combine a file from its parts if they exist, always anew, as the parts may have changed."""
@@ -91,22 +86,4 @@ class Starts:
             )
         state["codebook.blocks"] = blocks
         notes = json.dumps({**notes, "codebook_from": codebook.name})
-        write_tensors(self._path(name), state, {"format": FORMAT, "made_with": notes})
-
-
-def made_with(file: Path) -> dict:
-    """Settings that a pretrained file was made with."""
-    from crumb_avalanche.training.pretraining import read_pretrained
-
-    return read_pretrained(file)[1]
-
-
-def command(settings: PretrainSettings) -> str:
-    """The command line of `crumb pretrain` with these settings."""
-    words = ["crumb pretrain"]
-    for item in fields(PretrainSettings):
-        value = getattr(settings, item.name)
-        if item.name == "data" or value != item.default:
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            words.append(f"--{item.name.replace('_', '-')} {text}")
-    return " ".join(words)
+        write_tensors(self.folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": notes})

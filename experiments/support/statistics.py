@@ -135,14 +135,7 @@ def batch_accuracies(columns: Columns) -> np.ndarray:
 
 
 def paired_batches(ours: Sequence[Columns], others: Sequence[Columns]) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies in percent of two methods on the same batches, `(runs * batches,)` each.
-
-    Args:
-        ours, others: predictions of the two methods, for the same runs in the same order.
-
-    Raises:
-        ValueError: a pair of runs with different test images or labels.
-    """
+    """Accuracies in percent of two methods on the same batches, `(runs * batches,)` each."""
     for number, (one, other) in enumerate(zip(ours, others, strict=True)):
         for name in ("row", "label"):
             if not np.array_equal(one[name], other[name]):

@@ -1,107 +1,246 @@
-"""Many runs, each in its folder: finished runs are skipped, failed runs stop no other, killed runs resume."""
+"""Runs in processes, each in its folder: finished ones are skipped, failed ones stop no other, killed ones resume."""
 
+import contextlib
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 import time
+import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
-from support.engines import Engine, LocalProcesses, Outcome, State, Work, is_finished, learn, record
 from tqdm import tqdm
 
-from crumb_avalanche.runs.run_folder import DamagedRunError
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.folder_lock import in_use
+from crumb_avalanche.system.atomic_file import DISK_FULL, write_text
+from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
 from crumb_avalanche.system.progress import progress_bar
 
-RETRIES = 2
+ERROR, LOG = "error.txt", "log.txt"
+DONE, BUSY = "", "another process works in the folder"
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+Work = Callable[[RunSettings], object]
+
+
+class DiedError(Exception):
+    """The process of a cell died, which may not happen again."""
+
+
+def learn(cell: RunSettings) -> None:
+    """Do the run of a cell, as ``crumb run`` does; one that diverges counts with what it reached."""
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run import run_once
+
+    run_once(RunPlan.of(cell), count_divergence=True)
+
+
+def is_finished(cell: RunSettings) -> bool:
+    """Whether the cell has a result, of its settings; removes files that a kill may have left beside it."""
+    folder = Path(cell.output)
+    if cell.overwrite or not (folder / RESULT).exists():
+        return False
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run_folder import finished_result
+
+    finished_result(folder, RunPlan.of(cell))
+    tidy_up(folder)
+    # Of an attempt before, or of the process that was killed right after it wrote the result.
+    (folder / ERROR).unlink(missing_ok=True)
+    return True
+
+
+def run_cell(cell: RunSettings, work: Work = learn) -> str:
+    """Work on a cell in this process, which prints to ``log.txt``; return ``DONE``, ``BUSY`` or a traceback."""
+    start, folder = time.perf_counter(), Path(cell.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            if is_finished(cell):  # by another process, meanwhile
+                return DONE
+            with open(folder / LOG, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+                work(cell)
+                print(f"{time.perf_counter() - start:.0f} s")
+            (folder / ERROR).unlink(missing_ok=True)
+        return DONE
+    except FolderInUseError:
+        return BUSY
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        text, full = traceback.format_exc(), error
+        while full is not None and getattr(full, "errno", None) not in DISK_FULL:
+            full = full.__cause__
+        if full is not None:
+            text += f"the disk of {folder} is full ({full}): make room and give the same command again\n"
+        elif isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            text += f"out of memory ({str(error) or 'MemoryError'}): do fewer runs at a time\n"
+        return text
+
+
+def _in_child(answer, cell: RunSettings, work: Work) -> None:
+    parent = multiprocessing.parent_process()
+
+    def follow_the_parent():
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)  # a restarted sweep starts this cell again: never run it twice
+
+    threading.Thread(target=follow_the_parent, daemon=True).start()
+    with contextlib.suppress(OSError):  # run_cell reports it
+        Path(cell.output).mkdir(parents=True, exist_ok=True)
+        log = os.open(Path(cell.output) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(log, 1)  # for libraries that write there themselves
+        os.dup2(log, 2)
+    answer.send(run_cell(cell, work))
+
+
+class Children:
+    """Cells in processes of their own, which inherit no memory, threads or RNG state; ended with the ``with`` block."""
+
+    def __init__(self, method: str):
+        self._context, self._lock, self._processes = multiprocessing.get_context(method), threading.Lock(), set()
+        if method == "forkserver":  # import once, in the server that cells are forked from
+            self._context.set_forkserver_preload(["crumb_avalanche.runs.run"])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in list(self._processes):
+            process.terminate()
+
+    def __call__(self, cell: RunSettings, work: Work) -> str:
+        """Do ``run_cell`` in a new process; raises ``DiedError``."""
+        text, (answer, there) = None, self._context.Pipe(duplex=False)
+        process = self._context.Process(target=_in_child, args=(there, cell, work))
+        try:
+            with self._lock:
+                process.start()
+        except (EOFError, ConnectionError):  # the server was killed; the next start makes a new one
+            raise DiedError("its process could not be started") from None
+        finally:
+            there.close()  # so that the pipe ends with the child
+        self._processes.add(process)
+        with answer, contextlib.suppress(EOFError, OSError):
+            text = answer.recv()
+        process.join()
+        self._processes.discard(process)
+        if text is not None:
+            return text
+        if process.exitcode < 0:
+            raise DiedError(f"its process was killed by signal {-process.exitcode}, perhaps for want of memory")
+        raise DiedError(f"its process ended with {process.exitcode} and gave no answer")
 
 
 def sweep(
     cells: Sequence[RunSettings],
-    engine: Engine | None = None,
+    processes: int = 1,
     *,
     progress: bool = True,
-    retries: int = RETRIES,
+    retries: int = 2,
     work: Work = learn,
+    method: str = METHOD,
 ) -> dict[Path, str]:
     """Do all unfinished runs; the same call resumes an interrupted sweep, and waits for cells of another sweep.
 
     Args:
         cells: settings of the runs in the order in which they start; ``output`` is the folder of each.
-        engine: engine that runs the cells; default one process after the other.
+        processes: number of runs at a time, each in a process that dies with this one; 0 does them in this process.
         progress: whether to show a bar with the running cells and the time left.
         retries: number of restarts of a cell whose process died; a cell that raised an error is not restarted.
         work: work on a cell; writes ``result.json`` to the folder last.
+        method: how multiprocessing starts processes.
 
     Returns:
         Folders of the failed runs with the last line of the error; ``error.txt`` in the folder has the traceback.
 
     Raises:
-        ValueError: two cells share a folder, or a folder holds a finished run with other settings.
+        ValueError: two cells share a folder, a folder holds a finished run with other settings, or ``processes`` is
+            negative.
     """
+    if processes < 0:
+        raise ValueError(f"processes is {processes}; give 0 or more")
     folders = [Path(cell.output).resolve() for cell in cells]
     twice = [folder for folder, count in Counter(folders).items() if count > 1]
     if twice:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
-    waiting = deque(cell for cell in cells if not finished(cell))
+    waiting = deque(cell for cell in cells if not _finished(cell))
     failed: dict[Path, str] = {}
     deaths: Counter[str] = Counter()
     common = os.path.commonpath([folder.parent for folder in folders]) if cells else ""
-    bar = progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress)
+    running: dict[str, str] = {}
+    lock, stopped = threading.Lock(), threading.Event()
 
-    def show(running: Sequence[RunSettings], started: bool = False) -> None:
-        names = [os.path.relpath(Path(cell.output).resolve(), common) for cell in running]
-        text = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        # Refresh the clock of a terminal; write to a file only when a run starts.
-        bar.set_postfix_str(text, refresh=started or sys.stderr.isatty())
+    def show(started: bool) -> None:
+        """Refresh the clock of a terminal; write to a file only when a run starts."""
+        bar.set_postfix_str(", ".join(list(running.values())[:4]), refresh=started or sys.stderr.isatty())
 
-    with bar, engine or LocalProcesses() as engine:
-        while waiting or engine.running:
-            while engine.has_room() and (cell := _first_free(waiting)) is not None:
-                show([*engine.running, cell], started=True)
-                engine.start(cell, work)
-            if not engine.running:
-                time.sleep(0.2)  # other processes work on all that is left
-            for cell, outcome in engine.ended(1.0):
-                if outcome.state is State.DIED:
-                    deaths[cell.output] += 1
-                    tqdm.write(f"died: {cell.output}: {outcome.error}", sys.stderr)
-                    if deaths[cell.output] <= retries:
-                        waiting.append(cell)
-                        continue
-                    times = f", {deaths[cell.output]} times" if retries else ""
-                    outcome = Outcome(State.FAILED, outcome.error + times)
-                    record(cell, outcome.text + "\n")
-                if outcome.state is State.BUSY:
+    def take() -> RunSettings | None:
+        """Wait for a cell that no other process works on; None if none is left."""
+        while waiting and not stopped.is_set():
+            with lock:
+                for _ in range(len(waiting)):
+                    cell = waiting.popleft()
+                    if not in_use(Path(cell.output)):
+                        running[cell.output] = os.path.relpath(Path(cell.output).resolve(), common)
+                        show(started=True)
+                        return cell
                     waiting.append(cell)
-                    continue
-                if outcome.state is State.FAILED:
-                    failed[Path(cell.output)] = outcome.error
-                    tqdm.write(f"failed: {cell.output}: {outcome.error}", sys.stderr)
-                bar.n += 1  # by update() the time left would follow the latest runs
-            show(engine.running)
+            time.sleep(0.2)
+        return None
+
+    def ended(cell: RunSettings, text: str, died: bool) -> None:
+        running.pop(cell.output)
+        error = (text.strip().splitlines() or [""])[-1]
+        if died:
+            deaths[cell.output] += 1
+            tqdm.write(f"died: {cell.output}: {error}", sys.stderr)
+        if text == BUSY or (died and deaths[cell.output] <= retries):
+            waiting.append(cell)
+            return
+        if text:
+            error += f", {deaths[cell.output]} times" if died and retries else ""
+            failed[Path(cell.output)] = error
+            tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
+            with contextlib.suppress(OSError):
+                write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
+        bar.n += 1  # by update() the time left would follow the latest runs
+        show(started=False)
+
+    def work_through(run: Callable[[RunSettings, Work], str]) -> None:
+        while (cell := take()) is not None:
+            try:
+                text, died = run(cell, work), False
+            except DiedError as error:
+                text, died = str(error), True
+            with lock:
+                ended(cell, text, died)
+
+    with progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress) as bar:
+        if not processes:
+            work_through(run_cell)
+        else:
+            with ThreadPoolExecutor(processes) as pool, Children(method) as children:
+                try:
+                    for future in [pool.submit(work_through, children) for _ in range(processes)]:
+                        future.result()
+                finally:
+                    stopped.set()
     return failed
 
 
-def finished(cell: RunSettings) -> bool:
+def _finished(cell: RunSettings) -> bool:
     """Whether the cell is finished; a damaged result fails later, in the work on the cell."""
     try:
         return is_finished(cell)
     except DamagedRunError:
         return False
-
-
-def _first_free(waiting: deque[RunSettings]) -> RunSettings | None:
-    """Take the first cell that no other process works on."""
-    for _ in range(len(waiting)):
-        cell = waiting.popleft()
-        if not in_use(Path(cell.output)):
-            return cell
-        waiting.append(cell)
-    return None
 
 
 def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[RunSettings]:

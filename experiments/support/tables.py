@@ -39,11 +39,7 @@ def folder_name(row: str) -> str:
 
 
 def chosen_rows(rows: Mapping[str, object], names: Sequence[str] | None) -> list[str]:
-    """The named rows of a table, in its order, and always the first, which the others are compared with; or all.
-
-    Raises:
-        ValueError: a name that is no row.
-    """
+    """The named rows of a table, in its order, and always the first, which the others are compared with; or all."""
     if unknown := [name for name in names or () if name not in rows]:
         raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(rows)}")
     return [name for place, name in enumerate(rows) if not names or name in names or place == 0]
@@ -81,50 +77,32 @@ class PaperNumbers(dict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of a table: how its runs are made, where they lie, and what it is compared with.
-
-    Attributes:
-        row: name of the row in the table.
-        benchmark, protocol: of our runs.
-        folder: folder of the `runN` folders; None if nothing can be run.
-        settings: settings of `crumb run` that differ from those of the table.
-        paper, paper_dataset: the paper's number, and the data set that it is of.
-        reference: folder of the runs that the cell is tested against.
-        paper_reference: the paper's number of the reference.
-        category: group of rows in the paper's table.
-        note: reason why the cell was not run, or a remark.
-    """
+    """One number of a table: how its runs are made, where they lie, and what it is compared with."""
 
     row: str
     benchmark: str
     protocol: str
-    folder: Path | None
-    settings: dict = field(default_factory=dict)
+    folder: Path | None  # of the `runN` folders; None if nothing can be run
+    settings: dict = field(default_factory=dict)  # of `crumb run` that differ from those of the table
     paper: PaperValue | None = None
     paper_dataset: str = ""
-    reference: Path | None = None
+    reference: Path | None = None  # folder of the runs that the cell is tested against
     paper_reference: PaperValue | None = None
-    category: str = ""
-    note: str = ""
+    category: str = ""  # group of rows in the paper's table
+    note: str = ""  # why the cell was not run, or a remark
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A cell with its finished runs, compared with the reference's runs of the same numbers; None without common runs.
-
-    Attributes:
-        paired: differences to the reference, run by run.
-        s4, s4_filtered: the paper's test on batches of test images, of all runs and after the first-task filter.
-        p_holm, s4_holm, s4_filtered_holm: the p-values, each corrected for all comparisons of the table and protocol.
-    """
+    """A cell with its finished runs, and what compares them with the reference's runs of the same numbers, if any."""
 
     cell: Cell
     runs: tuple[FinishedRun, ...]
     paired: Paired | None = None
-    p_holm: float | None = None
-    s4: Comparison | None = None
+    p_holm: float | None = None  # as the other two, corrected for all comparisons of the table and protocol
+    s4: Comparison | None = None  # the paper's test on batches of test images
     s4_holm: float | None = None
-    s4_filtered: Comparison | None = None
+    s4_filtered: Comparison | None = None  # the same after the first-task filter
     s4_filtered_holm: float | None = None
 
     @property

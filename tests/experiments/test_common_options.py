@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.common_options import common_options, parser_for, run_script
-from support.engines import InProcess, LocalProcesses
 
 from crumb_avalanche.runs.plan import RunPlan
 
@@ -31,10 +30,7 @@ def test_settings():
     quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
     assert quick.roots == {"toy_shapes_short": None} and quick.runs == [0] and quick.base.preset == "paper"
     RunPlan.of(quick.settings("toy_shapes_short"))
-    assert isinstance(options("--processes", "0").engine, InProcess)
-    assert options("--processes", "3").engine.processes == 3
-    with pytest.raises(ValueError, match="processes is -1; at least one run at a time"):
-        LocalProcesses(-1)
+    assert options("--processes", "3").processes == 3
 
 
 def test_protocols():
@@ -42,14 +38,6 @@ def test_protocols():
     assert given.protocols("core50") == ["class_instance", "class_iid"] and given.protocols("cifar100") == ["class_iid"]
     assert given.protocols("cifar100", ["class_instance"]) == []
     assert options("--quick").protocols("toy_shapes_short") == ["class_instance"]
-
-
-def test_slow_bf16_is_warned_of(monkeypatch, recwarn):
-    monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: False)
-    options("--precision", "bf16", "--table-only")
-    assert not [one for one in recwarn if "bf16" in str(one.message)]
-    with pytest.warns(UserWarning, match="no instructions for bf16 .*: use --precision fp32"):
-        assert options("--precision", "bf16").base.precision == "bf16"
 
 
 def test_an_error_is_one_line(capsys, monkeypatch):

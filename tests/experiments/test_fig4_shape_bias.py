@@ -71,7 +71,7 @@ def test_advantage_by_hand():
     assert bars[0].filtered.runs == 1 and bars[1].all_runs is None
     spatial, feature, style = lines_of(bars)
     assert spatial[2:5] == ["-", "-0.0250", "0.1250"] and spatial[7:14] == [
-        *("not decided", "0.3667", "0.3000", "2", "-0.1500", "1", "3"),
+        *("not decided", "0.3667", "0.3000", "2", "-0.1500", "1", "3")
     ]
     assert feature[2:] == ["+"] + [""] * 15 and style[3:] == [""] * 15
     assert picture(bars, "A title").axes[0].containers

@@ -1,15 +1,11 @@
 """Streams of lessons, measures and tables of the script for calibration and unknown classes."""
 
-import csv
-import json
-
 import numpy as np
 import pytest
 import torch
-from called_script import called
-from open_set import left_out_sets, photos, redrawn, run_rows, summary
+from open_set import left_out_sets
 from PIL import Image
-from support.open_set import METHODS, Measured, Stream, auroc, features_of, lessons_of, run_stream
+from support.open_set import METHODS, Stream, auroc, features_of, lessons_of, run_stream
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -77,43 +73,6 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method):
     assert opened.auroc["chosen"] > 0.9 and opened.unknown_rejected > opened.known_rejected
     assert len(opened.auroc) == (13 if method == "rda" else 1)
     assert all(0 <= area <= 1 for area in opened.auroc.values())
-
-
-def test_photos_takes_fifty_classes_at_most(tmp_path):
-    for number in range(60):
-        folder = tmp_path / f"class{number:02}"
-        folder.mkdir()
-        for photo in range(6):
-            Image.new("RGB", (2, 2)).save(folder / f"{photo}.png")
-    table = photos(tmp_path)
-    assert len(table.classes) == 50 and table.counts()["class00"] == {"train": 5, "test": 1}
-    other, again = redrawn(table, 1), redrawn(table, 1)
-    assert other.path == table.path and other.counts() == table.counts()
-    assert other.split == again.split != redrawn(table, 2).split
-
-
-def test_rows_of_runs_and_their_table():
-    from open_set import Run
-
-    measured = [Measured(0.9, 0.02, 0.1, 0.05, None, {}), Measured(0.8, 0.5, 0.5, 0.04, 0.7, {"chosen": 0.95})]
-    runs = [Run("s", "rda", 0, (), measured[0]), Run("s", "rda", 0, ("a", "b"), measured[1])]
-    header, first, second = run_rows(runs)
-    assert dict(zip(header, first))["auroc"] == "" and dict(zip(header, second))["left_out"] == "a b"
-    assert summary(runs)[1] == [["s, rda", "0.900", "0.020", "0.100", "0.040", "0.700", "0.950"]]
-
-
-@pytest.mark.slow
-def test_quick(tmp_path):
-    done = called(
-        "open_set", "--quick", "--json", "--methods", "rda", "ncm", "--output", tmp_path, "--features", tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert set(figures) == {"ece", "auroc", "known_rejected"}
-    assert all(set(found) == {"shapes"} and 0 <= found["shapes"] <= 1 for found in figures.values())
-    with open(tmp_path / "open_set_runs.csv") as file:
-        rows = [(row["method"], bool(row["left_out"])) for row in csv.DictReader(file)]
-    assert rows == [("rda", False), ("rda", True), ("ncm", False), ("ncm", True)]
 
 
 def test_features_are_kept(tmp_path, make_model, monkeypatch):

@@ -8,10 +8,8 @@ import pytest
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
 from bytes_dial import settings_of as settings_of_dial
-from competitors import label_of, line_of
-from fig3_curves import csv_rows_of, panels_of_curves, protocols_of, room_for_all
+from fig3_curves import csv_rows_of, panels_of_curves, protocols_of
 from made_runs import EXPERIMENTS, made_run
-from PIL import Image
 from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
 from scipy.stats import ttest_rel
@@ -113,12 +111,6 @@ def test_correction_counts_a_folder_once(cells, tmp_path):
         assert [getattr(finding, name) for finding in findings[1:]] == [expected[0], expected[0], expected[1]]
 
 
-def test_an_offline_bound_has_no_first_task(tmp_path):
-    made_run(tmp_path / "bound" / "run0", 30, joint=True)
-    (finding,) = find([Cell("Bound", "eth80", "class_iid", tmp_path / "bound")], [0])
-    assert len(finding.filter[0]) == 1 and finding.filter[1] is None
-
-
 def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
     made_run(tmp_path / "other" / "run0", 100, shift=3)
     with pytest.raises(ValueError, match="tested on different images"):
@@ -195,29 +187,6 @@ def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
         made_run(tmp_path / "eth80" / "class_iid" / method / "run0", right)
     (cope,) = find(cells_of(options(tmp_path, "--benchmark", "eth80"), ["cope"], ["class_iid"]), [0])
     assert cope.mean == 80 and cope.paired is None and cope.s4 is None
-
-
-def test_rows_of_competitors(tmp_path):
-    for number, more in enumerate(({}, {"diverged_in_experience": 3}, {"diverged_in_experience": None})):
-        folder = made_run(tmp_path / "der" / f"run{number}", 100 - 30 * number)
-        (folder / "ledger.json").write_text(json.dumps({"memory_bytes": 1000 + number, "train_seconds": 5.0}))
-        changed(folder, learning_rate=0.1, strategy_settings={"projection": 1640}, **more)
-    (found,) = find([Cell("der", "eth80", "class_iid", tmp_path / "der")], [0, 1, 2])
-    line = line_of("der", {"class_iid": found}, ["class_iid"])
-    assert line == ["der", "35.0 +- 15.0", "3 (1 diverged)", "1,002", "5", "0.1"]
-    assert label_of("ranpac", found.runs) == "ranpac (1,640 projections)"
-    assert label_of("remind_single", found.runs) == "remind, one image at a time"
-
-
-def test_room_for_the_largest_class_of_any_run(tmp_path):
-    for name, frames in (("a", 2), ("b", 4), ("c", 12)):  # of each object; every run holds another one out
-        for kind in ("cup", "pear"):
-            for frame in range(frames):
-                path = tmp_path / kind / name / "clip" / f"{frame:02}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (8, 8)).save(path)
-    given = options(tmp_path, "--benchmark", "clip_folder", "--dataset-root", str(tmp_path), "--runs", "0-7")
-    assert room_for_all(given, "clip_folder") == 2 * 16, "where the object of two frames is held out"
 
 
 @pytest.mark.parametrize(

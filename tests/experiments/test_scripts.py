@@ -31,10 +31,7 @@ QUICK = {
     "buffer_sizes": ([], ["buffer_sizes.csv", "buffer_sizes.md", "buffer_sizes.png"]),
     "competitors": (["--strategies", "slda", "chance", "offline"], ["competitors.csv", "competitors.png"]),
     "recommended": (["--rows", "- feature map", "0.60 MB", "slda"], ["recommended.csv", "recommended.png"]),
-    "bytes_dial": (
-        ["--budgets", "10", "20000", "--processes", "0"],
-        ["bytes_dial.csv", "bytes_dial.md", "bytes_dial.png"],
-    ),
+    "bytes_dial": (["--budgets", "10", "20000", "--processes", "0"], ["bytes_dial.csv", "bytes_dial.png"]),
     "crumb_as_expert": ([], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
     "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
     "taught_learner": ([], ["taught_learner.csv"]),
@@ -42,7 +39,6 @@ QUICK = {
     "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
     "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
 }
-SOON = ("buffer_sizes",)  # of which a quick run takes seconds
 FIGURES = {  # of the scripts with --json: options of a short run, and some of the figures
     "bench_step": (["--quick"], ["search_speedup", "search_working_bytes", "step_over_bare", "dropout_speedup"]),
     "bench_learner": (["--quick"], ["predict_over_bare", "teach_bytes", "late_over_early_lessons", "answer_over_bare"]),
@@ -53,6 +49,11 @@ FIGURES = {  # of the scripts with --json: options of a short run, and some of t
 }
 
 
+def some_slow(scripts, *soon):
+    """All scripts, of which all but some are tested by the slow tests alone."""
+    return [one if one in soon else pytest.param(one, marks=pytest.mark.slow) for one in scripts]
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
     if script == "bench_many":
@@ -61,7 +62,7 @@ def test_help(script):
     assert done.returncode == 0 and f"{script}.py" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("script", [*TABLES, *EMPTY])
+@pytest.mark.parametrize("script", some_slow([*TABLES, *EMPTY], "table1_accuracy", "taught_learner"))
 def test_the_table_of_no_runs(script, tmp_path):
     done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
     assert done.returncode == 0, done.stderr
@@ -70,7 +71,7 @@ def test_the_table_of_no_runs(script, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
-@pytest.mark.parametrize("script", [one if one in SOON else pytest.param(one, marks=pytest.mark.slow) for one in QUICK])
+@pytest.mark.parametrize("script", some_slow(QUICK, "buffer_sizes"))
 def test_quick(script, tmp_path):
     more, files = QUICK[script]
     done = called(script, "--quick", "--output", tmp_path, *more)

@@ -8,7 +8,7 @@ import torch
 from called_script import called
 from made_runs import made_run
 from support.common_options import common_options, parser_for
-from support.starts import Starts, command
+from support.starts import Starts
 from support.tables import PaperNumbers, find
 from table4_ablations import ROWS, cells_of, folder_of, settings_of
 
@@ -19,8 +19,8 @@ from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
 
-def starts(folder=None, data="IMAGES"):
-    return Starts(folder, PretrainSettings(data=data, codebook_dim=8), "torchvision")
+def starts(folder=None, **given):
+    return Starts(folder, "torchvision", given)
 
 
 def options(tmp_path, *more):
@@ -58,22 +58,18 @@ def test_what_rows_change():
 
 
 def test_commands_that_make_starts(tmp_path):
-    def commands(*names, some=None):
-        return (some or starts(tmp_path)).commands([ROWS[name] for name in names])
+    def commands(*names):
+        return starts(tmp_path).commands([ROWS[name] for name in names])
 
-    lines = commands("Ours", "Ours - direct loss", "4 blocks")
-    output = f"--output {tmp_path}/"
-    assert lines[0] == f"crumb pretrain --data IMAGES {output}ours.safetensors --codebook-dim 8"
-    assert lines[1].endswith("--codebook-dim 8 --direct-weight 0.0") and "--codebook-size 4" in lines[2]
-    mixed = commands("Pretrain weights")
-    assert "ours.safetensors" in mixed[0] and "--learning-rate 0.0" in mixed[1] and "--seed 1" in mixed[1]
+    lines, output = commands("Ours", "Ours - direct loss", "4 blocks"), f" --output {tmp_path}/"
+    assert lines[0] == f"crumb pretrain --data IMAGENET/train --codebook-dim 8{output}ours.safetensors"
+    assert " --codebook-dim 8 --direct-weight 0.0 --output" in lines[1] and "--codebook-size 4" in lines[2]
+    ours, fresh = commands("Pretrain weights")
+    assert "ours.safetensors" in ours and " --epochs 1 --learning-rate 0 --seed 1 " in fresh
     assert commands("Vanilla pretrain", "Image replay") == []
-    (cifar,) = commands("CIFAR100 pretrain", some=starts(tmp_path, "cifar_like/train"))
-    assert "--data torchvision:CIFAR100 " in cifar
-    (tiny,) = commands("Tiny-ImageNet pretrain")
-    assert f"crumb pretrain --data TINY_IMAGENET/train {output}tiny_imagenet.safetensors --codebook-dim 8" in tiny
+    assert "--data torchvision:CIFAR100 " in commands("CIFAR100 pretrain")[0]
     assert "--cut-layer 3" in commands("Early feature replay")[0]
-    assert command(PretrainSettings("X", progress=False)) == "crumb pretrain --data X --progress false"
+    assert "--relu-logits false" in commands("MobileNetV2 CNN")[0]
 
 
 def written_start(folder, name, **changes):
@@ -122,7 +118,7 @@ def test_starts_that_exist(tmp_path):
     assert of("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
     assert of("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
     assert of("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
-    alone = replace(starts(), given={"cifar100": tmp_path / "ours.safetensors"})
+    alone = starts(cifar100=tmp_path / "ours.safetensors")
     assert of("CIFAR100 pretrain", alone)["pretrained"] == str(tmp_path / "ours.safetensors")
     assert "pretrained" not in of("Ours", alone)
     assert alone.described.endswith("without CRUMB pretraining, but where the row says otherwise")

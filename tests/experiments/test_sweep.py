@@ -10,11 +10,12 @@ import resource
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.engines import ERROR, InProcess, LocalProcesses, State, run_cell
-from support.sweep import exit_code, grid, sweep
+from support import sweep as module
+from support.sweep import BUSY, ERROR, exit_code, grid, run_cell
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json
@@ -22,17 +23,14 @@ from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 
+# In processes that are forked from that of the tests, so that none imports anything; or in this process.
+sweep = partial(module.sweep, method="fork")
+here = partial(module.sweep, processes=0, progress=False)
 
-class Forked(LocalProcesses):
-    """Processes that are forked from that of the tests, so that none imports anything."""
 
-    def __init__(self, processes: int = 1):
-        super().__init__(processes)
-        self._context = multiprocessing.get_context("fork")
-
-    def start(self, *arguments):
-        gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
-        super().start(*arguments)
+@pytest.fixture(autouse=True)
+def collected():
+    gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
 
 
 def finish(settings: RunSettings) -> None:
@@ -92,79 +90,57 @@ def accuracies(cells: list[RunSettings]) -> list[float | None]:
     return [json.loads(path.read_text())["final_accuracy"] if path.exists() else None for path in paths]
 
 
-@pytest.mark.parametrize("engine", [InProcess, Forked])
-def test_a_cell_that_raises_stops_no_other_and_is_reported(engine, tmp_path, capsys):
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_a_cell_that_raises_stops_no_other_and_is_reported(processes, tmp_path, capsys):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, engine(), work=raise_in_run_1)
-    assert accuracies(cells) == [10, None, 12]
-    assert failed == {Path(cells[1].output): "ValueError: run 1 cannot be"}
-    text = (Path(cells[1].output) / ERROR).read_text()
+    folder = Path(cells[1].output)
+    failed = sweep(cells, processes, work=raise_in_run_1)
+    assert accuracies(cells) == [10, None, 12] and failed == {folder: "ValueError: run 1 cannot be"}
+    text = (folder / ERROR).read_text()
     assert text.startswith("Traceback") and "raise ValueError" in text
-    assert (Path(cells[1].output) / "log.txt").read_text().startswith("something was said")
-    assert not (Path(cells[1].output) / "log.txt").stat().st_mode & 0o111, "a log is no program"
+    assert (folder / "log.txt").read_text().startswith("something was said")
     out, err = capsys.readouterr()
     assert "something was said" not in out
-    assert f"failed: {Path(cells[1].output)}: ValueError" in err and "3/3" in err and ", run2\n" in err
+    assert f"failed: {folder}: ValueError" in err and "3/3" in err and "run2" in err
     assert exit_code(failed) == 1 and exit_code({}) == 0
     assert not any((Path(cell.output) / LOCK).exists() for cell in cells)
-
     results = [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
-    assert not sweep([cells[1]], engine(), work=finish)
-    assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
-    assert results == [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
-
-
-def test_each_cell_has_a_new_process(tmp_path):
-    cells = cells_of(tmp_path)
-    assert not sweep(cells, Forked(2), work=finish, progress=False)
-    numbers = {json.loads((Path(cell.output) / RESULT).read_text())["process"] for cell in cells}
-    assert len(numbers) == 3 and os.getpid() not in numbers
+    assert not sweep(cells[1:2], processes, work=finish)
+    assert accuracies(cells) == [10, 11, 12] and not (folder / ERROR).exists()
+    assert results == [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)], "not done again"
+    done_by = {json.loads((Path(cell.output) / RESULT).read_text())["process"] for cell in cells}
+    assert len(done_by) == (3 if processes else 1) and (os.getpid() in done_by) == (not processes)
 
 
 @pytest.mark.parametrize("work", [die_once, die_at_the_end])
 def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
     cells = cells_of(tmp_path)
-    assert not sweep(cells, Forked(), work=work)
+    assert not sweep(cells, work=work)
     assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
     assert f"died: {Path(cells[1].output)}: its process was killed by signal 9" in capsys.readouterr().err
 
 
-def test_a_cell_killed_each_time_fails(tmp_path):
+def test_a_cell_killed_each_time_or_out_of_memory_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
-    failed = sweep(cells, Forked(), work=always_die, retries=1)
     said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
-    assert failed == {Path(cells[1].output): said} and accuracies(cells) == [10, None, 12]
-    assert (Path(cells[1].output) / ERROR).read_text() == said + "\n"
-
-
-def test_a_worker_out_of_memory_fails_alone(tmp_path):
-    cells = cells_of(tmp_path)
-    failed = sweep(cells, Forked(), work=take_all_memory)
-    assert failed == {Path(cells[1].output): "out of memory (MemoryError): do fewer runs at a time"}
+    assert sweep(cells, work=always_die, retries=1) == {Path(cells[1].output): said}
+    assert accuracies(cells) == [10, None, 12] and (Path(cells[1].output) / ERROR).read_text() == said + "\n"
+    said, cells = "out of memory (MemoryError): do fewer runs at a time", cells_of(tmp_path / "again")
+    assert sweep(cells, work=take_all_memory) == {Path(cells[1].output): said}
     assert accuracies(cells) == [10, None, 12]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize("error_too", [False, True])
-def test_a_full_disk_leaves_nothing_half_written(tmp_path, error_too):
+def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     cells = cells_of(tmp_path)
-    sweep(cells[:1], InProcess(), work=finish, progress=False)
-    before = (Path(cells[0].output) / RESULT).read_bytes()
-    Path(cells[1].output).mkdir()
-    # Whatever is written there meets "no space left", by the kernel.
-    (Path(cells[1].output) / f"{RESULT}.{os.getpid()}.part").symlink_to("/dev/full")
-    if error_too:
-        (Path(cells[1].output) / f"{ERROR}.{os.getpid()}.part").symlink_to("/dev/full")
-    failed = sweep(cells[1:], InProcess(), work=finish, progress=False)
-    assert list(failed) == [Path(cells[1].output)]
-    said = "run1 is full ([Errno 28] No space left on device): make room and give the same"
-    assert said in failed[Path(cells[1].output)]
-    assert (Path(cells[0].output) / RESULT).read_bytes() == before
-    assert accuracies(cells) == [10, None, 12]
-    assert (Path(cells[1].output) / ERROR).exists() is not error_too
-    assert not [*Path(cells[1].output).glob("*.part")]
-    assert not sweep(cells[1:2], InProcess(), work=finish, progress=False)
-    assert accuracies(cells) == [10, 11, 12]
+    folder = Path(cells[1].output)
+    folder.mkdir(parents=True)
+    for name in (RESULT, ERROR):  # whatever is written there meets "no space left", by the kernel
+        (folder / f"{name}.{os.getpid()}.part").symlink_to("/dev/full")
+    failed = here(cells, work=finish)
+    assert "run1 is full ([Errno 28] No space left on device): make room and give the same" in failed.pop(folder)
+    assert not failed and accuracies(cells) == [10, None, 12] and not [*folder.glob("*.part")]
+    assert not here(cells[1:2], work=finish) and accuracies(cells) == [10, 11, 12]
 
 
 def test_a_full_disk_is_recognised_by_its_error_number_and_behind_another_error(tmp_path):
@@ -175,9 +151,9 @@ def test_a_full_disk_is_recognised_by_its_error_number_and_behind_another_error(
         raise ValueError("the checkpoint cannot be written") from OSError(errno.ENOSPC, "No space left on device")
 
     cell = cells_of(tmp_path)[0]
-    assert "is full ([Errno 122] Quota exceeded)" in run_cell(cell, quota).error
+    assert "is full ([Errno 122] Quota exceeded)" in run_cell(cell, quota)
     said = f"the disk of {Path(cell.output)} is full ([Errno 28] No space left on device)"
-    assert said in run_cell(cell, checkpoint).error
+    assert said in run_cell(cell, checkpoint)
 
 
 def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
@@ -199,14 +175,14 @@ def test_a_cell_locked_by_another_process_is_waited_for(tmp_path):
     other = threading.Thread(target=hold)
     other.start()
     held.wait(20)
-    assert run_cell(cells[0], finish).state is State.BUSY
-    assert not sweep(cells, InProcess(), work=work, progress=False)
+    assert run_cell(cells[0], finish) == BUSY
+    assert not here(cells, work=work)
     other.join()
     assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
 
 
 def drive(output: Path) -> None:
-    sweep(cells_of(output, 1), Forked(), work=work_for_long)
+    sweep(cells_of(output, 1), work=work_for_long)
 
 
 def test_workers_die_with_their_driver(tmp_path):
@@ -223,7 +199,7 @@ def test_workers_die_with_their_driver(tmp_path):
         while time.monotonic() < deadline:
             os.kill(int(place.read_text()), 0)
             time.sleep(0.02)
-    assert not in_use(Path(cell.output)) and not sweep([cell], InProcess(), work=finish, progress=False)
+    assert not in_use(Path(cell.output)) and not here([cell], work=finish)
 
 
 def test_wrong_calls_are_refused(tmp_path):
@@ -234,6 +210,8 @@ def test_wrong_calls_are_refused(tmp_path):
     (Path(cell.output) / "config.yaml").write_text("epochs: 7\n")
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
         sweep([cell])
+    with pytest.raises(ValueError, match="processes is -1; give 0 or more"):
+        sweep([], -1)
     assert sweep([]) == {}
 
 
@@ -241,10 +219,7 @@ def test_a_damaged_result_stops_no_other_cell_and_is_named(tmp_path):
     cells = cells_of(tmp_path)
     finish(cells[0])
     (Path(cells[0].output) / RESULT).write_text("")
-    failed = sweep(cells, InProcess(), work=finish, progress=False)
-    assert list(failed) == [Path(cells[0].output)]
-    (said,) = failed.values()
+    ((folder, said),) = here(cells, work=finish).items()
+    assert folder == Path(cells[0].output)
     assert re.search(r"run0/result\.json cannot be used: Expecting value.*repeat the run with --overwrite true", said)
     assert [(Path(cell.output) / RESULT).stat().st_size > 0 for cell in cells] == [False, True, True]
-    (Path(cells[0].output) / RESULT).write_text("[]")
-    assert "it holds a list, not names and values" in run_cell(cells[0], finish).error

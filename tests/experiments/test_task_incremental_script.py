@@ -32,10 +32,3 @@ def test_a_stream_may_be_shortened(clips, tmp_path):
     assert found["task_incremental"] == statistics.fmean(final) and found["forgetting"] == learned[0] - final[0]
     with pytest.raises(ValueError, match="made with other settings; use another --output"):
         script.measure(settings, experiences=3)
-
-
-def test_strengths():
-    assert script.strength("si=10000") == ("si", 10000.0)
-    for text in ("si", "si=much", "finetune=1", "magic=1"):
-        with pytest.raises(ValueError):
-            script.strength(text)

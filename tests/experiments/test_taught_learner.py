@@ -1,7 +1,5 @@
 """Halves of objects, and the table of runs, of the learner that is taught in lessons."""
 
-import pytest
-from called_script import called
 from taught_learner import halves, lines_of
 
 from benchmarks_toybox_ilab.tables.frame import Frame
@@ -21,10 +19,3 @@ def test_the_table_compares_the_same_runs():
     found = {"run": {0: 90.0, 1: 92.0, 2: 91.0}, "taught": {0: 91.0, 2: 93.0}}
     run, taught = lines_of(found, {0: "a", 1: "b", 2: "c"})
     assert run[2:] == ["", "", ""] and taught[2:] == ["+1.50 to run", "-4.9 to +7.9", "+1.0 +2.0"]
-
-
-@pytest.mark.slow
-def test_finished_runs_are_skipped(tmp_path):
-    for said in (True, False):
-        done = called("taught_learner", "--quick", "--output", tmp_path)
-        assert done.returncode == 0 and ("run 0: " in done.stdout) is said, done.stderr

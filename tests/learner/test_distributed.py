@@ -213,9 +213,10 @@ def noted(folder, function, *arguments):
 
 
 @pytest.mark.slow
-def test_the_loss_of_a_ray_node_changes_no_bit(make, tmp_path):
+def test_the_loss_of_a_ray_node_changes_no_bit(make, tmp_path, monkeypatch):
     pytest.importorskip("ray")
-    from killed_sweep import two_nodes
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
 
     tree = write(tmp_path / "tree", classes=8, clips=12, frames=8)
     calm, disturbed = make(), make()
@@ -224,16 +225,20 @@ def test_the_loss_of_a_ray_node_changes_no_bit(make, tmp_path):
     notes.mkdir()
     shards, lost = len(shards_of([ClipFiles("", "", ("",) * 8)] * 96)), []
 
-    with two_nodes(1) as (cluster, nodes):
+    def lose(images, done=[]):  # noqa: B006
+        done.append(images)
+        if len(done) > shards // 3 and not lost:
+            lost.append(nodes[0].node_id)
+            cluster.remove_node(nodes[0], allow_graceful=False)
 
-        def lose(images, done=[]):  # noqa: B006
-            done.append(images)
-            if len(done) > shards // 3 and not lost:
-                lost.append(nodes[0].node_id)
-                cluster.remove_node(nodes[0], allow_graceful=False)
-
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes()
         with Noting(cluster.address, notes) as engine:
             disturbed.teach(tree, engine=engine, progress=lose)
+    finally:
+        cluster.shutdown()
     found = [path.name.split()[0] for path in notes.iterdir()]
     assert lost and lost[0] in found and len(set(found)) == 2
     assert len(found) > shards  # those of the lost node were learned again

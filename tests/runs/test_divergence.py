@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from support.engines import State, run_cell
 from support.runs import finished_runs
+from support.sweep import DONE, run_cell
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
@@ -33,7 +33,7 @@ def settings(clips, tmp_path, monkeypatch):
 
 
 def test_it_counts_in_a_sweep(settings, tmp_path):
-    assert run_cell(settings).state is State.DONE
+    assert run_cell(settings) == DONE
     (run,) = finished_runs(tmp_path, [0])
     assert run.result["diverged_in_experience"] == 1
     after = run.result["accuracy_after"]
@@ -45,7 +45,7 @@ def test_it_counts_in_a_sweep(settings, tmp_path):
     assert set(answers["answer"]) <= {sorted(run.result["classes_order"]).index(name) for name in seen}
     assert "the run ends here and counts" in (run.folder / "log.txt").read_text()
     assert len(json.loads((run.folder / "ledger.json").read_text())["after_experience"]) == 4
-    assert run_cell(settings).state is State.DONE, "it is finished"
+    assert run_cell(settings) == DONE, "it is finished"
 
 
 def test_otherwise_it_is_an_error(settings, tmp_path):
