@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import subprocess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 os.environ["CRUMB_RUNTIME"] = "torch"  # what --runtime auto takes, instead of a trial
@@ -66,13 +67,8 @@ def model():
 @pytest.fixture(scope="session")
 def pixels():
     """A batch of 6 images, ``(6, 3, 16, 16)`` ``uint8``."""
-    return torch.randint(
-        0,
-        256,
-        (6, 3, small_models.SIZE, small_models.SIZE),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(3),
-    )
+    size = (6, 3, small_models.SIZE, small_models.SIZE)
+    return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.fixture(scope="session")
@@ -106,26 +102,21 @@ def clips(tmp_path_factory) -> Path:
 @pytest.fixture
 def nested():
     """A function that makes folders in each other and returns the last; too many for ``shutil.rmtree``."""
-    made: list[tuple[Path, int]] = []
-    here = os.getcwd()
+    made: list[Path] = []
 
     def make(folder, depth) -> Path:
+        made.append(folder / "d")
+        here = os.getcwd()
         os.chdir(folder)
         for _ in range(depth):
             os.mkdir("d")
             os.chdir("d")
         os.chdir(here)
-        made.append((folder / "/".join("d" * depth), depth))
-        return made[-1][0]
+        return folder / "/".join("d" * depth)
 
     yield make
-    for folder, depth in made:
-        os.chdir(folder)
-        for _ in range(depth):
-            for entry in os.scandir():
-                os.rmdir(entry) if entry.is_dir() else os.unlink(entry)
-            os.chdir("..")
-    os.chdir(here)
+    for folder in made:
+        subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
 @pytest.fixture

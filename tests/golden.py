@@ -55,7 +55,7 @@ VARIANTS = {
     "crumb, both losses": ["--method.direct_weight", "0.5", "--evaluate-quantized", "true"],
     "crumb, learning rate found": ["--family", "fair", "--learning-rate", "null", "--budget-images", "7"],
     "remind, one image at a time": [
-        *("--strategy", "remind", "--method.samples_at_a_time", "true", "--method.replays", "4"),
+        *("--strategy", "remind", "--method.samples_at_a_time", "true", "--method.replays", "4")
     ],
     "er, ring": ["--strategy", "er", "--method.ring_below", "100"],
     "slda, maps": ["--strategy", "slda", "--method.maps", "true", "--budget-images", "300"],

@@ -20,15 +20,9 @@ from avalanche.evaluation.metrics import (
 from avalanche.evaluation.metrics.cumulative_accuracies import CumulativeAccuracyPluginMetric
 from avalanche.evaluation.metrics.mean_scores import MeanNewOldScores
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
-from avalanche.models import IncrementalClassifier, MultiHeadClassifier, SimpleMLP, as_multitask
+from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask
 from avalanche.training.losses import MaskedCrossEntropy
-from avalanche.training.plugins import (
-    EvaluationPlugin,
-    EWCPlugin,
-    LRSchedulerPlugin,
-    LwFPlugin,
-    ReplayPlugin,
-)
+from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin
 from avalanche.training.supervised import Naive
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -40,10 +34,7 @@ from crumb_avalanche import (
     CodeBuffer,
     CRUMBPlugin,
     CRUMBStrategy,
-    EpochSchedule,
-    ImageBuffer,
     LedgerMetric,
-    SeenClassesPlugin,
     SplitModel,
     StreamStrategy,
     calibrate,
@@ -54,7 +45,6 @@ from crumb_avalanche import (
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 SIZE = 32
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-COLOUR = transforms.Compose([transforms.Resize((SIZE, SIZE)), transforms.ToTensor(), NORMALIZE])
 # Avalanche's MNIST gives (1, 28, 28) tensors.
 GREY = transforms.Compose([transforms.Resize((SIZE, SIZE)), lambda image: image.expand(3, -1, -1), NORMALIZE])
 
@@ -77,20 +67,14 @@ def write_mnist(root: Path, per_class: int = 6) -> None:
             (raw / f"{file}.gz").write_bytes(gzip.compress(data))
 
 
-def build(benchmark, device: str, n_classes: int):
-    model = split_backbone("small_cnn", None, n_classes=n_classes, codebook=Codebook(16, 16), image_size=SIZE)
-    calibrate(model, benchmark.train_stream[0].dataset)
-    model.to(device)
-    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     write_mnist(tmp_path)
-    benchmark = SplitMNIST(
-        5, dataset_root=tmp_path, seed=1, train_transform=GREY, eval_transform=GREY, return_task_id=False
-    )
-    model, optimizer = build(benchmark, device, 10)
+    transforms = dict(train_transform=GREY, eval_transform=GREY)
+    benchmark = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False, **transforms)
+    model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=SIZE)
+    calibrate(model, benchmark.train_stream[0].dataset)
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=1e-3, momentum=0.9)
     policy = CodeBuffer(20, ClassBalancedReservoir())
     evaluator = EvaluationPlugin(
         accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
@@ -120,49 +104,6 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
 
 
-def test_the_plugin_in_avalanches_own_strategy(tmp_path):
-    write_mnist(tmp_path)
-    benchmark = SplitMNIST(
-        5, dataset_root=tmp_path, seed=1, train_transform=GREY, eval_transform=GREY, return_task_id=True
-    )
-    model, optimizer = build(benchmark, "cpu", 10)
-    policy, seen = CodeBuffer(20), SeenClassesPlugin()
-    strategy = Naive(
-        model=model,
-        optimizer=optimizer,
-        train_mb_size=6,
-        plugins=[seen, EpochSchedule(2), CRUMBPlugin(policy, seen=seen)],
-        evaluator=EvaluationPlugin(accuracy_metrics(stream=True), loggers=[InteractiveLogger()]),
-    )
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
-    strategy.eval(benchmark.test_stream)
-    assert len(policy) == 20 and len(policy.classes) == 10
-
-
-def test_an_image_buffer_in_avalanches_replay_plugin(tmp_path):
-    write_mnist(tmp_path)
-    benchmark = SplitMNIST(5, dataset_root=tmp_path, seed=1)  # Avalanche's own transforms, one channel
-    model, policy = SimpleMLP(num_classes=10), ImageBuffer(20)
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        train_mb_size=6,
-        plugins=[ReplayPlugin(mem_size=20, storage_policy=policy)],
-        evaluator=EvaluationPlugin(LedgerMetric(), loggers=[InteractiveLogger()]),
-    )
-    for experience in benchmark.train_stream:
-        results = strategy.train(experience)
-    assert len(policy) == 20 and len(policy.classes) == 10
-    assert results["Ledger/buffer_bytes"] == 20 * 28 * 28
-    shown = {label: [] for label in range(10)}
-    for experience in benchmark.train_stream:
-        for image, label, _ in experience.dataset:
-            shown[label].append(image)
-    for image, label, _ in policy.buffer:
-        assert any(torch.allclose(image, one, atol=1e-5) for one in shown[label])
-
-
 def crumb_strategy(kind, model):
     """CRUMB in its own strategy or as a plugin of Avalanche's."""
     arguments = dict(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), train_mb_size=6)
@@ -181,20 +122,14 @@ def assert_stops_untrained(strategy, experience, error, words):
 
 
 @pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
-def test_images_of_another_size_than_the_models_stop_at_the_first_batch(kind, make_stream):
-    model = split_backbone("small_cnn", None, n_classes=4, codebook=Codebook(16, 16), image_size=32)
-    calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)))
-    words = r"16 x 16 pixels.*image_size=32.*resize"
-    assert_stops_untrained(crumb_strategy(kind, model), make_stream().train_stream[0], ValueError, words)
-
-
-@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
-def test_grey_images_stop_before_training(kind, tmp_path):
+def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path):
     write_mnist(tmp_path)
-    experience = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False).train_stream[0]
-    model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=28)
-    words = r"\(4, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
-    assert_stops_untrained(crumb_strategy(kind, model), experience, ValueError, words)
+    grey = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False)
+    words = r"\(6, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
+    for stream, size, said in ((make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"), (grey, 28, words)):
+        model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size)
+        calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)))
+        assert_stops_untrained(crumb_strategy(kind, model), stream.train_stream[0], ValueError, said)
 
 
 def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):

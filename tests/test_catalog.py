@@ -1,30 +1,12 @@
-import subprocess
-import sys
 from itertools import chain
 
 import pytest
-from fake_data import TINY, toybox_names, write_eth80, write_files, write_tiny
+from fake_data import TINY, toybox_names, write_files, write_tiny
 
 import benchmarks_toybox_ilab
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-LIGHT = """
-import sys
-import benchmarks_toybox_ilab as streams
-table = streams.ETH80Frames(sys.argv[1])
-table.read(0), table.content_hash(), streams.get_benchmark("eth80"), streams.ClipFolderFrames, streams.ToyShapesFrames
-heavy = {"torch", "torchvision", "avalanche", "av"} & set(sys.modules)
-assert not heavy, heavy
-"""
-
-
-def test_tables_and_catalog_import_neither_torch_nor_avalanche(tmp_path):
-    write_eth80(tmp_path)
-    done = subprocess.run([sys.executable, "-c", LIGHT, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
 
 PAPER = {
     "core50": (2, 21, 15),
@@ -63,12 +45,6 @@ def test_all_tables_are_called_alike(tmp_path, name):
     assert (benchmark.class_groups(table, False) is None) == (name != "ilab_core50")
 
 
-def test_short_toy_shapes_have_all_classes_and_a_third_of_the_frames():
-    long, short = (get_benchmark(name).table(None, 0) for name in ("toy_shapes", "toy_shapes_short"))
-    assert short.classes == long.classes and len(short) == len(long) / 3 == 10 * 6 * 4 * 5
-    assert {3 * count for count in short.counts()["key"].values()} == set(long.counts()["key"].values())
-
-
 def test_what_a_benchmark_needs_and_takes(tmp_path):
     with pytest.raises(FrameTableError, match=r"benchmark core50 needs --dataset-root; expected there: <root>/core50"):
         get_benchmark("core50").table(None, 0)
@@ -78,9 +54,6 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
     assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
     with pytest.raises(ValueError, match="fps is 0"):
         get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
-
-
-def test_an_unknown_name_lists_the_known():
     with pytest.raises(ValueError, match="unknown benchmark 'core51'; known are cifar100, clip_folder, core50, eth80"):
         get_benchmark("core51")
 

@@ -32,10 +32,6 @@ REPLACED = {
     r"\bbe it\b": "whether",
     r"\bthus\b": "so",
 }
-# Where an old term has to stay: the file, the term, and the reason.
-EXEMPT = {
-    "tests/test_habits.py": (r"", "lists them all"),
-}
 
 
 def run(module, *options):
@@ -55,6 +51,7 @@ def test_mypy():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # takes as long as all other checks of the code
 def test_the_oldest_python_has_all_that_is_used():
     oldest = re.search(r"python_requires = >=([\d.]+)", (ROOT / "setup.cfg").read_text())[1]
     vermin = Path(sys.executable).with_name("vermin")  # it has no module to run
@@ -64,49 +61,23 @@ def test_the_oldest_python_has_all_that_is_used():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_annotations_are_installed(package):
-    assert (package / "py.typed").exists()
+def test_annotations_are_installed():
+    assert all((package / "py.typed").exists() for package in PACKAGES)
 
 
-def prose():
-    """Source and documentation, by path from the root."""
-    folders = ["benchmarks_toybox_ilab", "crumb_avalanche", "docs", "experiments", "tests"]
-    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    for folder in folders:
-        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".css", ".js")]
-    return {path.relative_to(ROOT).as_posix(): path for path in paths}
-
-
-def replaced_terms(text, exempt=None):
+def replaced_terms(text):
     """Lines with a replaced term, each with its number and the better term."""
-    found = []
     for term, better in REPLACED.items():
-        if term == exempt:
-            continue
         for match in re.finditer(term.replace(" ", r"\s+"), text, re.IGNORECASE):
-            number = text.count("\n", 0, match.start()) + 1
-            found.append(f"{number}: {match.group()!r}, say {better!r}")
-    return found
-
-
-def test_replaced_terms_are_found():
-    assert replaced_terms("The storing\nrule") == ["1: 'storing\\nrule', say 'selection rule'"]
-    assert replaced_terms("x\nrandom_states_kept()") == ["2: 'random_states_kept', say 'RNG state'"]
-    assert replaced_terms("give_way_to_others(1)") == ["1: 'give_way_to_others', say 'limit_openmp_spin'"]
-    assert replaced_terms("the selection rule; RNG state; recommended; restore them afterwards") == []
+            yield f"{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}, say {better!r}"
 
 
 def test_no_replaced_term_is_left():
-    found = [
-        f"{name}:{line}"
-        for name, path in prose().items()
-        if name != "tests/test_habits.py"
-        for line in replaced_terms(path.read_text(encoding="utf-8"), *EXEMPT.get(name, ())[:1])
-    ]
+    assert list(replaced_terms("The storing\nrule")) == ["1: 'storing\\nrule', say 'selection rule'"]
+    assert not list(replaced_terms("the selection rule; RNG state; recommended; restore them afterwards"))
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    for folder in ("benchmarks_toybox_ilab", "crumb_avalanche", "docs", "experiments", "tests"):
+        paths += [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".md", ".css", ".js")]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths if path != Path(__file__)}
+    found = [f"{path.relative_to(ROOT)}:{line}" for path, text in texts.items() for line in replaced_terms(text)]
     assert not found, "\n".join(found)
-
-
-def test_every_exemption_is_needed():
-    for name, (term, _) in EXEMPT.items():
-        assert re.search(term, (ROOT / name).read_text(encoding="utf-8"))

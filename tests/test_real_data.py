@@ -15,10 +15,9 @@ from crumb_avalanche.cli import main
 from crumb_avalanche.models.codebook import MapStatistics, init_matched_
 from crumb_avalanche.models.layers import REFERENCE_SCALE
 
-DATA = TEST_DATA
-ETH80 = DATA / "eth80" / "eth80_128.zip"
-WEIGHTS = DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
-pytestmark = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 and weights in {DATA}")
+ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
+WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
+pytestmark = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 in {TEST_DATA}")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """``crumb backbones``: list networks with cut, map, size, weights, and images per second measured on this computer."""
 
 import time
-from typing import NamedTuple
 
 import torch
 
@@ -25,14 +24,7 @@ def main(settings: BackbonesSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     names = [full_name(name) for name in settings.names] or list(BACKBONES)
-    rows = []
-    for name in names:
-        facts = measured(name, settings.image_size)
-        shape = "x".join(map(str, facts.map_shape))
-        cut, dim = (facts.cut, str(facts.codebook_dim)) if facts.cut else ("-", "-")
-        row = [name, str(facts.image_size), cut, shape, dim, f"{facts.features:,}"]
-        rows.append([*row, f"{facts.bytes / 1e6:.1f}", f"{facts.flops / 1e9:.2f}", f"{facts.images_per_second:.3g}"])
-        rows[-1].append(weights_of(name))
+    rows = [[name, *measured(name, settings.image_size), weights_of(name)] for name in names]
     print(table(COLUMNS, rows))
     print(f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads")
     for source in dict.fromkeys(source_of(name) for name, row in zip(names, rows) if row[-1]):
@@ -71,22 +63,14 @@ def weights_of(name: str) -> str:
     return "" if file is None else f"{source}, {'here' if file.is_file() else 'not here'}"
 
 
-class BackboneFacts(NamedTuple):
-    """What a backbone is and costs."""
-
-    image_size: int
-    cut: str  # the last module of F; empty if the whole network is trained
-    map_shape: tuple[int, int, int]  # (C, H, W)
-    codebook_dim: int  # the usual one
-    features: int  # of ``FeatureMoments``
-    bytes: int  # of the weights without the head
-    flops: int  # of a forward pass of one image
-    images_per_second: float
-
-
 @torch.no_grad()
-def measured(name: str, image_size: int | None = None) -> BackboneFacts:
-    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state."""
+def measured(name: str, image_size: int | None = None) -> list[str]:
+    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state.
+
+    Returns:
+        The columns but for the first and last: pixels, the last module of F, its map, usual length of a memory block,
+        number of features, bytes of the weights without the head, operations of a forward pass, images per second.
+    """
     with preserve_rng_state():
         size = image_size or SIDES.get(name)
         model = split_backbone(name, None, n_classes=1, codebook=None, image_size=size).eval()
@@ -97,15 +81,10 @@ def measured(name: str, image_size: int | None = None) -> BackboneFacts:
     while time.perf_counter() - start < SECONDS:
         model(images)
         count += len(images)
-    seconds = time.perf_counter() - start
+    speed = count / (time.perf_counter() - start)
+    cut, dim = (model.stages[-1], str(usual_codebook_dim(model))) if model.stages else ("-", "-")
+    features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
+    size = tensor_bytes(value for key, value in model.state_dict().items() if f".{model.head}." not in key)
     extraction, training = step_flops(model)
-    return BackboneFacts(
-        image_size=side,
-        cut=model.stages[-1] if model.stages else "",
-        map_shape=model.map_shape,
-        codebook_dim=usual_codebook_dim(model),
-        features=FeatureMoments(**RegularizedDiscriminant.moments).length(model),
-        bytes=tensor_bytes(value for key, value in model.state_dict().items() if f".{model.head}." not in key),
-        flops=extraction + training // PASSES,
-        images_per_second=count / seconds,
-    )
+    shape, flops = "x".join(map(str, model.map_shape)), extraction + training // PASSES
+    return [str(side), cut, shape, dim, f"{features:,}", f"{size / 1e6:.1f}", f"{flops / 1e9:.2f}", f"{speed:.3g}"]

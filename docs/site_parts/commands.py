@@ -21,10 +21,8 @@ GROUP_NAMES = {
 @functools.cache
 def subparsers() -> dict[str, Any]:
     """Return the parser of each command."""
-    for action in parser()._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    raise LookupError("the parser of crumb has no commands")
+    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return dict(commands.choices)
 
 
 def names_of(action: Any) -> list[str]:
@@ -44,49 +42,32 @@ def default_of(settings: type, action: Any) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def meaning(action: Any) -> str:
-    """Return the help text of an argument, without the default and the type that the parser adds."""
-    text = " ".join((action.help or "").split()).replace("%%", "%")
-    return text.replace("|", "\\|")
-
-
 def page(name: str) -> str:
     """Return the page of a command."""
     settings, summary = COMMANDS[name]
     lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
     lines += ["```bash", f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]", "```", ""]
     for group in subparsers()[name]._action_groups:
-        rows = [
-            f"| `{'`, `'.join(names_of(action))}` | {default_of(settings, action)} | {meaning(action)} |"
-            for action in group._group_actions
-            if action.dest.partition(".")[0] not in HIDDEN
-        ]
+        rows = []
+        for action in group._group_actions:
+            if action.dest.partition(".")[0] not in HIDDEN:
+                meaning = " ".join((action.help or "").split()).replace("%%", "%").replace("|", "\\|")
+                rows.append(f"| `{'`, `'.join(names_of(action))}` | {default_of(settings, action)} | {meaning} |")
         if rows:
             lines += [f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}", ""]
             lines += ["| flag | default | meaning |", "| :-- | :-- | :-- |", *rows, ""]
-    lines += [
-        "## Settings from a file",
-        "",
-        "`--config FILE` reads settings from a YAML file, and `--print_config` prints the present ones as such a file.",
-        "",
-    ]
-    return "\n".join(lines)
+    text = (
+        "`--config FILE` reads settings from a YAML file, and `--print_config` prints the present ones as such a file."
+    )
+    return "\n".join([*lines, "## Settings from a file", "", f"{text}.", ""])
 
 
 def pages() -> dict[str, str]:
     """Return the text of each page, by its path in the site."""
-    rows = [
-        f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |"
-        for name, (_, summary) in COMMANDS.items()
-    ]
-    index = [
-        "# Command line",
-        "",
-        "These pages are made from the parsers of `crumb`, so they list every flag. Flags take dashes or underscores.",
-        "",
-        "| command | what it does |",
-        "| :-- | :-- |",
-        *rows,
-        "",
-    ]
-    return {"cli/index.md": "\n".join(index), **{f"cli/{name}.md": page(name) for name in COMMANDS}}
+    text = (
+        "These pages are made from the parsers of `crumb`, so they list every flag. Flags take dashes or underscores."
+    )
+    index = ["# Command line", "", text, "", "| command | what it does |", "| :-- | :-- |"]
+    for name, (_, summary) in COMMANDS.items():
+        index.append(f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |")
+    return {"cli/index.md": "\n".join([*index, ""]), **{f"cli/{name}.md": page(name) for name in COMMANDS}}

@@ -37,25 +37,20 @@ ARROWS = ("image f", "f map", "map search", "search codes", "codes rebuilt", "re
 def pipeline() -> tuple[Figure, str]:
     """Draw the way of an image, and that of a memory."""
     figure = Figure(figsize=(11.2, 2.9), layout="constrained")
-    axes = _plain(figure)
+    axes = figure.subplots()
+    axes.axis("off")
     for name, (left, bottom, width, text) in BOXES.items():
         colour = COLOURS[1] if name in ("p", "search") else COLOURS[0] if name in ("codes", "memory") else "#595959"
-        place = (left, bottom)
-        axes.add_patch(
-            FancyBboxPatch(place, width, HEIGHT, "round,pad=0,rounding_size=0.1", fill=False, ec=colour, lw=1.6)
-        )
+        style = dict(fill=False, ec=colour, lw=1.6)
+        axes.add_patch(FancyBboxPatch((left, bottom), width, HEIGHT, "round,pad=0,rounding_size=0.1", **style))
         axes.text(left + width / 2, bottom + HEIGHT / 2, text, ha="center", va="center", size=9.5)
     for pair in ARROWS:
         start, end = (BOXES[name] for name in pair.split())
         _arrow(axes, (start[0] + start[2], 1 + HEIGHT / 2), (end[0], 1 + HEIGHT / 2))
     _arrow(axes, (9.1, 1.0), (9.1, -1.3 + HEIGHT))
     axes.text(9.0, 0.38, "every j-th image", ha="right", va="center", size=9)
-    axes.annotate(
-        "",
-        (11.25, 1.0),
-        (9.9, -1.3 + HEIGHT / 2),
-        arrowprops={"arrowstyle": "->", "color": "#000000", "connectionstyle": "angle,angleA=0,angleB=90,rad=6"},
-    )
+    bent = {"arrowstyle": "->", "color": "#000000", "connectionstyle": "angle,angleA=0,angleB=90,rad=6"}
+    axes.annotate("", (11.25, 1.0), (9.9, -1.3 + HEIGHT / 2), arrowprops=bent)
     axes.text(11.4, 0.0, "replayed beside\nnew images", ha="left", va="center", size=9)
     axes.plot([4.75, 4.75, 13.3], [1 + HEIGHT, 2.8, 2.8], ls="--", color="#595959", lw=1)
     axes.annotate("", (13.3, 1 + HEIGHT), (13.3, 2.8), arrowprops={"arrowstyle": "->", "color": "#595959", "ls": "--"})
@@ -122,12 +117,6 @@ def memory() -> tuple[Figure, str]:
     )
 
 
-def _plain(figure: Figure) -> Axes:
-    axes = figure.subplots()
-    axes.axis("off")
-    return axes
-
-
 def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "#000000", "shrinkA": 1, "shrinkB": 1})
 
@@ -146,11 +135,8 @@ def figure(name: str) -> str:
     with matplotlib.rc_context(STYLE):
         draw, least = FIGURES[name]
         drawn, caption = draw()
-    width = int(drawn.get_figwidth() * 72)
-    least = min(least, width)
-    svg = inline_svg(drawn, f"{name}-", caption, [])
-    text = html.escape(caption)
+    width, svg = int(drawn.get_figwidth() * 72), inline_svg(drawn, f"{name}-", caption, [])
     return (
-        f'<figure class="drawn" style="max-width: {width}px; --least: {least}px">'
-        f'<div tabindex="0">{svg}</div><figcaption>{text}</figcaption></figure>\n'
+        f'<figure class="drawn" style="max-width: {width}px; --least: {min(least, width)}px">'
+        f'<div tabindex="0">{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>\n'
     )

@@ -18,11 +18,6 @@ PAGES = {
 FOLDER = "repository"  # of the site, for all other files
 
 
-def targets(text: str) -> list[str]:
-    """Return the files that a page links to, relative to it."""
-    return [match[2] for match in LINK.finditer(text) if not re.match(r"[a-z]+:", match[2])]
-
-
 def site_path(path: str) -> str:
     """Return where a file of the repository lies in the site."""
     if path in PAGES:
@@ -31,14 +26,7 @@ def site_path(path: str) -> str:
 
 
 def moved(text: str, source: str, shown: str, used: Callable[[str], object]) -> str:
-    """Rewrite the links of a page for the site.
-
-    Args:
-        text: Markdown.
-        source: path of the page in the repository.
-        shown: its path in the site.
-        used: called with each linked file, by its path in the repository.
-    """
+    """Rewrite the links of a page of the repository for its path in the site; call ``used`` with each linked file."""
 
     def replace(match: re.Match) -> str:
         if re.match(r"[a-z]+:", match[2]):

@@ -38,11 +38,8 @@ def modules(package: str, room: str) -> list[str]:
     """Return the dotted names of a room's modules that have a public class or function."""
     path = ROOT / package / room
     paths = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    return [
-        ".".join(one.relative_to(ROOT).with_suffix("").parts)
-        for one in paths
-        if public(one) and not one.stem.startswith("_")
-    ]
+    some = [one for one in paths if public(one) and not one.stem.startswith("_")]
+    return [".".join(one.relative_to(ROOT).with_suffix("").parts) for one in some]
 
 
 def exported() -> dict[str, dict[str, str]]:
@@ -74,23 +71,16 @@ def room_page(package: str, room: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the text of each page, by its path in the site."""
-    lines = [
-        "# API reference",
-        "",
-        "Both packages look up their names on first use, so importing them takes no time.",
-        "",
-    ]
-    found = {}
+    lines, found = ["# API reference", ""], {}
+    lines += ["Both packages look up their names on first use, so importing them takes no time.", ""]
     for package, (summary, rooms) in PACKAGES.items():
         lines += [f"## {package}", "", f"`{package}` holds {summary}. A room imports only rooms above it.", ""]
         lines += ["| room | holds |", "| :-- | :-- |"]
         for room in rooms:
-            text = first_line(package, room)
-            lines.append(f"| [`{room}`]({package}/{room}.md) | {text} |")
+            lines.append(f"| [`{room}`]({package}/{room}.md) | {first_line(package, room)} |")
             found[f"api/{package}/{room}.md"] = room_page(package, room)
         lines += ["", f"Names that `from {package} import NAME` gives:", "", "| name | defined in |", "| :-- | :-- |"]
-        lines += [
-            f"| {link(name, target)} | `{target.rpartition('.')[0]}` |" for name, target in exported()[package].items()
-        ]
+        for name, target in exported()[package].items():
+            lines.append(f"| {link(name, target)} | `{target.rpartition('.')[0]}` |")
         lines.append("")
     return {"api/index.md": "\n".join(lines), **found}

@@ -44,9 +44,8 @@ def recommended() -> tuple[Figure, str]:
 def table1() -> tuple[Figure, str]:
     """Draw all methods of Table 1: ours on each benchmark."""
     series: Series = {}
-    for (benchmark, protocol, row), lines in grouped(
-        read(RUNS / "table1_runs.csv"), "benchmark", "protocol", "row"
-    ).items():
+    groups = grouped(read(RUNS / "table1_runs.csv"), "benchmark", "protocol", "row")
+    for (benchmark, protocol, row), lines in groups.items():
         name = f"{DATA_SETS[benchmark]}, {protocol_text(protocol)}"
         series.setdefault(name, {})[row] = floats(lines, "final_accuracy")
     for line in read(RECORDED / "table1.csv"):
@@ -63,10 +62,8 @@ def stream(name: str) -> tuple[Figure, str]:
         points = panel.setdefault(line["method"], {}).setdefault(int(line["experience"]), [])
         points.append(float(line["accuracy"]))
     axes = dict(xlabel="after experience", ylabel="accuracy over all seen classes, %", ylim=(0, 102))
-    caption = (
-        "Accuracy along the stream, mean and root-mean-square error of the runs; the upper bound learns all classes"
-    )
-    return curves(panels, "", **axes), f"{caption} at once."
+    caption = "Accuracy along the stream, mean and root-mean-square error of the runs; the upper bound learns all"
+    return curves(panels, "", **axes), f"{caption} classes at once."
 
 
 def codes_and_images(name: str) -> tuple[Figure, str]:
@@ -113,11 +110,5 @@ for _name in ("fig3", "figS1"):
     FIGURES[_name] = partial(stream, _name), 560
 for _name in ("table3", "table3_tiny_imagenet", "table3_cifar100"):
     FIGURES[_name] = partial(codes_and_images, _name), 380
-for _name in (
-    "table4",
-    "table4_class_iid",
-    "table4_tiny_imagenet",
-    "table4_tiny_imagenet_class_iid",
-    "table4_cifar100",
-):
-    FIGURES[_name] = partial(effects, _name), 420
+for _name in ("", "_class_iid", "_tiny_imagenet", "_tiny_imagenet_class_iid", "_cifar100"):
+    FIGURES[f"table4{_name}"] = partial(effects, f"table4{_name}"), 420

@@ -78,8 +78,7 @@ def recommended(small: str = "") -> str:
 def method_times() -> dict[str, dict[str, float]]:
     """Return the milliseconds of each part of a stream image, by the rows of the README's table.
 
-    F is the same for all, and most of the time. So its fastest pass counts for each: what other programs add to it
-    would hide the difference between methods.
+    F is the same for all, so its fastest pass counts for each: other programs add to it.
     """
     lines = {line["preset"]: line for line in read(RECORDED / "method_times.csv")}
     parts = {name: {part: float(line[part]) for part in list(line)[2:]} for name, line in lines.items()}
@@ -115,14 +114,10 @@ def readme() -> str:
     lines, speeds, rows = recommended_lines("eth80"), images_per_second(), []
     for row, label in README_ROWS.items():
         if row in lines:
-            splits = [
-                statistics.fmean(floats(group, "accuracy")) for group in grouped(lines[row], "frame_table").values()
-            ]
-            mean, half = interval(splits)
-            cells = [
-                f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}",
-                f"{mean - half:.1f} to {mean + half:.1f}",
-            ]
+            groups = grouped(lines[row], "frame_table").values()
+            mean, half = interval([statistics.fmean(floats(group, "accuracy")) for group in groups])
+            accuracy = f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}"
+            cells = [accuracy, f"{mean - half:.1f} to {mean + half:.1f}"]
             rows.append([label, *cells, megabytes(lines[row]) or "all images", speeds[row]])
     return markdown(["method", "accuracy, %", "95 % interval", "kept", "images/s"], rows)
 
@@ -144,9 +139,8 @@ def competitors(benchmark: str) -> str:
         cells = [method_label(name), *map(mean_text, finals), counts, kept, seconds, rates.get(name, "")]
         rows[name] = max(statistics.fmean(some) for some in finals if some), cells
     best_first = [cells for _, cells in sorted(rows.values(), key=lambda row: -row[0])]
-    return markdown(
-        ["method", *map(protocol_text, protocols), "runs", "bytes kept", "seconds", "learning rates"], best_first
-    )
+    header = ["method", *map(protocol_text, protocols), "runs", "bytes kept", "seconds", "learning rates"]
+    return markdown(header, best_first)
 
 
 def real_images(benchmark: str) -> str:

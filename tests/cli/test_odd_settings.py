@@ -44,17 +44,11 @@ def valid(command, place, work, clips, draw):
     mine, photo = work / "mine.safetensors", sorted(clips.rglob("*.png"))[0]
     shutil.copy(place / "base.safetensors", mine)
     run = ["--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--first-epochs", 1]
+    run += [*NETWORK, "--output", work / "out", "--strategy"]
     actions = ("show", "forget", "rename", "undo", "merge", "eat")
     names = st.lists(st.sampled_from(["cup", "", "x", "ü"]), max_size=2)
     return {
-        "run": lambda: [
-            *run,
-            *NETWORK,
-            "--output",
-            work / "out",
-            "--strategy",
-            draw(st.sampled_from(["ncm", "crumb"])),
-        ],
+        "run": lambda: [*run, draw(st.sampled_from(["ncm", "crumb"]))],
         "pretrain": lambda: ["--data", clips, "--weights", "none", "--epochs", 1, *NETWORK, "--output", work / "p"],
         "prepare": lambda: ["tiny_imagenet", "--dataset-root", work / "out", "--source", clips, "--workers", 1],
         "report": lambda: [place / "run", "--output", work / "out"],

@@ -83,9 +83,8 @@ def test_public_names_describe_parameters_errors_and_shapes():
 
 
 def test_what_is_not_described_is_found():
-    node = ast.parse(
-        "def root(x: Tensor, y) -> Tensor:\n    if y:\n        raise NaNError\n    raise ValueError(f'x is {x}')"
-    )
+    code = "def root(x: Tensor, y) -> Tensor:\n    if y:\n        raise NaNError\n    raise ValueError(f'x is {x}')"
+    node = ast.parse(code)
     assert missing("root", node.body[0], "Take it.") == [
         f"root: {name}" for name in ("x", "y", "NaNError", "ValueError", "Tensor")
     ]

@@ -45,13 +45,9 @@ def test_versions_that_disagree_are_found(copy, name, old, new, words):
         RELEASE["check_versions"](copy)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [("title: crumb", "titel: crumb", "are required"), ("family-names: Zhang", "surname: Zhang", "neither name nor")],
-)
-def test_a_citation_that_breaks_the_schema_is_found(copy, old, new, words):
-    change(copy / "CITATION.cff", old, new)
-    with pytest.raises(RELEASE["Failure"], match=words):
+def test_a_citation_that_breaks_the_schema_is_found(copy):
+    change(copy / "CITATION.cff", "title: crumb", "titel: crumb")
+    with pytest.raises(RELEASE["Failure"], match="are required"):
         RELEASE["check_citation"](copy)
 
 

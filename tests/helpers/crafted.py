@@ -12,25 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 DEEP = "@deep"  # in a JSON text, lists in lists; see ``json_of``
-ODD = (
-    *(None, True, -1, 0, 1, 2**31, 2**70, 10**5000, -(10**12), 0.5, -1.0, 1e300, float("nan"), float("inf")),
-    *(
-        "",
-        "x" * 100_000,
-        "\ud800",
-        "a\x1b[2Jb",
-        "a/b",
-        "../x",
-        "\u202ecod",
-        "PCG64",
-        [],
-        {},
-        [None],
-        {"x": 1},
-        [[1]],
-        DEEP,
-    ),
-)
+ODD = (None, True, -1, 0, 1, 2**31, 2**70, 10**5000, -(10**12), 0.5, -1.0, 1e300, float("nan"), float("inf"))
+ODD += ("", "x" * 100_000, "\ud800", "a\x1b[2Jb", "a/b", "../x", "\u202ecod", "PCG64")
+ODD += ([], {}, [None], {"x": 1}, [[1]], DEEP)
 DTYPES = (torch.float64, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool)
 
 

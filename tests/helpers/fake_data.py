@@ -5,6 +5,7 @@ import io
 import pickle
 import tarfile
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -27,20 +28,16 @@ def write_image(path: Path, colour: tuple[int, int, int] = (10, 120, 230), size:
 
 def write_eth80(root: Path, numbers: dict = ETH80_NUMBERS, views: tuple[str, ...] = ETH80_VIEWS) -> Path:
     """ETH-80 with fewer classes and views: `root/car14/car14-045-090.jpg`."""
-    for class_name, objects in numbers.items():
-        for number in objects:
-            for view in views:
-                write_image(root / f"{class_name}{number}" / f"{class_name}{number}-{view}.jpg")
+    names = [f"{class_name}{number}" for class_name, objects in numbers.items() for number in objects]
+    for name, view in product(names, views):
+        write_image(root / name / f"{name}-{view}.jpg")
     return root
 
 
 def write_clip_folder(root: Path, classes: int = 2, objects: int = 3, clips: int = 2, frames: int = 3) -> Path:
     """`root/class0/object0/clip0/frame0.png`, numbered without leading zeros."""
-    for c in range(classes):
-        for o in range(objects):
-            for k in range(clips):
-                for f in range(frames):
-                    write_image(root / f"class{c}" / f"object{o}" / f"clip{k}" / f"frame{f}.png")
+    for c, o, k, f in product(*map(range, (classes, objects, clips, frames))):
+        write_image(root / f"class{c}" / f"object{o}" / f"clip{k}" / f"frame{f}.png")
     return root
 
 
@@ -63,12 +60,9 @@ def number_reader(path: str) -> Image.Image:
 def make_table(classes: int = 5, objects: int = 2, sessions: int = 3, frames: int = 4) -> FrameTable:
     """A table of images drawn when read; the last session of each object is the test split, paths end in the row."""
     rows = []
-    for c in range(classes):
-        for o in range(objects):
-            for s in range(sessions):
-                for f in range(frames):
-                    split = "test" if s == sessions - 1 else "train"
-                    rows.append(Frame(f"class{c}/{o}/{s}/{len(rows)}", f"class{c}", f"o{o}", f"s{s}", f, split))
+    for c, o, s, f in product(*map(range, (classes, objects, sessions, frames))):
+        split = "test" if s == sessions - 1 else "train"
+        rows.append(Frame(f"class{c}/{o}/{s}/{len(rows)}", f"class{c}", f"o{o}", f"s{s}", f, split))
     return FrameTable(rows, reader=number_reader, name="made up")
 
 
@@ -100,11 +94,9 @@ def toybox_clip(class_name: str, number: int, clip: str, frames: Iterable[int], 
     return [f"images/{TOYBOX_FOLDERS[class_name]}/{thing}/{thing}_{clip}_{ending.format(frame)}" for frame in frames]
 
 
-def toybox_names(
-    classes: Iterable[str] = tuple(TOYBOX_FOLDERS), objects: Iterable[int] = range(1, 31), frames: int = 20
-) -> list[str]:
+def toybox_names(classes=tuple(TOYBOX_FOLDERS), objects=range(1, 31), frames: int = 20) -> list[str]:
     """Names of complete objects of Toybox: all twelve clips with equal numbers of frames."""
-    clips = ((c, number, clip) for c in classes for number in objects for clip in TOYBOX_CLIPS)
+    clips = product(classes, objects, TOYBOX_CLIPS)
     return [name for clip in clips for name in toybox_clip(*clip, range(1, frames + 1))]
 
 
@@ -134,22 +126,15 @@ ILAB_CLASSES = (
 ILAB_VIEWS = [(camera, rotation) for camera in (0, 2, 4, 7, 9) for rotation in (1, 2, 3, 4, 6, 7)]
 
 
-def ilab_session(
-    class_name: str, number: int, background: int, views: int = 15, ending: str = "-l0-f2.jpg"
-) -> list[str]:
+def ilab_session(class_name: str, number: int, background: int, views: int = 15, ending="-l0-f2.jpg") -> list[str]:
     """Names of the images of an object of iLab with a background, up to 30 views."""
     clip = f"train_img/{class_name}-i{number:04d}-b{background:04d}"
     return [f"{clip}-c{camera:02d}-r{rotation:02d}{ending}" for camera, rotation in ILAB_VIEWS[:views]]
 
 
-def ilab_names(
-    classes: Iterable[str] = ILAB_CLASSES,
-    objects: Iterable[int] = range(1, 31),
-    backgrounds: Iterable[int] = range(1, 11),
-    views: int = 30,
-) -> list[str]:
+def ilab_names(classes=ILAB_CLASSES, objects=range(1, 31), backgrounds=range(1, 11), views: int = 30) -> list[str]:
     """Names of complete objects of iLab, including "semi"."""
-    sessions = ((c, number, background) for c in classes for number in objects for background in backgrounds)
+    sessions = product(classes, objects, backgrounds)
     return [name for session in sessions for name in ilab_session(*session, views)]
 
 
@@ -175,12 +160,9 @@ def core50_clip(session: int, number: int, frames: Iterable[int], ending: str = 
     return [f"s{session}/o{number}/C_{session:02d}_{number:02d}_{frame:03d}{ending}" for frame in frames]
 
 
-def core50_names(
-    sessions: Iterable[int] = range(1, 12), objects: Iterable[int] = range(1, 51), frames: Iterable[int] = range(300)
-) -> list[str]:
+def core50_names(sessions=range(1, 12), objects=range(1, 51), frames: Iterable[int] = range(300)) -> list[str]:
     """Names of complete sessions of CORe50."""
-    clips = ((session, number) for session in sessions for number in objects)
-    return [name for clip in clips for name in core50_clip(*clip, frames)]
+    return [name for clip in product(sessions, objects) for name in core50_clip(*clip, frames)]
 
 
 def odd_core50_names() -> list[str]:
@@ -220,19 +202,13 @@ def icub_clip(folder: str, day: int, frames: Iterable[int], camera: str = "left"
     return [f"{folder}/day{day}/{camera}/{frame:08d}{ending}" for frame in frames]
 
 
-def icub_names(
-    parts: dict[str, tuple[str, ...]] = ICUB_PARTS, objects: Iterable[int] = range(1, 11), frames: int = 21
-) -> list[str]:
+def icub_names(parts=ICUB_PARTS, objects=range(1, 11), frames: int = 21) -> list[str]:
     """Names of complete objects of iCubWorld Transformations: five clips, two days, two cameras."""
-    folders = [
-        f"{part}/{category}/{category}{number}/{clip}"
-        for part, categories in parts.items()
-        for category in categories
-        for number in objects
-        for clip in ICUB_CLIPS
-    ]
-    left = (name for folder in folders for day in (2, 10) for name in icub_clip(folder, day, range(frames)))
-    right = (name for folder in folders for day in (2, 10) for name in icub_clip(folder, day, range(2), "right"))
+    kinds = [f"{part}/{category}/{category}" for part, categories in parts.items() for category in categories]
+    folders = [f"{kind}{number}/{clip}" for kind, number, clip in product(kinds, objects, ICUB_CLIPS)]
+    clips = list(product(folders, (2, 10)))
+    left = (name for clip in clips for name in icub_clip(*clip, range(frames)))
+    right = (name for clip in clips for name in icub_clip(*clip, range(2), "right"))
     return [*left, *right]
 
 
@@ -307,12 +283,8 @@ def image_tree_names(
     folders: dict[str, int], classes: Iterable[str], ending: str = ".png", stem: str = "{class_name}_{number}"
 ) -> list[str]:
     """Names of a tree of single images: `train/apple/apple_0.png`, `folders` gives the number per class."""
-    return [
-        f"{folder}/{class_name}/{stem.format(class_name=class_name, number=number)}{ending}"
-        for folder, count in folders.items()
-        for class_name in classes
-        for number in range(count)
-    ]
+    names = [(folder, name, number) for folder, count in folders.items() for name in classes for number in range(count)]
+    return [f"{folder}/{name}/{stem.format(class_name=name, number=number)}{ending}" for folder, name, number in names]
 
 
 def write_tiny_imagenet(root: Path, classes: Iterable[str], train: int = 2, test: int = 1) -> Path:

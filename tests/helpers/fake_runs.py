@@ -9,35 +9,12 @@ from crumb_avalanche.report.report import main
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.run_folder import DIGESTS
 
-CONFIG = {
-    "benchmark": "toy_shapes",
-    "protocol": "class_instance",
-    "strategy": "crumb",
-    "preset": "paper",
-    "pretrained": None,
-    "classes_per_experience": 2,
-    "threads": 1,
-    "replay_weight": 5.0,
-}
-LEDGER = {
-    "buffer_items": 12,
-    "buffer_bytes": 64896,
-    "label_bytes": 24,
-    "codebook_bytes": 16384,
-    "statistics_bytes": 0,
-    "memory_bytes": 81304,
-    "plastic_bytes": 805152,
-    "frozen_bytes": 2152988,
-    "optimizer_bytes": 821536,
-    "peak_rss_bytes": 2192580608,
-    "images_per_second": 80.0,
-    "train_seconds": 10.0,
-    "seconds_features": 0.0,
-    "seconds_search": 2.0,
-    "seconds_plastic": 5.0,
-    "seconds_replay": 2.0,
-    "seconds_other": 1.0,
-}
+CONFIG = dict(benchmark="toy_shapes", protocol="class_instance", strategy="crumb", preset="paper", pretrained=None)
+CONFIG |= dict(classes_per_experience=2, threads=1, replay_weight=5.0)
+LEDGER = dict(buffer_items=12, buffer_bytes=64896, label_bytes=24, codebook_bytes=16384, statistics_bytes=0)
+LEDGER |= dict(memory_bytes=81304, plastic_bytes=805152, frozen_bytes=2152988, optimizer_bytes=821536)
+LEDGER |= dict(peak_rss_bytes=2192580608, images_per_second=80.0, train_seconds=10.0, seconds_features=0.0)
+LEDGER |= dict(seconds_search=2.0, seconds_plastic=5.0, seconds_replay=2.0, seconds_other=1.0)
 CLASSES = ["cup", "pear", "dog", "car"]
 
 

@@ -3,28 +3,8 @@
 from collections.abc import Callable
 
 import torch
+from avalanche.training import supervised
 from avalanche.training.plugins import RWalkPlugin
-from avalanche.training.supervised import (
-    AGEM,
-    DER,
-    ER_ACE,
-    EWC,
-    GEM,
-    MAS,
-    MER,
-    MIR,
-    Cumulative,
-    CWRStar,
-    FromScratchTraining,
-    GDumb,
-    ICaRL,
-    JointTraining,
-    LwF,
-    Naive,
-    Replay,
-    StreamingLDA,
-    SynapticIntelligence,
-)
 from avalanche.training.templates import SupervisedTemplate
 from host_benchmarks import N_CLASSES, host_model, quiet, sgd
 from torch import nn
@@ -50,7 +30,7 @@ def our_strategy(name: str, model: SplitModel | None = None, buffer=None, plugin
     if name == "CRUMBStrategy":
         return CRUMBStrategy(storage_policy=buffer, plugins=list(plugins), **arguments)
     seen = SeenClassesPlugin()
-    return Naive(plugins=[seen, *plugins, CRUMBPlugin(buffer, seen=seen)], **arguments)
+    return supervised.Naive(plugins=[seen, *plugins, CRUMBPlugin(buffer, seen=seen)], **arguments)
 
 
 def buffer_of(strategy):
@@ -76,7 +56,7 @@ def without_head(model: SplitModel) -> nn.Module:
 def _icarl(model, optimizer, **arguments):
     del arguments["criterion"]  # iCaRL has its own
     head = without_head(model)
-    return ICaRL(
+    return supervised.ICaRL(
         feature_extractor=model,
         classifier=head,
         optimizer=optimizer,
@@ -88,7 +68,7 @@ def _icarl(model, optimizer, **arguments):
 
 
 def _slda(model, criterion, evaluator, train_mb_size, eval_mb_size, **_):
-    return StreamingLDA(
+    return supervised.StreamingLDA(
         slda_model=model,
         criterion=criterion,
         input_size=8,
@@ -101,7 +81,7 @@ def _slda(model, criterion, evaluator, train_mb_size, eval_mb_size, **_):
 
 
 def _rwalk(**arguments):
-    return Naive(plugins=[RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=3)], **arguments)
+    return supervised.Naive(plugins=[RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=3)], **arguments)
 
 
 def _with(kind: type[SupervisedTemplate], **settings) -> Callable:
@@ -110,30 +90,30 @@ def _with(kind: type[SupervisedTemplate], **settings) -> Callable:
 
 # The host's strategies that train a SplitModel as it is.
 HOST: dict[str, Callable] = {
-    "test_naive": _with(Naive),
-    "test_joint": _with(JointTraining),
-    "test_cwrstar": _with(CWRStar, cwr_layer_name="plastic_layers.head"),
-    "test_replay": _with(Replay, mem_size=MEM_SIZE),
-    "test_gdumb": _with(GDumb, mem_size=MEM_SIZE),
-    "test_cumulative": _with(Cumulative),
-    "from_scratch": _with(FromScratchTraining),
+    "test_naive": _with(supervised.Naive),
+    "test_joint": _with(supervised.JointTraining),
+    "test_cwrstar": _with(supervised.CWRStar, cwr_layer_name="plastic_layers.head"),
+    "test_replay": _with(supervised.Replay, mem_size=MEM_SIZE),
+    "test_gdumb": _with(supervised.GDumb, mem_size=MEM_SIZE),
+    "test_cumulative": _with(supervised.Cumulative),
+    "from_scratch": _with(supervised.FromScratchTraining),
     "test_slda": _slda,
-    "test_lwf": _with(LwF, alpha=[0, 1 / 2, 2 * (2 / 3)], temperature=2),
-    "test_gem": _with(GEM, patterns_per_exp=8),
-    "test_ewc": _with(EWC, ewc_lambda=0.4, mode="separate"),
-    "test_ewc_online": _with(EWC, ewc_lambda=0.4, mode="online", decay_factor=0.1),
+    "test_lwf": _with(supervised.LwF, alpha=[0, 1 / 2, 2 * (2 / 3)], temperature=2),
+    "test_gem": _with(supervised.GEM, patterns_per_exp=8),
+    "test_ewc": _with(supervised.EWC, ewc_lambda=0.4, mode="separate"),
+    "test_ewc_online": _with(supervised.EWC, ewc_lambda=0.4, mode="online", decay_factor=0.1),
     "test_rwalk": _rwalk,
-    "test_synaptic_intelligence": _with(SynapticIntelligence, si_lambda=0.0001),
+    "test_synaptic_intelligence": _with(supervised.SynapticIntelligence, si_lambda=0.0001),
     "test_icarl": _icarl,
-    "test_mas": _with(MAS, lambda_reg=1.0, alpha=0.5),
-    "test_erace": _with(ER_ACE, mem_size=MEM_SIZE, batch_size_mem=4),
-    "test_der": _with(DER, mem_size=MEM_SIZE, batch_size_mem=4),
+    "test_mas": _with(supervised.MAS, lambda_reg=1.0, alpha=0.5),
+    "test_erace": _with(supervised.ER_ACE, mem_size=MEM_SIZE, batch_size_mem=4),
+    "test_der": _with(supervised.DER, mem_size=MEM_SIZE, batch_size_mem=4),
 }
 # Those that need all weights trained and contiguous (see ``plain_model``).
 NEEDS_PLAIN: dict[str, Callable] = {
-    "test_agem": _with(AGEM, patterns_per_exp=8, sample_size=8),
-    "test_mir": _with(MIR, mem_size=20, batch_size_mem=4, subsample=6),
-    "test_mer": _with(MER, mem_size=MEM_SIZE, batch_size_mem=2, n_inner_steps=2),
+    "test_agem": _with(supervised.AGEM, patterns_per_exp=8, sample_size=8),
+    "test_mir": _with(supervised.MIR, mem_size=20, batch_size_mem=4, subsample=6),
+    "test_mer": _with(supervised.MER, mem_size=MEM_SIZE, batch_size_mem=2, n_inner_steps=2),
 }
 
 

@@ -4,28 +4,11 @@ from timm.models import VisionTransformer, build_model_with_cfg, generate_defaul
 from timm.models.swin_transformer import SwinTransformer
 
 _USUAL = dict(url="", input_size=(3, 64, 64), fixed_input_size=True, interpolation="bicubic", crop_pct=1.0)
-
-default_cfgs = generate_default_cfgs(
-    {
-        # As DINOv2: no classifier, a class token and registers.
-        "small_dinov2.untrained": dict(
-            **_USUAL,
-            num_classes=0,
-            mean=(0.4, 0.5, 0.6),
-            std=(0.2, 0.2, 0.3),
-            first_conv="patch_embed.proj",
-            classifier="head",
-        ),
-        "small_swin.untrained": dict(
-            **_USUAL,
-            num_classes=10,
-            mean=(0.485, 0.456, 0.406),
-            std=(0.229, 0.224, 0.225),
-            first_conv="patch_embed.proj",
-            classifier="head.fc",
-        ),
-    }
-)
+_USUAL |= dict(first_conv="patch_embed.proj")
+# As DINOv2: no classifier, a class token and registers.
+_DINO = dict(num_classes=0, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3), classifier="head")
+_SWIN = dict(num_classes=10, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), classifier="head.fc")
+default_cfgs = generate_default_cfgs({"small_dinov2.untrained": _USUAL | _DINO, "small_swin.untrained": _USUAL | _SWIN})
 
 
 @register_model
