@@ -5,7 +5,6 @@ import io
 
 import numpy as np
 import pytest
-from chromium import CHROMIUM, Browser
 from html_pages import ATTACK, Page
 from PIL import Image
 
@@ -50,19 +49,13 @@ def pixels(uri):
 
 def test_mistakes_come_first_and_the_most_confident_on_top():
     asked = [("a 0.7 w", "a"), ("b 0.6 x", "a"), ("b 0.9 y", "a"), ("b 0.8 z", "b")]
-    page = Page(sheet_of(*(clip(*one) for one in asked)).page("mine", []))
-    places = [page.text.index(path) for path in ("b 0.9 y", "b 0.6 x", "a 0.7 w", "b 0.8 z")]
-    assert places == sorted(places) and "2 of 4 right (50.0 %) The true class" in page.text
+    page = Page(sheet_of(*(clip(*one) for one in asked), most=3).page("mine", []))
+    places = [page.text.index(path) for path in ("b 0.9 y", "b 0.6 x", "a 0.7 w")]
+    assert "Images are shown of 3 of the 4 answers" in page.text and "b 0.8 z" not in page.text
+    assert places == sorted(places) and len(images(page)) == 3 and "2 of 4 right (50.0 %) The true class" in page.text
     (row,) = page.tables["confused"]
     assert [row[name]["text"] for name in ("truth", "answer", "images")] == ["a", "b", "2"]
     assert "There are no heat maps" in page.text
-
-
-def test_a_bounded_sheet_keeps_the_mistakes_and_says_how_many_are_shown():
-    asked = [(f"a 0.7 right{number}", "a") for number in range(5)] + [("b 0.9 wrong", "a"), ("a 0.7 last", "a")]
-    page = Page(sheet_of(*(clip(*one) for one in asked), most=3).page("mine", []))
-    assert "Images are shown of 3 of the 7 answers" in page.text and "6 of 7 right" in page.text
-    assert len(images(page)) == 3 and "wrong" in page.text and "right1" in page.text and "right2" not in page.text
 
 
 def test_unknown_images_are_named_so_and_unlabelled_ones_are_not_counted():
@@ -71,7 +64,7 @@ def test_unknown_images_are_named_so_and_unlabelled_ones_are_not_counted():
     assert "1 of 2 unknown" in page.text and " %) The true class" not in page.text and "Confusion" not in page.text
 
 
-@pytest.mark.parametrize("count", [1, 5, 200])
+@pytest.mark.parametrize("count", [1, 200])
 def test_a_clip_shows_its_middle_frame(count):
     colours = [(number, number, number) for number in range(count)]
     (uri,) = images(Page(sheet_of(clip("a 0.7", None, colours)).page("mine", [])))
@@ -96,22 +89,3 @@ def test_heat_maps_are_orange_for_the_answer_and_blue_against_it():
     assert found.shape == (14, 28, 4)
     assert found[0, 0, 0] > found[0, 0, 2] and found[-1, 0, 2] > found[-1, 0, 0]
     assert found[0, 0, 3] > found[-1, 0, 3] > found[8, 0, 3] == 0
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
-def test_in_a_browser_it_makes_no_request_and_fits_a_phone(tmp_path):
-    page = tmp_path / "page.html"
-    asked = [(f"b 0.{number + 1} {'long' * 30}{number}", "a" if number % 2 else "b") for number in range(6)]
-    page.write_text(sheet_of(*(clip(*one) for one in asked)).page("mine", []))
-    browser = Browser(tmp_path / "profile")
-    try:
-        browser.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1, mobile=True)
-        browser.open(page)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= 360
-        shown = "[...document.querySelectorAll('img')].map(image => image.naturalWidth)"
-        assert browser.evaluate(shown) == [40] * 6
-        requests = [event["request"]["url"] for event in browser.seen("Network.requestWillBeSent")]
-        assert [url for url in requests if not url.startswith("data:")] == [page.as_uri()]
-        assert [event["entry"]["text"] for event in browser.seen("Log.entryAdded")] == []
-    finally:
-        browser.close()

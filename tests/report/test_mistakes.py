@@ -9,7 +9,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.mistakes import ClassCounts, advice, counts_of, training_size, write_mistakes
+from crumb_avalanche.report.mistakes import ClassCounts, advice, training_size, write_mistakes
 from crumb_avalanche.runs.run_folder import MISTAKES
 
 
@@ -54,15 +54,8 @@ def test_two_classes_that_are_confused(confused, named):
 
 @pytest.mark.parametrize(("unread", "said"), [(0, False), (14, False), (15, True)])
 def test_unread_files_are_named_from_a_twentieth(unread, said):
-    lines = advice(classes(a=40, b=40), Counter(), unread)  # 280 files were read
+    lines = advice(classes(a=40, b=40), Counter(), unread, preset="paper")  # 280 files were read
     assert (f"{unread} of {280 + unread}" in "".join(lines)) == said
-
-
-def test_another_preset_is_named_only_where_there_are_mistakes():
-    mistakes = Counter({("a", "b"): 1})
-    (line,) = advice(classes(a=39, b=40), mistakes, preset="paper", strategy="crumb")
-    assert "--preset recommended" in line and "paper" in line and "crumb" in line
-    assert advice(classes(a=40, b=40), Counter(), preset="paper", strategy="crumb") == []
 
 
 def test_a_test_on_few_images_is_not_trusted():
@@ -102,10 +95,3 @@ def test_the_page_lists_mistakes_with_the_most_confident_first(table, tmp_path):
     shown = {name: worst[name]["text"] for name in ("class", "accuracy", "tested", "objects", "clips", "images")}
     assert shown == {"class": "b", "accuracy": "0.0", "tested": "2", "objects": "2", "clips": "4", "images": "4"}
     assert page.tags["script"] == 1 and "--preset recommended" in page.text
-
-
-def test_a_run_without_mistakes(table, tmp_path):
-    write_mistakes(tmp_path, table, predictions(table, [0, 0, 1, 1], [0.9] * 4), "recommended", "rda")
-    page = Page((tmp_path / MISTAKES).read_text())
-    assert "4 of 4 test images right (100.0 %)" in page.text and "0 mistakes" in page.text and not page.tags["img"]
-    assert counts_of(table, Counter({("a", "a"): 2, ("b", "a"): 2}))[1] == ClassCounts("b", 2, 4, 4, 2, 0, 1)

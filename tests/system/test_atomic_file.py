@@ -44,23 +44,14 @@ def test_two_writers_do_not_interfere(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-@pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_permissions_are_those_of_plain_files(tmp_path, umask):
-    before = os.umask(umask)
-    try:
-        (tmp_path / "plain").write_text("text")
-        write_tensors(tmp_path / "model.safetensors", {"rows": torch.ones(2)}, {})
-    finally:
-        os.umask(before)
-    modes = [(tmp_path / name).stat().st_mode for name in ("plain", "model.safetensors")]
-    assert modes[0] == modes[1]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_an_existing_file_keeps_permissions_owner_and_group(tmp_path, monkeypatch):
+def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(tmp_path, monkeypatch):
     path, asked = tmp_path / "mine.safetensors", []
-    path.write_text("before")
-    path.chmod(0o640)
+    left = tmp_path / f"{path.name}.{os.getpid()}.part"
+    left.touch(0o600)
+    before = os.umask(0o027)
+    write_tensors(path, {"rows": torch.ones(2)}, {})
+    os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640 and not left.exists()
     with atomic_write(path) as unfinished:
         assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
         unfinished.write_text("mine")
@@ -93,30 +84,10 @@ def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
         assert os.listdir(tmp_path / "other") == ["file"]
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("loop", "other", "pipe"):
-        with pytest.raises(OSError, match=r"loop|a directory|Too many levels|a pipe or a device"):  # noqa: SIM117
-            with atomic_write(tmp_path / name):
-                pass
+    for name, words in (("loop", "loop|Too many levels"), ("other", "a directory"), ("pipe", "a pipe or a device")):
+        with pytest.raises(OSError, match=words), atomic_write(tmp_path / name):
+            pass
     assert sorted(os.listdir(tmp_path)) == ["link", "loop", "middle", "other", "pipe"]
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write to all files")
-def test_a_write_protected_file_stays_as_it_is(tmp_path):
-    (tmp_path / "file").touch(0o444)
-    with pytest.raises(PermissionError), atomic_write(tmp_path / "file"):
-        pass
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_permissions_are_not_those_of_a_leftover(tmp_path):
-    (tmp_path / "plain").touch()
-    left = tmp_path / f"file.txt.{os.getpid()}.part"
-    left.write_text("left")
-    left.chmod(0o600)
-    with atomic_write(tmp_path / "file.txt") as unfinished:
-        unfinished.write_text("new")
-    assert (tmp_path / "file.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
-    assert (tmp_path / "file.txt").read_text() == "new" and not left.exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="numbers of processes of POSIX")
@@ -132,23 +103,5 @@ def test_old_leftovers_of_dead_processes_are_removed(tmp_path):
     for name in ("[a].txt", "[b].txt"):
         with atomic_write(tmp_path / name) as unfinished:
             unfinished.touch()
-    names = {path.name for path in tmp_path.iterdir()}
+    names = set(os.listdir(tmp_path))
     assert names == {*old[1:], "[b].txt.part", f"[b].txt.{gone.pid}.part", "[a].txt", "[b].txt"}
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are opened on POSIX alone")
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_folder_is_synced_where_the_file_system_can(tmp_path, monkeypatch, refused):
-    path, kept, fsync = tmp_path / "file.txt", [], os.fsync
-
-    def watched(handle):
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            kept.append((os.fstat(handle).st_ino, path.exists()))
-            if refused:
-                raise OSError(22, "Invalid argument")
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    with atomic_write(path) as unfinished:
-        unfinished.write_text("text")
-    assert kept == [(tmp_path.stat().st_ino, True)] and path.read_text() == "text"

@@ -20,11 +20,10 @@ def test_a_line_every_few_seconds_and_one_at_the_end(monkeypatch):
     lines = printed(monkeypatch, 6).splitlines()
     assert lines[-1].startswith("training: 40/40 images, ") and lines[-1].endswith(" images/s")
     assert 2 <= len(lines) <= 4 and "\r" not in "".join(lines)
-    assert len(printed(monkeypatch, 1).splitlines()) == 1
-
-
-def test_items_that_take_seconds_have_a_time_each(monkeypatch):
+    assert len(printed(monkeypatch, 1).splitlines()) == 1 and not printed(monkeypatch, 6, show=False)
     assert printed(monkeypatch, 60).splitlines()[0] == "training: 10/40 images, 12.0 s each"
+    scaled = printed(monkeypatch, 2, unit="B", initial=20, scale=True)  # what was done before is no part of the rate
+    assert scaled == "training: 50.0/40.0B, 3.75B/s\ntraining: 60.0/40.0B, 3.33B/s\n"
 
 
 def test_a_new_text_is_a_line_if_wanted(monkeypatch):
@@ -34,16 +33,3 @@ def test_a_new_text_is_a_line_if_wanted(monkeypatch):
         for text, refresh in (("run0", True), ("run0", True), ("run1", False), ("run2", True), ("", True)):
             bar.set_postfix_str(text, refresh=refresh)
         assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == ["run0", "run2"]
-
-
-def test_nothing_is_printed_when_it_is_off(monkeypatch):
-    assert printed(monkeypatch, 6, show=False) == ""
-
-
-def test_sizes_are_scaled_and_what_was_done_before_is_no_part_of_the_rate(monkeypatch):
-    file, clock = io.StringIO(), iter((0, 1, 10, 10))
-    monkeypatch.setattr(progress.sys, "stderr", file)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    with progress_bar(3_000_000, "download", "B", initial=1_000_000, scale=True) as bar:
-        bar.update(2_000_000)
-    assert file.getvalue() == "download: 3.00M/3.00MB, 200kB/s\n"

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
 from crumb_avalanche.system import tensor_file
 from crumb_avalanche.system.tensor_file import (
@@ -62,15 +61,9 @@ def test_a_state_comes_back_from_a_file(tmp_path):
     assert same(found, state) and metadata == {"format": "test-1"}
 
 
-def test_tensors_that_share_memory_and_names_that_meet():
+def test_tensors_that_share_memory_and_names_that_meet(tmp_path):
     row = torch.arange(4.0)
-    state = {"a": {"b": row}, "a.b": row[1:], "c": row.t()}
-    tree, tensors = flatten(state)
-    assert len(tensors) == 3 and same(unflatten(tree, tensors), state)
-
-
-def test_a_tensor_may_have_the_name_of_the_metadata(tmp_path):
-    state = {"__metadata__": torch.ones(2)}
+    state = {"a": {"b": row}, "a.b": row[1:], "c": row.t(), "__metadata__": row[:2]}
     write_state(tmp_path / "a.safetensors", state, {})
     assert same(read_state(tmp_path / "a.safetensors")[0], state)
 
@@ -108,14 +101,6 @@ def test_the_same_content_gives_the_same_bytes(tmp_path):
     assert read_state(tmp_path / "0.safetensors")[1] == notes
 
 
-def test_plain_tensors_are_written_without_a_copy(tmp_path, monkeypatch):
-    written = {}
-    monkeypatch.setattr(tensor_file, "save_file", lambda *args: written.update(args[0]) or save_file(*args))
-    weights = nn.Parameter(torch.ones(3))
-    write_tensors(tmp_path / "a.safetensors", {"weights": weights}, {})
-    assert written["weights"].data_ptr() == weights.data_ptr()
-
-
 @pytest.mark.parametrize("stripped", [CHECKSUMS, DIGEST])
 def test_a_file_without_one_of_its_checksum_entries_is_damaged(tmp_path, stripped):
     path = tmp_path / "a.safetensors"
@@ -133,12 +118,13 @@ def test_every_flipped_byte_is_found(tmp_path):
     write_state(path, state, {"format": "test-1"})
     whole = path.read_bytes()
     draws = random.Random(0)
-    places = [draws.randrange(len(whole)) for _ in range(200)] + list(range(16))
-    for place in places:
+    last = len(whole) - 1
+    for place in [*(draws.randrange(len(whole)) for _ in range(100)), *range(16), last]:
         damaged = bytearray(whole)
         damaged[place] ^= 1 << draws.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(TensorFileError, match=re.escape(str(path))):
+        words = "tensor '.*' of .* is damaged" if place == last else re.escape(str(path))
+        with pytest.raises(TensorFileError, match=words):
             read_state(path)
 
 
@@ -155,26 +141,6 @@ def test_another_spelling_of_the_header_is_damage(tmp_path):
         path.write_bytes(len(other).to_bytes(8, "little") + other + whole[8 + size :])
         with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
             read_tensors(path)
-    path.write_bytes(whole)
-    assert read_tensors(path)[0]["x"].tolist() == [1, 1, 1]
-
-
-def test_a_damaged_tensor_is_named(tmp_path):
-    path = tmp_path / "a.safetensors"
-    write_tensors(path, {"blocks": torch.zeros(100)}, {"format": "test-1"})
-    damaged = bytearray(path.read_bytes())
-    damaged[-7] = 1
-    path.write_bytes(damaged)
-    with pytest.raises(TensorFileError, match=r"tensor 'blocks' of .*a\.safetensors is damaged"):
-        read_tensors(path)
-
-
-def test_files_of_other_programs_are_read_silently(tmp_path, recwarn):
-    tensors = {"x": torch.ones(2)}
-    save_file(tensors, tmp_path / "other.safetensors", {"format": "pt"})
-    assert same(read_tensors(tmp_path / "other.safetensors")[0], tensors)
-    # Garbage of other tests may warn of a file that it leaves open.
-    assert not [one for one in recwarn if one.category is not ResourceWarning]
 
 
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
@@ -202,22 +168,19 @@ def test_a_full_disk_is_reported_with_the_error_number_of_the_system(tmp_path, m
     assert caught.value.errno == errno.ENOSPC and os.listdir(tmp_path) == []
 
 
-HEADERS = {
-    "longer than memory": struct.pack("<Q", 2**62) + b"{}",
-    "longer than an index": struct.pack("<Q", 2**63 + 5) + b"{}",
-    "nested": struct.pack("<Q", 200_000) + b"[" * 200_000,
-    "another encoding": struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
-    "null": struct.pack("<Q", 4) + b"null",
-    "empty": b"",
-    "half": b"half",
-}
-
-
 def test_no_file_and_a_damaged_header_are_errors(tmp_path):
     path = tmp_path / "w.safetensors"
     with pytest.raises(TensorFileError, match="there is no file"):
         read_metadata(path)
-    for header in HEADERS.values():
+    for header in (
+        struct.pack("<Q", 2**62) + b"{}",  # longer than memory
+        struct.pack("<Q", 2**63 + 5) + b"{}",
+        struct.pack("<Q", 200_000) + b"[" * 200_000,
+        struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
+        struct.pack("<Q", 4) + b"null",
+        b"",
+        b"half",
+    ):
         path.write_bytes(header)
         with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
             read_tensors(path)
