@@ -50,11 +50,7 @@ def is_timm(backbone: str) -> bool:
 
 
 def import_timm() -> ModuleType:
-    """Return timm.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Return timm; raise ImportError if it is not installed."""
     try:
         import timm
     except ImportError as error:
@@ -64,12 +60,7 @@ def import_timm() -> ModuleType:
 
 @lru_cache(maxsize=64)
 def config_of(backbone: str) -> Any:
-    """Return timm's ``PretrainedCfg`` of ``timm:NAME``.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: timm has no network of that name.
-    """
+    """Return timm's ``PretrainedCfg`` of ``timm:NAME``; ImportError without timm, ValueError for an unknown name."""
     timm, name = import_timm(), backbone.removeprefix(PREFIX)
     network = name.partition(".")[0]
     if not timm.is_model(name):
@@ -83,13 +74,9 @@ def config_of(backbone: str) -> Any:
 
 
 def full_name(backbone: str) -> str:
-    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are.
+    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are; errors as for ``config_of``.
 
     Which weights are the default of a network may change with timm's version; the tag names them.
-
-    Raises:
-        ImportError: timm is needed and not installed.
-        ValueError: timm has no network of that name.
     """
     if not is_timm(backbone) or "." in backbone:
         return backbone
@@ -126,19 +113,16 @@ def package_of_weights() -> Distribution | None:
 def default_backbone(weights: Any = "torchvision") -> str:
     """Return the backbone of a learner for which none is named: the better one, if its weights are installed.
 
-    Args:
-        weights: as for ``split_backbone``. A file is SqueezeNet's whatever is installed, and so are random weights.
+    Of a file of ``weights``, as for ``split_backbone``, and of random ones it is SqueezeNet.
     """
     lite = weights == "package" or (weights == "torchvision" and package_of_weights() is not None)
     return "efficientnet_lite0" if lite else "squeezenet1_0"
 
 
 def source_of(backbone: str, weights: str = "torchvision") -> str:
-    """Say where the published weights of a backbone come from, with their licence; errors as for ``full_name``.
+    """Say where published weights of a backbone come from, with their licence; errors as for ``config_of``.
 
-    Args:
-        backbone: its name.
-        weights: one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that has them.
+    ``weights`` is one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that has them.
     """
     weights = published_by(backbone) if weights == "torchvision" else weights
     if weights == "torchvision":

@@ -142,12 +142,9 @@ BACKBONES: dict[str, Backbone] = {
 
 
 def register_backbone(name: str, backbone: Backbone, preprocessing: Preprocessing | None = None) -> None:
-    """Add a network to ``BACKBONES``, or replace one: runs and learners take it by name.
+    """Add a network with a ``build`` to ``BACKBONES``, or replace one: runs and learners take it by name.
 
-    Args:
-        name: of the network.
-        backbone: how it is built and cut; ``build`` must be given.
-        preprocessing: what it expects of its images; default ``Preprocessing()``.
+    ``preprocessing`` is what it expects of its images; default ``Preprocessing()``.
     """
     BACKBONES[name] = backbone
     PREPROCESSING[name] = preprocessing or Preprocessing()

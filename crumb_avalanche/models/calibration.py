@@ -73,15 +73,9 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
 
 
 def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take evenly spread locations of feature maps, at least 16 of a map that has so many.
+    """Take evenly spread locations of ``(B, C, H, W)`` maps, at least 16 of a map: ``(N, C, 1, L)`` of all ``N`` maps.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same result.
-
-    Args:
-        maps: ``(B, C, H, W)`` tensors.
-
-    Returns:
-        ``(N, C, 1, L)`` of all ``N`` maps.
     """
     kept = []
     for some in maps:

@@ -192,12 +192,7 @@ class Codebook(nn.Module):
 
 
 def check_codebook(codebook: Codebook | None, channels: int) -> None:
-    """Check that a codebook fits maps with ``channels`` channels.
-
-    Raises:
-        TypeError: it is neither a ``Codebook`` nor ``None``.
-        ValueError: see ``Codebook.groups``.
-    """
+    """Raise TypeError or ValueError for a codebook that is none, or does not fit maps with ``channels`` channels."""
     if not isinstance(codebook, Codebook | None):
         raise TypeError(f"codebook is {codebook!r}; give a Codebook, such as Codebook(256, 16), or None")
     if codebook is not None:
@@ -224,11 +219,7 @@ class MapStatistics:
 
     @staticmethod
     def measure(maps: Tensor) -> "MapStatistics":
-        """Measure ``(B, C, H, W)`` maps.
-
-        Raises:
-            ValueError: the maps have no spread (all values equal), so no scale can be measured.
-        """
+        """Measure ``(B, C, H, W)`` maps; raise ValueError if all values are equal, so that no scale can be measured."""
         values = maps.detach().float().flatten()
         signed = bool((values < 0).any())
         counted = values if signed else values[values > 0]
@@ -285,12 +276,7 @@ def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 
 @torch.no_grad()
 def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Set the rows to k-means centres of the slices of the maps that are not all zero.
-
-    Raises:
-        ImportError: faiss is not installed.
-        ValueError: fewer such slices than rows.
-    """
+    """Set the rows to k-means centres of the slices of the maps that are not all zero; ValueError if they are fewer."""
     slices = _some_slices(codebook, maps, generator)
     codebook.blocks.copy_(_centres(codebook, slices, generator))
 
@@ -301,10 +287,6 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
 
     The search compares directions alone (eq. 1), so centres of directions make it choose better rows than those of
     ``init_kmeans_``, and the mean of the chosen slices is the row with the least squared error.
-
-    Raises:
-        ImportError: faiss is not installed.
-        ValueError: fewer slices that are not all zero than rows.
     """
     slices = _some_slices(codebook, maps, generator)
     directions = functional.normalize(slices)

@@ -65,18 +65,14 @@ def extract_in_parts(
     same_alone: dict[tuple, bool],
     circumstances: tuple,
 ) -> Tensor:
-    """Compute the maps of images on a CPU, without gradients; that of an image has the same bits in any batch.
+    """Compute ``(B, C, H, W)`` maps of images on a CPU, without gradients; an image has the same bits in any batch.
 
     Args:
         extract: computes maps; treats each image of a batch of 2 to ``at_a_time`` alike.
         images: ``(B, 3, h, w)``.
         at_a_time: most images of a call.
-        same_alone: whether ``extract`` gives a single image the same bits as in a pair, by shape and circumstances;
-            filled where it was not measured.
+        same_alone: whether a single image gets the same bits as in a pair, by shape and circumstances; filled here.
         circumstances: what else the bits depend on.
-
-    Returns:
-        ``(B, C, H, W)``, not an inference tensor: P trains on it.
     """
     with torch.inference_mode():
         parts = []
@@ -114,12 +110,7 @@ LARGEST_FEATURE = 1e12  # sums of squares of larger features overflow float32
 
 
 class BadFeaturesError(ValueError):
-    """Some images have feature maps that are not finite or too large.
-
-    Args:
-        message: the error.
-        images: ``(n, ...)``, these images.
-    """
+    """Some ``images``, ``(n, ...)``, have feature maps that are not finite or too large."""
 
     def __init__(self, message: str, images: Tensor):
         super().__init__(message)

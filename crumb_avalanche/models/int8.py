@@ -69,16 +69,11 @@ class Calibration:
 
 
 def open_int8(model: Split, calibration: Calibration | None, images: Iterable[Tensor] | None = None) -> Runtime:
-    """Open the runtime for the F of a model.
+    """Open the runtime for the F of a model, with the ``calibration`` of before or ranges measured on ``images``.
 
-    Args:
-        model: the model.
-        calibration: that of before; ``None`` measures ranges.
-        images: batches as for ``SplitModel.extract`` to measure ranges on, of which the first 64 images count.
-
-    Raises:
-        RuntimeRefusedError: a package is missing, the model is not on a CPU in float32, there are no images, or the
-            maps differ from torch's, or from those of the machine that measured the ranges.
+    These are batches as for ``SplitModel.extract``, of which the first 64 images count. RuntimeRefusedError: a package
+    is missing, the model is not on a CPU in float32, there are no images, or the maps differ from torch's, or from
+    those of the machine that measured the ranges.
     """
     refuse_elsewhere(model, "int8")
     measured = torch.empty(0) if calibration is not None else _measured(model, images)
@@ -170,13 +165,8 @@ def openvino_engine(graph: bytes) -> Extract:
 def restore(model: Split, state: dict[str, Any] | None, recorded: Iterable[str]) -> None:
     """Let int8 run the F of a loaded model if it learned so.
 
-    Args:
-        model: the model.
-        state: of the calibration in the file, or ``None``.
-        recorded: names and versions of the runtimes that it learned with.
-
-    Raises:
-        RuntimeRefusedError: it learned in int8, and OpenVINO is not installed, or the calibration is absent or another.
+    ``state`` is that of the calibration in the file, or ``None``; ``recorded`` are names and versions of the runtimes
+    that it learned with. RuntimeRefusedError: int8 cannot be opened, or the calibration is absent or another.
     """
     calibration = None if state is None else Calibration.of_state(state)
     for one in recorded:

@@ -17,12 +17,8 @@ _BITS = 8  # values that one random number decides on
 class AveragingConv2d(nn.Conv2d):
     """1x1 convolution of the average over locations: ``(B, C, H, W)`` -> ``(B, classes, 1, 1)``.
 
-    Both are linear, so it equals the average over locations of the convolution, up to rounding, with ``H * W`` times
-    fewer multiplications: 169 for SqueezeNet, where the head had a fifth of those of the plastic layers at 100 classes.
-
-    Args:
-        in_channels: ``C``.
-        out_channels: classes.
+    It equals the average of the convolution, up to rounding, with ``H * W`` times fewer multiplications: 169 for
+    SqueezeNet, where the head had a fifth of those of the plastic layers at 100 classes.
     """
 
     def __init__(self, in_channels: int, out_channels: int):
@@ -73,15 +69,7 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def head_outputs(layers: nn.Module, name: str) -> int:
-    """Return the number of outputs of the head among layers.
-
-    Args:
-        layers: contain the head.
-        name: qualified name of the head.
-
-    Raises:
-        TypeError: the head is neither linear nor convolutional.
-    """
+    """Return the outputs of the head, by its qualified name among layers; TypeError if it is of another kind."""
     head = layers.get_submodule(name)
     outputs = getattr(head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None)
     if outputs is None:
@@ -93,12 +81,7 @@ def head_outputs(layers: nn.Module, name: str) -> int:
 
 
 def head_like(head: nn.Module, n_classes: int) -> nn.Module:
-    """Build a newly initialised head of the same kind; draws from torch's global RNG.
-
-    Args:
-        head: a linear or convolutional layer.
-        n_classes: outputs of the new one.
-    """
+    """Build a newly initialised head of the same kind; draws from torch's global RNG."""
     if isinstance(head, AveragingConv2d):
         return AveragingConv2d(head.in_channels, n_classes)
     if isinstance(head, nn.Conv2d):
@@ -133,14 +116,8 @@ REFERENCE_SCALE = 14.0
 def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
     """Return the factor to ``REFERENCE_SCALE``, or 1 if the input of the head does not scale as the maps do.
 
-    Args:
-        maps: ``(B, C, H, W)``, any selection of locations.
-        layers: P, not changed.
-        head: name of the head in P.
-        whole: ``(B, C, H, W)`` complete maps, of which 4 are tried.
-
-    Raises:
-        ValueError: the maps are constant.
+    ``maps`` may be any locations of maps, ``whole`` are complete ones, of which 4 are tried. ValueError: they are
+    constant.
     """
     positive = maps[maps > 0]
     spread = float(positive.std()) if len(positive) > 1 else 0.0
@@ -170,16 +147,10 @@ PASSES = 3  # a backward pass computes two products where the forward pass has o
 
 @torch.no_grad()
 def step_flops(model: nn.Module) -> tuple[int, int]:
-    """Count operations of F, and of a training step of P, for one image.
+    """Count operations for one image: of F, and of a training step of P.
 
-    Counts convolutions and matrix products; codes, losses and the optimiser are left out. The backward pass of P counts
-    twice its forward pass.
-
-    Args:
-        model: a ``SplitModel`` in any mode, which is restored.
-
-    Returns:
-        ``(forward pass of F, forward and backward pass of P)``.
+    The backward pass counts twice its forward pass. Counts convolutions and matrix products of a ``SplitModel``; codes,
+    losses and the optimiser are left out.
     """
     side = model.image_size
     with evaluating(model):

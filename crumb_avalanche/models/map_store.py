@@ -52,12 +52,9 @@ class MapStore:
     """Store the maps of ``count`` images in one file: an entry with a checksum of each map, and the maps.
 
     The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of that at half precision; it is
-    sparse until filled. Its name is a hash of everything that decides F(x): the layers and weights of F, its runtime
-    and precision, the kind of device, the shapes, the normalisation of pixels, and ``key``. Maps are stored before the
-    feature scale. Several processes may fill one store at the same time.
-
-    ``dataset`` verifies the checksum of each map that this process has not verified yet; a damaged map is computed
-    again, with a warning. Every later reading verifies it, too, and raises where the file was changed in between.
+    sparse until filled. Its name is a hash of everything that decides F(x); see ``map_key``. Maps are stored before the
+    feature scale. Several processes may fill one store at the same time. Every reading verifies a checksum: ``dataset``
+    computes a damaged map again, with a warning; later readings raise.
 
     Reads and writes are plain system calls: pages of a memory map would count as memory of the process, and a full disk
     or a file truncated by another process would end it with SIGBUS instead of an ``OSError``.
@@ -188,11 +185,7 @@ class MapStore:
         return MapDataset(self, rows, labels)
 
     def read(self, row: int) -> Tensor:
-        """Read the map of a row, ``(C, H, W)``, and verify its checksum.
-
-        Raises:
-            FeatureCacheError: the file was truncated or the map damaged since ``dataset`` verified it.
-        """
+        """Read and verify the map of a row, ``(C, H, W)``; FeatureCacheError if it was damaged since ``dataset``."""
         values = np.empty(self.shape, self.dtype)
         read = self._read_into(values, self._place(row))
         if read < self.bytes_per_map or _entry(values) != (self._verified[row] or self._entries(np.array([row]))[0]):
@@ -248,8 +241,7 @@ class MapStore:
     def _batches(self, rows: np.ndarray, taken: deque[np.ndarray]) -> Iterator[list[int]]:
         """Yield the places of the rows whose maps are missing at the time of the batch, in a random order of batches.
 
-        Processes that fill one store at the same time share the work because each has its own order, which does not
-        change which images make a batch. Drawing it leaves the global RNG state unchanged.
+        So processes that fill one store at the same time share the work; the same images make a batch in each.
         """
         for start in np.random.default_rng().permutation(np.arange(0, len(rows), FILL_BATCH)):
             places = np.arange(start, min(start + FILL_BATCH, len(rows)))
@@ -296,10 +288,7 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
 
 
 def files_key(paths: Iterable[str | os.PathLike]) -> str:
-    """Return a SHA-256 over names, sizes and modification times of files, in their order.
-
-    The common folder does not count, so a moved data set keeps its cache.
-    """
+    """Return a SHA-256 over names below their common folder, sizes and modification times of files, in their order."""
     files = [Path(path) for path in paths]
     common = os.path.commonpath(files) if files else ""
     digest = hashlib.sha256()
@@ -315,12 +304,9 @@ USUAL_CAPACITY = 512
 class FeatureMemo:
     """Least-recently-used cache of the feature maps of ``uint8`` images, looked up by the images' content.
 
-    It saves time where runs are compared: a ``MapStore`` holds maps of the stream's images only, and the plugin
-    ``FeatureCache`` adds this cache for the images of a replay buffer. It is not part of a method's memory. On a CPU an
-    image passes F alone, so that its map does not depend on the rest of its batch; a GPU takes all that are missing.
-
-    Args:
-        capacity: maps kept, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
+    A ``MapStore`` holds maps of the stream's images only; this one serves the images of a replay buffer where runs are
+    compared, and is not part of a method's memory. On a CPU an image passes F alone, so that its map does not depend on
+    its batch. It keeps ``capacity`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13).
 
     Attributes:
         found: images whose maps were cached.
@@ -340,12 +326,7 @@ class FeatureMemo:
         self._maps.clear()
 
     def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the maps of a batch, ``(B, C, H, W)``.
-
-        Args:
-            images: ``(B, 3, h, w)`` ``uint8``.
-            extract: F, from ``(n, 3, h, w)`` images to ``(n, C, H, W)`` maps.
-        """
+        """Return the maps of ``(B, 3, h, w)`` ``uint8`` images, ``(B, C, H, W)``; ``extract`` is F."""
         pixels = images.cpu().contiguous().numpy()
         keys = [hashlib.blake2b(one.data, digest_size=16).digest() for one in pixels]
         missing = {key: place for place, key in reversed([*enumerate(keys)]) if key not in self._maps}

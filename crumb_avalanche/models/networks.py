@@ -13,11 +13,7 @@ from torch import Tensor, nn
 
 
 class Fire(nn.Module):
-    """Module of SqueezeNet (Iandola et al., 2016): a 1x1 convolution, followed by a 1x1 and a 3x3 one side by side.
-
-    Args:
-        inputs, squeezed, outputs: numbers of channels.
-    """
+    """Module of SqueezeNet (Iandola et al., 2016): a 1x1 convolution, followed by a 1x1 and a 3x3 one side by side."""
 
     def __init__(self, inputs: int, squeezed: int, outputs: int):
         super().__init__()
@@ -36,12 +32,7 @@ class Fire(nn.Module):
 
 
 class SqueezeNet(nn.Module):
-    """SqueezeNet 1.0 or 1.1 for 1,000 classes.
-
-    Args:
-        first: the first convolution.
-        pools: numbers of the ``features`` that are pools.
-    """
+    """SqueezeNet 1.0 or 1.1 for 1,000 classes, by its first convolution and the numbers of layers that are pools."""
 
     def __init__(self, first: nn.Conv2d, pools: tuple[int, ...]):
         super().__init__()
@@ -87,13 +78,7 @@ class SamePaddedConv2d(nn.Conv2d):
 
 
 class Conv2dNormActivation(nn.Sequential):
-    """Convolution with batch norm and ReLU6.
-
-    Args:
-        inputs, outputs: numbers of channels.
-        kernel, stride, groups: of the convolution.
-        same: pad strides as ``SamePaddedConv2d``.
-    """
+    """Convolution with batch norm and ReLU6; ``same`` pads strides as ``SamePaddedConv2d``."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, same: bool = False):
         kind, padding = (SamePaddedConv2d, 0) if same and stride > 1 else (nn.Conv2d, kernel // 2)
@@ -102,14 +87,7 @@ class Conv2dNormActivation(nn.Sequential):
 
 
 class InvertedResidual(nn.Module):
-    """Block of MobileNetV2 (Sandler et al., CVPR 2018).
-
-    Args:
-        inputs, outputs: numbers of channels.
-        stride, kernel: of the convolution of single channels.
-        expansion: channels of that convolution for each input channel.
-        same: see ``Conv2dNormActivation``.
-    """
+    """Block of MobileNetV2 (Sandler et al., CVPR 2018); ``expansion`` is the factor of its inner channels."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int = 3, same: bool = False):
         super().__init__()
@@ -187,12 +165,7 @@ class EfficientNetLite(MobileNetV2):
 
 
 class BasicBlock(nn.Module):
-    """Block of ResNet-18 (He et al., CVPR 2016): two 3x3 convolutions.
-
-    Args:
-        inputs, outputs: numbers of channels.
-        stride: of the first convolution.
-    """
+    """Block of ResNet-18 (He et al., CVPR 2016): two 3x3 convolutions, the first one with the stride."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -268,11 +241,7 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):
-        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` images.
-
-        Args:
-            images: normalised float32.
-        """
+        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` normalised float32 ``images``."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 

@@ -65,10 +65,7 @@ class HeadInput:
 def head_input(model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Compute the input of a ``SplitModel``'s head, ``(B, D, ...)`` with gradients, in the model's mode.
 
-    Args:
-        model: the ``SplitModel``.
-        maps: ``(B, C, H, W)``.
-        take_in: function that is called with the maps; default ``model.classify``.
+    ``take_in`` is called with the ``(B, C, H, W)`` maps; default ``model.classify``.
     """
     head = HeadInput()
     head.attach(model)
@@ -85,11 +82,7 @@ def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
 
 
 def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
-    """Compute the input of the head, ``(B, D, H, W)`` if it is averaged over locations, else ``(B, D)``.
-
-    Returns:
-        The values, and whether the network averages them before the head.
-    """
+    """Compute the input of the head: ``(B, D, H, W)`` and ``True`` if it is averaged before it, else ``(B, D)``."""
     pooled: list[Tensor] = []
     pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
     # Others, of squeeze-and-excitation, come before the last one.

@@ -53,13 +53,9 @@ class _Conv:
 
 
 def quantized(graph: bytes, images: Tensor, mean: Tensor, std: Tensor, largest: int = LARGEST) -> bytes:
-    """Quantise an ONNX graph of F, from ``images`` to ``maps``.
+    """Quantise an ONNX graph of F, from ``images`` to ``maps``, with weights up to ``largest``.
 
-    Args:
-        graph: to quantise.
-        images: ``(B, 3, h, w)`` normalised images to measure on.
-        mean, std: ``(1, 3, 1, 1)``, by which pixels from 0 to 1 are normalised.
-        largest: of a weight.
+    It measures on ``(B, 3, h, w)`` images, normalised by ``(1, 3, 1, 1)`` mean and deviation where white is 1.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -285,16 +281,10 @@ class _Ends:
 
 @torch.no_grad()
 def rounded(weight: Tensor, moments: Tensor, groups: int = 1, largest: int = LARGEST) -> tuple[Tensor, Tensor]:
-    """Round weights to multiples of a scale of each output, near in its outputs; return ``(O,)`` scales too.
+    """Round ``(O, C / groups, ...)`` weights to multiples of a scale of each output, up to ``largest``; return both.
 
     They are rounded one after the other, and those that follow make up for the error on what the layer takes in (GPTQ,
-    Frantar et al. 2023, https://arxiv.org/abs/2210.17323).
-
-    Args:
-        weight: ``(O, C / groups, ...)``.
-        moments: ``(groups * blocks, K, K)`` second moments of the inputs of each block of an output.
-        groups: of the convolution.
-        largest: multiple of a scale.
+    Frantar et al. 2023, https://arxiv.org/abs/2210.17323), by ``(groups * blocks, K, K)`` second moments of that.
     """
     count = moments.shape[1]
     scale = weight.flatten(1).abs().amax(1).div(largest).clamp_min(torch.finfo(torch.float32).tiny)

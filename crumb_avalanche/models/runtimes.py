@@ -55,8 +55,7 @@ def use_runtime(model: Split, name: str, images: Iterable[Tensor] | None = None)
         images: for int8, batches as for ``SplitModel.extract`` to measure ranges on, at most 64 images.
 
     Raises:
-        RuntimeRefusedError: the runtime is not installed, cannot run F or computes other maps; or int8 runs F, which
-            no other replaces.
+        RuntimeRefusedError: it is not installed, cannot run F or computes other maps; or int8 runs F.
         ValueError: the name is unknown.
     """
     if model.runtime.calibration is not None:
@@ -127,12 +126,10 @@ def fastest(model: Split) -> Runtime:
 
 
 def trial(model: Split) -> tuple[Runtime, dict[str, dict[int, float]]]:
-    """Measure torch and, if it is installed, ONNX Runtime; not ``compiled``, which takes half a minute to build.
+    """Measure torch and, if it is installed, ONNX Runtime, which is chosen if it gains on one image and in batches.
 
-    ONNX Runtime is chosen if it gains both on one image alone and in batches.
-
-    Returns:
-        The better runtime, and images per second by runtime and number of images at a time.
+    Returns the better one, and images per second by runtime and number of images at a time. ``compiled`` takes half a
+    minute to build and is left out.
     """
     candidates = [TORCH]
     with suppress(RuntimeRefusedError):

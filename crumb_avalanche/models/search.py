@@ -17,25 +17,16 @@ except ImportError:  # TiledSearch is used instead
 
 
 class TiledSearch(nn.Module):
-    """Exact search by matrix products that are small enough for the CPU's cache.
-
-    Args:
-        tile: slices per product; ``tile * rows * 4`` bytes of working memory.
-    """
+    """Exact search by matrix products of ``tile`` slices, ``4 * tile * rows`` bytes, which fit the CPU's cache."""
 
     def __init__(self, tile: int = 2048):
         super().__init__()
         self.tile = tile
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
-        """Return the index of the most similar row.
+        """Return the most similar of ``(K, d)`` unit rows for ``(N, d)`` slices in float32: ``(N,)`` int64.
 
-        Args:
-            slices: ``(N, d)`` float32.
-            unit_rows: ``(K, d)`` float32, each of L2 norm 1.
-
-        Returns:
-            ``(N,)`` int64 in ``[0, K)``, the lowest index among ties; -1 where a slice holds a NaN or an infinity.
+        It is the lowest index among ties, and -1 where a slice holds a NaN or an infinity.
         """
         columns = unit_rows.t().contiguous()
         indices = torch.empty(len(slices), dtype=torch.int64, device=slices.device)
@@ -52,9 +43,6 @@ class FaissSearch(nn.Module):
     Among unit rows the L2-nearest one has the largest dot product. Squared distances of long slices would lose the last
     digits of the dot product, so slices are first scaled to a length between 1/2 and 1. The factor is a power of two,
     which is exact: ties stay ties. A zero slice is as far from all rows; rounding would decide, so it gets the first.
-
-    Args:
-        tile: slices per call; ``tile * (d + 3) * 4`` bytes of working memory, and 20 for each slice.
     """
 
     def __init__(self, tile: int = 32768):
@@ -91,10 +79,7 @@ class BlockSearch(nn.Module):
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor, tile: int = 2048) -> Tensor:
-    """Return the L2-nearest of ``(K, d)`` rows to ``(N, d)`` finite vectors, the lowest among ties: ``(N,)`` int64.
-
-    Without faiss it takes ``4 * tile * K`` bytes of working memory.
-    """
+    """Return the L2-nearest of ``(K, d)`` rows to ``(N, d)`` finite vectors, the lowest among ties: ``(N,)`` int64."""
     if _suits_faiss(vectors):
         return _nearest_by_faiss(vectors, _faiss_index(rows))
     # The nearest row is the one with the largest <x, c> - |c|^2 / 2.

@@ -106,8 +106,7 @@ def split_after(
         image_size: side of the images in pixels.
         layout: of what modules return; default ``(B, C, H, W)``, or tokens of patches only.
 
-    Raises:
-        CutError: the network cannot be traced, has no such node, or later layers need more than its output.
+    Raises CutError if it cannot be traced, has no such node, or later layers need more than its output.
     """
     network = network.eval()
     nodes = _traced(network, [head] if node is None else [node, head])
@@ -194,11 +193,7 @@ def _part(network: nn.Module, nodes: dict[fx.Node, str], start: fx.Node, end: fx
 def _lay_out(
     extractor: fx.GraphModule, body: fx.GraphModule, image_size: int, layout: Layout
 ) -> tuple[Layout, tuple[int, int] | None]:
-    """Make F return maps, and P take them, if the node returns tokens or has the channels last.
-
-    Returns:
-        The layout, and height and width of the grid of patches if other tokens precede it.
-    """
+    """Make F return maps if the node returns tokens or has the channels last; return ``layout`` and ``token_grid``."""
     try:
         values = extractor(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError) as error:
@@ -253,13 +248,8 @@ def _prepend(module: fx.GraphModule, methods: list[tuple]) -> None:
 def stage_maps(model: SplitModel, images: Tensor, names: Iterable[str]) -> list[Tensor]:
     """Compute what modules of F return, each as ``(B, C, H, W)`` float32 without class token, registers and scale.
 
-    Args:
-        model: the model.
-        images: as for ``SplitModel.extract``; all pass F at once, in torch whatever the model's runtime is.
-        names: of ``model.stages``, or other modules of F.
-
-    Raises:
-        ValueError: F has no such module, or it returns neither maps nor tokens.
+    All images, as for ``SplitModel.extract``, pass F at once, in torch. ``names`` are of ``model.stages`` or other
+    modules of F; ValueError if F has no such module, or it returns neither maps nor tokens.
     """
     found: dict[str, Tensor] = {}
     names = list(names)

@@ -37,11 +37,7 @@ from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
 def check_split_model(model: nn.Module, trainer: str) -> None:
-    """Check that a trainer was given a ``SplitModel`` whose weights are float32.
-
-    Raises:
-        TypeError: it is another network, one that is wrapped, or some of its weights are of another type.
-    """
+    """Raise TypeError unless a trainer was given a ``SplitModel``, not wrapped, whose weights are float32."""
     if not isinstance(model, SplitModel):
         cure = "build one with split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
         if isinstance(getattr(model, "_orig_mod", None), SplitModel):
@@ -146,11 +142,7 @@ class SplitModel(nn.Module):
         check_codebook(codebook, self.map_shape[0])
 
     def train(self, mode: bool = True) -> "SplitModel":
-        """Set the mode as ``nn.Module.train`` does; F stays in evaluation mode.
-
-        Args:
-            mode: ``True`` for training, ``False`` for evaluation.
-        """
+        """Set the ``mode`` as ``nn.Module.train`` does; F stays in evaluation mode."""
         super().train(mode)
         self.feature_extractor.eval()
         return self
@@ -203,13 +195,10 @@ class SplitModel(nn.Module):
         return self
 
     def set_precision(self, precision: str) -> "SplitModel":
-        """Set the precision of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
+        """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
 
         Warns if bf16 is slower on this device. A ``torch.autocast`` around the model changes P alone: F's maps are kept
-        in caches and memories, so theirs is the precision that is set here.
-
-        Args:
-            precision: one of ``PRECISIONS``.
+        in caches and memories.
 
         Raises:
             ValueError: another precision.
@@ -245,10 +234,7 @@ class SplitModel(nn.Module):
         return self
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Convert normalised float images to ``uint8`` pixels ``(B, 3, h, w)``; return ``uint8`` images unchanged.
-
-        Args:
-            images: ``(B, 3, h, w)``, normalised float or uint8.
+        """Convert normalised float ``images`` ``(B, 3, h, w)`` to ``uint8`` pixels; return ``uint8`` images unchanged.
 
         Raises:
             ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
@@ -293,14 +279,7 @@ class SplitModel(nn.Module):
             return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Normalise ``uint8`` pixels; others are normalised already.
-
-        Args:
-            images: ``(B, 3, H, W)`` uint8, or normalised float.
-
-        Returns:
-            ``(B, 3, H, W)`` float32; ``images`` itself if it is such.
-        """
+        """Normalise ``(B, 3, h, w)`` ``uint8`` ``images`` to float32; others are normalised already."""
         return normalized(images, self.pixel_mean, self.pixel_std)
 
     @torch.no_grad()
@@ -335,21 +314,13 @@ class SplitModel(nn.Module):
         return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
 
     def places(self, maps: Tensor) -> Tensor:
-        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image: without class token and registers.
-
-        Args:
-            maps: ``(B, C, H, W)`` float, as ``extract`` returns them.
-        """
+        """Return the part of ``(B, C, H, W)`` ``maps`` that is a grid on the image, without class token, registers."""
         if self.token_grid is None:
             return maps
         return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
-        """Encode maps ``(B, C, H, W)`` as codes ``(B, G, H, W)``, uint8 or int16; see ``Codebook.encode``.
-
-        Args:
-            feature_map: ``(B, C, H, W)`` float.
-            usable: see ``Codebook.encode``.
+        """Encode ``feature_map``, ``(B, C, H, W)``, as codes ``(B, G, H, W)``; ``usable`` as in ``Codebook.encode``.
 
         Raises:
             ValueError: all rows of the codebook are zero, or the codebook or the map is not finite.
@@ -358,19 +329,12 @@ class SplitModel(nn.Module):
             return self.codebook.encode(feature_map, usable)
 
     def classify(self, feature_map: Tensor) -> Tensor:
-        """Run P: logits ``(B, classes)`` float32 of maps ``(B, C, H, W)``.
-
-        Args:
-            feature_map: ``(B, C, H, W)`` float, from ``extract`` or ``decode``.
-        """
+        """Run P: logits ``(B, classes)`` float32 of ``feature_map``, ``(B, C, H, W)``."""
         with self.stopwatch.measure("plastic"), self.autocast():
             return classify_in_parts(self.plastic_layers, feature_map, self.training).float()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits ``(B, classes)`` float32, through the codebook or not as the two settings say.
-
-        Args:
-            images: as for ``features``.
+        """Compute logits ``(B, classes)`` float32 of ``images``, through the codebook or not as the two settings say.
 
         Raises:
             ValueError: see ``features`` and ``encode``.
@@ -395,26 +359,16 @@ class SplitModel(nn.Module):
         return self.classify(feature_map if codes is None else self.codebook.decode(codes))
 
     def register_map_hook(self, hook: Callable[[ForwardRecord], None]) -> RemovableHandle:
-        """Call a function with the ``ForwardRecord`` of every forward pass in training mode.
+        """Call ``hook`` with the ``ForwardRecord`` of every forward pass in training mode.
 
-        Args:
-            hook: called with the record.
-
-        Returns:
-            A handle; its ``remove()`` removes the hook. Copies of the model have no hooks.
+        Returns a handle, whose ``remove()`` removes the hook. Copies of the model have no hooks.
         """
         handle = RemovableHandle(self._map_hooks)
         self._map_hooks[handle.id] = hook
         return handle
 
     def reset_head(self, n_classes: int) -> None:
-        """Replace the head by a newly initialised one (before streaming, as in the paper).
-
-        The initialisation is PyTorch's own and draws from torch's global RNG.
-
-        Args:
-            n_classes: outputs of the new head, at least 1.
-        """
+        """Replace the head by a new one of ``n_classes`` outputs, before streaming; draws from torch's global RNG."""
         check_count("n_classes", n_classes)
         new = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
         parent, _, name = self.head.rpartition(".")

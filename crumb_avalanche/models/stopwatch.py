@@ -11,13 +11,7 @@ class Stopwatch:
     """Accumulates wall seconds by name; a part measured inside another one counts for the outer one.
 
     On a GPU, whose calls return before their work is done, a part lasts from when the GPU begins its work to when it
-    ends it. Nothing waits for that until ``seconds`` is read.
-
-    Args:
-        device: where the work is done; a ``SplitModel`` sets its own.
-
-    Attributes:
-        device: see above.
+    ends it. Nothing waits for that until ``seconds`` is read. A ``SplitModel`` sets ``device`` to its own.
     """
 
     def __init__(self, device: torch.device | str = "cpu"):

@@ -22,21 +22,11 @@ def split_timm(
     cut_layer: int | str | None,
     image_size: int,
 ) -> SplitModel:
-    """Split a network of timm before its last stage, or after ``cut_layer``.
+    """Split a network of timm before its last stage, or after ``cut_layer``: a number of leading stages, or a module.
 
     Stages are what timm lists in ``feature_info``: those that halve the map, or the blocks of a transformer.
-
-    Args:
-        name: ``timm:NAME``.
-        weights: ``"timm"`` downloads; a path reads a file; ``None`` keeps the random initialisation.
-        n_classes: outputs of the new head.
-        cut_layer: number of leading stages in F, or the name of the last module of F; default all stages but one.
-        image_size: side of the images in pixels.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: unknown name, or a network that cannot be cut there.
-        WeightsError: weights that cannot be read or are another network's.
+    ``weights`` is ``"timm"``, a path, or ``None``. ImportError: timm is not installed; ValueError: unknown name, or no
+    cut there; WeightsError: weights that cannot be read or are another network's.
     """
     network = _network(name, weights, image_size)
     stages = [one["module"] for one in getattr(network, "feature_info", None) or ()]

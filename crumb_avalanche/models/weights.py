@@ -30,15 +30,11 @@ class WeightsError(TensorFileError):
 
 
 def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
-    """Read ``name -> tensor`` from ``.npz``, ``.safetensors``, ``.pth`` or ``.pt``.
+    """Read ``name -> tensor`` from ``.npz``, ``.safetensors``, ``.pth`` or ``.pt``, without running code.
 
-    Pickled code is refused: ``.npz`` must not hold object arrays, and ``.pth`` is read with ``weights_only=True``. The
-    checksums of a ``.safetensors`` file are verified where it has them (see ``read_tensors``), those of ``.npz``,
-    ``.pth`` and ``.pt`` files that are zip archives, and the digits of the SHA-256 in a name as torch.hub gives it (see
-    ``check_hub_name``).
-
-    Raises:
-        WeightsError: the file is absent, has another suffix, is damaged, or holds anything but tensors.
+    Verifies the checksums of zip archives (``.npz``, ``.pth``, ``.pt``), those of a ``.safetensors`` file where it has
+    them, and the digits in a name as torch.hub gives it (see ``check_hub_name``). WeightsError: the file is absent, has
+    another suffix, is damaged, or holds anything but tensors.
     """
     path = Path(path)
     if not path.is_file():
@@ -72,12 +68,9 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
 
 
 def check_hub_name(path: str | os.PathLike) -> None:
-    """Check the digits at the end of a name such as ``resnet18-f37072fd.pth``, the first of the file's SHA-256.
+    """Raise WeightsError if a file's SHA-256 does not begin with the digits of a name as ``resnet18-f37072fd.pth``.
 
     torch.hub names files so, those of torchvision among them, and checks them once after the download.
-
-    Raises:
-        WeightsError: the file has another SHA-256.
     """
     match = _HUB_NAME.fullmatch(Path(path).name)
     if match is None:
@@ -107,16 +100,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load ``state`` after checking every name and shape.
-
-    Args:
-        model: loaded in place.
-        state: tensors by name.
-        source: name of the state in errors.
-
-    Raises:
-        WeightsError: a name or shape differs.
-    """
+    """Load ``state`` into a model; raise WeightsError, with the name of the ``source``, if a name or shape differs."""
     expected, kind = model.state_dict(), type(model).__name__
     problems = [f"has {name!r}, which {kind} has no place for" for name in state if name not in expected]
     for name, tensor in reversed(expected.items()):
@@ -146,10 +130,8 @@ def weights_hash(module: nn.Module) -> str:
 def torchvision_weights(name: str) -> dict[str, Tensor]:
     """Return torchvision's weights of a network from the cache of torch.hub, or download them.
 
-    Raises:
-        OSError: the cache cannot be written.
-        ValueError: torchvision has no such network.
-        WeightsError: they cannot be fetched, or the file is damaged.
+    ValueError: torchvision has none; WeightsError: they cannot be fetched, or are damaged; OSError: they cannot be
+    written.
     """
     weights = _torchvision(name)
     if weights is None:
@@ -170,9 +152,9 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
 
 
 def published_file(name: str) -> Path | None:
-    """Return the file, maybe absent, that published weights of one of ``BACKBONES`` are read from.
+    """Return the file, maybe absent, of the published weights of one of ``BACKBONES``.
 
-    ``None`` if nobody publishes weights, or timm does, which has a cache of its own.
+    ``None`` if nobody publishes any, or timm does, which has a cache of its own.
     """
     if published_by(name) == "package":
         package = package_of_weights()
@@ -193,12 +175,9 @@ def _in_hub(weights: Any) -> Path:
 
 
 def packaged_weights() -> dict[str, Tensor]:
-    """Return the weights of EfficientNet-Lite0 that ``PACKAGE`` holds, without importing it.
+    """Return the weights of EfficientNet-Lite0 that ``PACKAGE`` holds, without importing it; or raise WeightsError.
 
     Their names are not those of ``EfficientNetLite``, their order is; see ``in_order``.
-
-    Raises:
-        WeightsError: the package is not installed, or its file is damaged.
     """
     package = package_of_weights()
     if package is None:
@@ -217,11 +196,7 @@ def packaged_weights() -> dict[str, Tensor]:
 
 
 def in_order(state: dict[str, Tensor], network: nn.Module, source: str) -> dict[str, Tensor]:
-    """Return a state dict under a network's names, where it has the same layers in the same order under others.
-
-    Raises:
-        WeightsError: it has another number of tensors.
-    """
+    """Return tensors under a network's names, which are in the same order; WeightsError if more or fewer."""
     names = network.state_dict().keys()
     if len(state) != len(names):
         raise WeightsError(

@@ -33,8 +33,7 @@ MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epoch
 def main(settings: ReportSettings) -> None:
     """Print tables of the runs in some folders; write pictures, a page, and tables as CSV and LaTeX.
 
-    Raises:
-        ValueError: there is no finished run, or a run cannot be read; the others are reported first.
+    ValueError: there is no finished run, or a run cannot be read; the others are reported first.
     """
     finished, unfinished, problems = find_runs(settings.folders)
     runs = []

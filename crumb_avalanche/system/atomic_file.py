@@ -47,14 +47,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
     An error in the block, such as a full disk, leaves ``path`` unchanged and removes the temporary file. Missing parent
     folders are created. Of a symbolic link, the file that it leads to is replaced. An existing file keeps its
-    permissions, and owner and group as far as this process may set them; a new one gets the permissions of any new file
-    of this process, whatever the block sets: safetensors makes files that only their owner can read.
-
-    Args:
-        path: of the file, which may exist.
-
-    Raises:
-        OSError: see ``replaceable``; or the disk is full or fails.
+    permissions, and owner and group as far as this process may set them; a new one gets those of any new file of this
+    process, whatever the block sets: safetensors makes files that only their owner can read. OSError: see
+    ``replaceable``, or the disk fails.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,8 +75,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def replaceable(path: Path) -> os.stat_result | None:
     """Return what is known of a file that is to be replaced; ``None`` if there is none.
 
-    Raises:
-        OSError: it is a folder, a pipe or a device, or this process may not write to it.
+    OSError: it is a folder, a pipe or a device, or this process may not write to it.
     """
     try:
         before = path.stat()

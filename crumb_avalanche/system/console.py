@@ -12,10 +12,7 @@ from typing import Any
 
 
 class Stream:
-    """A text stream whose file may take no more; what is written from then on is lost.
-
-    Args:
-        file: the stream, or ``None`` if it is closed.
+    """A text stream whose file, ``None`` if it is closed, may take no more; what is written from then on is lost.
 
     Attributes:
         error: why the file takes no more, if so.

@@ -2,12 +2,7 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: ``1 class``, ``2 classes``, ``1,000 images``.
-
-    Args:
-        count: the number.
-        noun: in the singular.
-    """
+    """Return a number with its noun, given in the singular: ``1 class``, ``2 classes``, ``1,000 images``."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith("s"):

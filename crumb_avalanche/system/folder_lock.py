@@ -25,17 +25,11 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold the lock of a folder, which is created if absent.
+    """Hold the lock of a folder, which is created if absent; raise FolderInUseError if another process holds it.
 
     The operating system releases the lock when the process ends, even if it is killed. Where it has no locks, a file
     with the number of the process stands for one; the next process on the same computer removes that of a dead one.
-
-    Args:
-        folder: to hold.
-        flag: the command line option that chooses the folder, for the error.
-
-    Raises:
-        FolderInUseError: another process holds it.
+    ``flag`` is the command line option that chooses the folder, for the error.
     """
     with _held(folder / LOCK, f"{folder} is in use by another process", f", or choose another {flag}"):
         yield
@@ -46,11 +40,7 @@ def locked_file(path: Path) -> Iterator[None]:
     """Hold the lock of a file, ``.NAME.lock`` beside what a link leads to; see ``locked``.
 
     Readers need no lock if the file is replaced atomically. Warns of other names (hard links) of the file, which keep
-    its earlier content.
-
-    Raises:
-        FolderInUseError: another process holds it.
-        OSError: it cannot be replaced; see ``replaceable``.
+    its earlier content. OSError: it cannot be replaced; see ``replaceable``.
     """
     real = Path(os.path.realpath(path))
     with _held(real.parent / f".{real.name}.{LOCK}", f"{path} is being changed by another process", ""):
@@ -66,15 +56,8 @@ def locked_file(path: Path) -> Iterator[None]:
 def output_file(path: Path, kind: str, is_kind: Callable[[Path], bool], flag: str = "--output") -> Iterator[None]:
     """Hold the lock of a file that a command writes; see ``locked_file``.
 
-    Args:
-        path: of the file, which may exist.
-        kind: what the command writes, for the error.
-        is_kind: whether an existing file is that.
-        flag: the command line option that chooses the path, for the error.
-
-    Raises:
-        FileExistsError: the path is something else, which stays as it is.
-        FolderInUseError: another process holds it.
+    FileExistsError: the path exists and ``is_kind`` says that it is not the ``kind`` of file that the command writes,
+    so it stays as it is.
     """
     with locked_file(path):
         if path.exists() and path.stat().st_size and not is_kind(path):

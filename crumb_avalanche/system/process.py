@@ -55,11 +55,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def check_device(name: str) -> None:
-    """Raise if a device does not exist.
-
-    Raises:
-        ValueError: the name is neither cpu nor cuda, or torch does not see the GPU.
-    """
+    """Raise ValueError if a device is neither cpu nor cuda, or torch does not see it."""
     import torch
 
     try:
@@ -88,13 +84,8 @@ def keep_freed_memory(limit: int = 512 * 2**20) -> bool:
     """Let the C library reuse freed blocks for the rest of the process instead of returning them to the system.
 
     A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for each tensor of that size, which the
-    system clears page by page: reading maps from a cache takes twice as long.
-
-    Args:
-        limit: bytes of a block, and of free memory at the end of the heap, above which memory is returned.
-
-    Returns:
-        Whether the setting took effect; without glibc nothing changes.
+    system clears page by page: reading maps from a cache takes twice as long. ``limit`` are the bytes of a block, and
+    of free memory, above which memory is returned. Returns whether it took effect; without glibc nothing changes.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt

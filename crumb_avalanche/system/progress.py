@@ -62,15 +62,8 @@ def progress_bar(
     """A context manager with ``update(count)``, ``set_postfix_str(text)``, ``close()`` and ``n``.
 
     It draws a bar on stderr if that is a terminal; otherwise it prints a line there every few seconds, and one at its
-    end.
-
-    Args:
-        total: number of items; ``None`` if it is not known.
-        title: stands before the numbers.
-        unit: of the items.
-        initial: items done before, which do not count in the rate.
-        scale: print large numbers with k, M, G.
-        show: print nothing if off.
+    end. ``total`` is ``None`` if it is not known, ``initial`` items were done before and do not count in the rate, and
+    ``scale`` prints large numbers with k, M, G.
     """
     if not show or sys.stderr.isatty():
         return tqdm(total=total or None, desc=title, unit=unit, initial=initial, unit_scale=scale, disable=not show)

@@ -47,12 +47,8 @@ class Here:
 def connected(address: str) -> Iterator[Any]:
     """Yield the module ``ray``, connected; workers import from the same places as this process.
 
-    Args:
-        address: of the head, ``HOST:PORT``; ``auto`` finds a head on this machine.
-
-    Raises:
-        ImportError: Ray is not installed.
-        ConnectionError: no cluster at that address.
+    ``address`` is that of the head, ``HOST:PORT``; ``auto`` finds a head on this machine. ImportError: Ray is not
+    installed; ConnectionError: no cluster there.
     """
     try:
         import ray
@@ -81,9 +77,7 @@ def connected(address: str) -> Iterator[Any]:
 class RayCalls(contextlib.AbstractContextManager):
     """Calls of functions on a Ray cluster; what is lost with a worker or a node is computed again, up to three times.
 
-    Args:
-        address: see ``connected``.
-        threads: CPUs and threads of torch of each call.
+    ``address`` is as for ``connected``, ``threads`` the CPUs and threads of torch of each call.
     """
 
     def __init__(self, address: str = "auto", threads: int = 1):
@@ -107,15 +101,9 @@ class RayCalls(contextlib.AbstractContextManager):
         return self._ray.put(value)
 
     def fetch(self, handles: Sequence[Any], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
-        """Return the results of handles.
+        """Return the results of different handles; ``done`` is called with each as soon as it is there.
 
-        Args:
-            handles: of different results.
-            done: called with each result as soon as it is there.
-
-        Raises:
-            Exception: what a function raised.
-            RuntimeError: a result was lost with its worker or node more often than it is computed again.
+        Raises what a function raised, or RuntimeError for a result that was lost too often.
         """
         waiting, results = list(handles), {}
         try:

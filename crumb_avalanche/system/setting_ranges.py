@@ -86,16 +86,10 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value of a setting, a whole number for a fraction as ``float``.
+    """Return the value of a setting, a whole number for a fraction as ``float``; or raise ValueError.
 
-    Args:
-        name: of the setting.
-        value: the value given.
-        hint: its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of these ``Annotated`` with a
-            ``Range``, or a union of such. A value for any other type is returned as it is.
-
-    Raises:
-        ValueError: names the setting, the value and the accepted ones.
+    ``hint`` is its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of these ``Annotated`` with a
+    ``Range``, or a union of such. A value for any other type is returned as it is.
     """
     accepted = []
     for option in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
@@ -138,12 +132,7 @@ def check_arguments(function: Callable, given: dict[str, Any]) -> dict[str, Any]
 
 
 def check_count(name: str, value: Any, hint: Any = Count) -> None:
-    """Raise if a value is not a whole number in a range.
-
-    Raises:
-        TypeError: it is not a whole number.
-        ValueError: see ``checked``.
-    """
+    """Raise TypeError if a value is not a whole number, ValueError if it is not in a range."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; give a whole number")
     checked(name, value, hint)

@@ -67,19 +67,9 @@ def _sort_metadata(path: Path) -> None:
 def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
     """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
 
-    The same content gives the same bytes.
-
-    Args:
-        path: the file; an existing one is replaced.
-        tensors: by name, on any device, of a type that ``safetensors`` can store. Strides are not kept.
-        metadata: texts by name; ``format`` names the kind of file.
-
-    Returns:
-        The checksum of all that was written; see ``digest_of``.
-
-    Raises:
-        StateError: a tensor of a type that ``safetensors`` cannot store.
-        OSError: for instance, the disk is full; an existing file stays as it is.
+    The same content gives the same bytes. Strides are not kept. The metadata entry ``format`` names the kind of file.
+    Returns the checksum of all that was written; see ``digest_of``. StateError: a tensor of a type that ``safetensors``
+    cannot store; OSError, such as a full disk, leaves an existing file as it is.
     """
     # safetensors keeps no strides and refuses shared memory; all other tensors are written without a copy.
     plain: dict[str, Tensor] = {}
@@ -105,11 +95,7 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Read the text metadata of a ``.safetensors`` file, verified where it has a digest.
-
-    Raises:
-        TensorFileError: the file is absent or damaged.
-    """
+    """Read the text metadata of a file, verified where it has a digest; TensorFileError if it is absent or damaged."""
     if not Path(path).is_file():
         raise TensorFileError(f"there is no file {path}; check the path")
     try:
@@ -145,16 +131,10 @@ def format_of(path: str | os.PathLike) -> str:
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and metadata and verify every checksum.
+    """Read tensors by name, and the metadata without checksums, and verify every checksum.
 
     A file of another program has no checksums and is read silently. If another process replaces the file meanwhile, the
-    new one is read.
-
-    Returns:
-        Tensors by name, and the metadata without checksums.
-
-    Raises:
-        TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
+    new one is read. TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
     """
     while True:
         before = _identity(path)
@@ -201,11 +181,7 @@ def _plain(path: str | os.PathLike, text: str) -> Any:
 
 
 def loaded_json(text: str) -> Any:
-    """Return what a JSON text holds.
-
-    Raises:
-        StateError: it is no JSON, or is nested too deep.
-    """
+    """Return what a JSON text holds; raise StateError if it is none, or is nested too deep."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # of too many levels
@@ -214,17 +190,10 @@ def loaded_json(text: str) -> Any:
 
 
 def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Split a nested state into a JSON tree and tensors.
+    """Split a nested state into a JSON tree, and tensors by their path in the state; ``unflatten`` is the inverse.
 
-    Args:
-        state: of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy array.
-        place: prefix of the tensors' names.
-
-    Returns:
-        The tree, and the tensors by their path in the state. ``unflatten`` is the inverse.
-
-    Raises:
-        StateError: a value of another type; says where.
+    The state is of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy array; StateError for other
+    types. ``place`` is the prefix of the tensors' names.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -263,11 +232,7 @@ def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
 
 
 def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Restore the state that ``flatten`` split.
-
-    Raises:
-        StateError: the tree names a tensor that is missing, or holds an unknown node.
-    """
+    """Restore what ``flatten`` split; StateError if the tree names a missing tensor, or holds an unknown node."""
     if isinstance(tree, list):
         return [unflatten(part, tensors) for part in tree]
     if not isinstance(tree, dict):
@@ -289,22 +254,13 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> str:
-    """Write a nested state as ``write_tensors`` does; its tree is the metadata entry ``tree``.
-
-    Raises:
-        StateError: see ``flatten``.
-        OSError: see ``write_tensors``.
-    """
+    """Write a nested state as ``write_tensors`` does, its tree as metadata ``tree``; errors also of ``flatten``."""
     tree, tensors = flatten(state)
     return write_tensors(path, tensors, {**metadata, "tree": json.dumps(tree)})
 
 
 def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
-    """Read what ``write_state`` wrote: the state, and the metadata without the tree.
-
-    Raises:
-        TensorFileError: see ``read_tensors``; or the file holds no state.
-    """
+    """Read what ``write_state`` wrote: the state, and the metadata without the tree; or raise TensorFileError."""
     tensors, metadata = read_tensors(path)
     if "tree" not in metadata:
         raise TensorFileError(f"{path} holds tensors but no state; give a file that this package wrote")
