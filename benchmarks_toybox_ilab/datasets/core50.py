@@ -48,7 +48,7 @@ LAYOUT = Layout(
     whole=False,
     places=("core50_128x128", "core50", "core50/core50_128x128"),
     counts={"classes": 10, "train": 6_000, "test": 2_250},
-    objects={name: range(OBJECTS * place + 1, OBJECTS * (place + 1) + 1) for place, name in enumerate(CLASSES)},
+    classes=CLASSES,
     needed=OBJECTS,
     sessions=SESSIONS,
     # The published data set lacks none of the frames that are used: its 134 missing frames have numbers below 10.

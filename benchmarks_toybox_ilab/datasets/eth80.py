@@ -39,7 +39,7 @@ LAYOUT = Layout(
     places=("eth80",),
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
-    objects=dict.fromkeys(CLASSES, ()),
+    classes=CLASSES,
     needed=10,
     sessions=7,
 )

@@ -12,7 +12,7 @@ from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 SPLIT_OF_FOLDER = {"train": ("0", "train"), "val": ("1", "test"), "test": ("1", "test")}  # session and split
-_LISTED, _LISTED_CLASSES = 8, 20  # objects of a class, and classes, that are reported one by one
+_LISTED, _LISTED_CLASSES = 8, 20  # objects of a class, and classes of images, that are reported one by one
 
 Clips = dict[str, dict[Any, dict[Any, dict[Any, str]]]]  # path by class, object, session and frame
 
@@ -38,7 +38,7 @@ class Layout:
         counts: Numbers of "classes", "train" and "test" images of the whole data set, or None where they vary;
             "train_clips" and "test_clips" if those are fixed.
         owner: Whose numbers `counts` are.
-        objects: The objects of each class of a data set of clips, as far as their names are known.
+        classes: The classes of a data set of clips.
         needed: Number of complete objects that a class needs.
         sessions: The names of an object's clips, or how many it needs.
         frames: Number of images of a complete clip.
@@ -64,7 +64,7 @@ class Layout:
     parts: "Mapping[str, Layout]" = field(default_factory=dict)
     counts: Mapping[str, int | None] = field(default_factory=dict)
     owner: str = "the paper"
-    objects: Mapping[str, Sequence] = field(default_factory=dict)
+    classes: Sequence[str] = ()
     needed: int = 0
     sessions: Sequence | int = ()
     frames: int = 1
@@ -179,7 +179,7 @@ class Layout:
         return below
 
     def missing(self, paths: Iterable[str]) -> list[str]:
-        """List what these files lack of the whole data set, one line per session, object or class.
+        """List what these files lack of the whole data set, a line for each class.
 
         Raises:
             FrameTableError: If an image of a data set of clips does not fit, or two are the same frame.
@@ -187,42 +187,29 @@ class Layout:
         if self.parts:
             below = self.of_parts(paths)
             return [f"{top}: {line}" for top, part in self.parts.items() for line in part.missing(below[top])]
-        return self._missing_objects(paths) if self.objects else self._missing_images(paths)
+        return self._missing_objects(paths) if self.classes else self._missing_images(paths)
 
     def _missing_objects(self, paths: Iterable[str]) -> list[str]:
         found = self.clips(self.images(paths))
         if not found:
-            return [f"all {len(self.objects)} classes are missing"]
-        present = {session for objects in found.values() for clips in objects.values() for session in clips}
-        named = () if isinstance(self.sessions, int) else self.sessions
-        whole = self.needed * len(self.objects)
-        lines = [f"clip {session}: all {whole} are missing" for session in named if session not in present]
-        for class_name, known in self.objects.items():
-            objects = found.get(class_name, {})
-            gaps = [(thing, gap) for thing in sorted(objects) if (gap := self._gap(objects[thing], present))]
-            if not objects:
-                lines.append(f"class {class_name}: all {self.needed} objects are missing")
-            elif len(objects) - len(gaps) < self.needed:
-                lines += [f"{self.label(class_name, thing)}: {gap}" for thing, gap in gaps[:_LISTED]]
-                if len(gaps) > _LISTED:
-                    lines.append(f"class {class_name}: {len(gaps) - _LISTED} more objects are incomplete")
-                if len(objects) < self.needed:
-                    absent = ", ".join(self.label(class_name, thing) for thing in known if thing not in objects)
-                    line = f"class {class_name}: {self.needed - len(objects)} of {self.needed} objects are missing"
-                    lines.append(f"{line}; there is no {absent}" if absent else line)
+            return [f"all {len(self.classes)} classes are missing"]
+        lines = []
+        for class_name in self.classes:
+            objects = sorted(found.get(class_name, {}).items())
+            gaps = [(thing, gap) for thing, clips in objects if (gap := self._gap(clips))]
+            whole = len(objects) - len(gaps)
+            listed = "".join(f"; {self.label(class_name, thing)}: {gap}" for thing, gap in gaps[:_LISTED])
+            if whole < self.needed:
+                lines.append(f"class {class_name}: {whole} of {self.needed} objects are complete{listed}")
         return lines
 
-    def _gap(self, clips: dict, present: set) -> str:
-        """What an object lacks of the sessions that other objects have; "" if nothing."""
+    def _gap(self, clips: dict) -> str:
+        """What an object lacks; "" if nothing."""
         if isinstance(self.sessions, int):
             whole = sum(len(clip) >= self.frames for clip in clips.values())
             return f"{whole} of {self.sessions} sessions of {self.frames} images" * (whole < self.sessions)
-        absent = [session for session in self.sessions if session in present and session not in clips]
-        gaps = [f"no clip {', '.join(absent)}"] if absent else []
-        for session in self.sessions:
-            if len(clips.get(session, "")) < self.frames and session in clips:
-                gaps.append(f"clip {session} has {len(clips[session])} of {self.frames} frames")
-        return "; ".join(gaps)
+        few = [name for name in self.sessions if len(clips.get(name, ())) < self.frames]
+        return ", ".join(f"clip {name} has {len(clips.get(name, ()))} of {self.frames} frames" for name in few)
 
     def _missing_images(self, paths: Iterable[str]) -> list[str]:
         images = filter(None, map(self.pattern.fullmatch, paths))

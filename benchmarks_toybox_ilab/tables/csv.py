@@ -1,8 +1,8 @@
-"""Read and write frames as CSV, with our own columns or those of the index files of the paper's published code."""
+"""Read and write frames as CSV."""
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,6 @@ from benchmarks_toybox_ilab.tables.text import from_spreadsheet_cell, spreadshee
 
 COLUMNS = ("path", "class", "object", "session", "frame", "split")
 MOST_DIGITS = 18  # of a frame's number
-DIRMAP_COLUMNS = ("class", "object", "session", "im_num", "im_path")
 
 
 def csv_text(rows: Iterable[Iterable]) -> str:
@@ -48,50 +47,6 @@ def read_frames(path: str | Path) -> list[Frame]:
         if tuple(header) != COLUMNS:
             raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must begin with {','.join(COLUMNS)!r}")
         return [_frame(path, lines.line_num, line) for line in lines if line]
-
-
-def read_dirmap(
-    path: str | Path, test_sessions: Collection[int | str], class_names: Mapping[int | str, str] | None = None
-) -> list[Frame]:
-    """Read an index file ("dirmap") of the paper's published code: class, object, session, im_num, im_path.
-
-    Other columns, such as pandas' unnamed index, are ignored.
-
-    Args:
-        path: The CSV file.
-        test_sessions: Sessions of the test split, such as (3, 7, 10) for CORe50; all others are for training.
-        class_names: Name of each class number; None uses the numbers as names.
-
-    Raises:
-        FrameTableError: If the file is missing, lacks a column, a line is invalid, or a class has no name.
-    """
-    held_out = set(map(str, test_sessions))
-    names = None if class_names is None else {str(number): name for number, name in class_names.items()}
-    frames = []
-    with _opened(path) as lines:
-        header = next(lines, [])
-        absent = [column for column in DIRMAP_COLUMNS if column not in header]
-        if absent:
-            raise FrameTableError(
-                f"{path} begins with {','.join(header)!r} and has no column {' and no column '.join(absent)}; an index "
-                f"file of the published code has {','.join(DIRMAP_COLUMNS)}"
-            )
-        places = [header.index(column) for column in DIRMAP_COLUMNS]
-        for line in filter(None, lines):
-            if len(line) != len(header):
-                raise FrameTableError(
-                    f"{path}, line {lines.line_num} has {len(line)} values, but the header {len(header)}."
-                )
-            number, item, session, frame, file = (line[place] for place in places)
-            if names is not None and number not in names:
-                raise FrameTableError(
-                    f"{path}, line {lines.line_num}: class {number} has no name; names were given for "
-                    f"{', '.join(names)}"
-                )
-            split = "test" if session in held_out else "train"
-            row = [file, number if names is None else names[number], item, session, frame, split]
-            frames.append(_frame(path, lines.line_num, row))
-    return frames
 
 
 @contextmanager

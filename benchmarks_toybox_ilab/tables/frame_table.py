@@ -7,7 +7,7 @@ A user's own data needs no code: write the table as CSV and read it with `FrameT
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_dirmap, read_frames, write_frames
+from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
 from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import (
     SPLITS,
@@ -275,25 +275,6 @@ class FrameTable:
                 f"was damaged or changed later. Write the table again; if you changed it, remove {beside}."
             )
         return table
-
-    @classmethod
-    def from_dirmap(
-        cls,
-        path: str | Path,
-        root: str | Path | None,
-        test_sessions: Collection[int | str],
-        class_names: Mapping[int | str, str] | None = None,
-    ) -> "FrameTable":
-        """Read an index file of the paper's published code, whose paths are relative to `root`.
-
-        See `csv.read_dirmap` for `path`, `test_sessions` and `class_names`.
-        The table is padded if it repeats paths, as the index of Toybox does for short clips.
-
-        Raises:
-            FrameTableError: As `read_dirmap`, or if the table breaks a rule.
-        """
-        frames = read_dirmap(path, test_sessions, class_names)
-        return cls(frames, root, name=Path(path).stem, padded=len({frame.path for frame in frames}) < len(frames))
 
 
 def _digest_file(path: str | Path) -> Path:

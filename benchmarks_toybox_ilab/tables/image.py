@@ -3,7 +3,7 @@
 One rule for every image, whichever way it comes: files, arrays, uploads and frames of videos.
 
 - Transparency is laid on white, so that colours under transparent pixels do not matter.
-- 16-bit values keep the upper 8 of the bits that are used, see `eight_bits`.
+- 16-bit greys keep the upper 8 of the bits that are used, see `eight_bits`; colours of 10 to 14 bits in 16 are refused.
 - Colours of another profile than sRGB (Display P3 of phones, Adobe RGB) are converted to sRGB.
 - Of an animation or a file of several pages the first image is taken, and `other_images` says so.
 """
@@ -11,7 +11,6 @@ One rule for every image, whichever way it comes: files, arrays, uploads and fra
 import io
 import os
 import struct
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -86,33 +85,23 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
 
 
 def other_images(image: Image.Image) -> str | None:
-    """Say how many images an opened file holds beside the first one, which alone is read; None if there is one.
+    """Say that an opened file holds images beside the first one, which alone is read; None if there is one.
 
-    Reduced copies and masks in a TIFF file and the second pictures of phones (previews, gain maps) do not count. At
-    most 100 pages of a TIFF file are looked at, and the images of a large GIF file are not counted: there may be
-    millions.
+    Reduced copies and masks in a TIFF file, layers and the second pictures of phones (previews, gain maps) do not
+    count.
     """
-    if image.format == "JPEG":
-        with _at_start(image) as file:  # JPEG images without a gap, as in Motion JPEG; cameras add a single preview
-            joined = file.read().count(b"\xff\xd9\xff\xd8\xff")
-        count = 1 + joined if joined > 1 else 1
-    elif image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
+    if image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
         return None
-    elif image.format == "TIFF":
-        count = 0
+    if image.format == "TIFF":
+        pages = 0
         with suppress(EOFError):
-            for page in range(100):
+            for page in range(100):  # there may be millions
                 image.seek(page)
-                count += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0
+                pages += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0
         image.seek(0)
-    elif image.format == "GIF" and image.fp.seek(0, os.SEEK_END) > 1_000_000:
-        return "only its first image is used; save the others as files of their own"
-    else:
-        count = image.n_frames
-    if count < 2:
-        return None
-    cure = "name a video .mjpeg" if image.format == "JPEG" else "save the others as files of their own"
-    return f"only the first of its {count} images is used; {cure}"
+        if pages < 2:
+            return None
+    return "only the first of its images is used; save the others as files of their own"
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
@@ -169,11 +158,10 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
         raise ValueError("it is a raw photo, of which only a thumbnail could be read; convert it to JPEG, PNG or TIFF")
     if _is_hdr(image):
         raise ValueError("its brightness is for HDR screens (PQ or HLG), which is not read; save it as SDR")
-    raw = _raw_mode(image)
-    found = _of_sixteen_bits(image, raw)
+    found = _of_sixteen_bits(image)
     if found is None:
         _load(image)
-        found = _with_key(image, raw)
+        found = image
     profile = image.info.get("icc_profile")
     if found.has_transparency_data:
         rgb = on_background(found)
@@ -206,31 +194,22 @@ def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
         return None
 
 
-def _of_sixteen_bits(image: Image.Image, raw: str) -> Image.Image | None:
-    """An image with 16 bits per channel as one with 8, with its orientation; None for any other image."""
-    key, premultiplied, inverted = image.info.get("transparency"), raw.startswith("RGBa"), False
-    if image.mode == "F" or image.mode.startswith("I"):
-        depths = _stated_depths(image)
-        pixels = _grey(image)
-        inverted = image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0  # white is 0, which Pillow leaves so
-    elif image.format in ("PNG", "TIFF") and ";16" in raw and image.mode in ("RGB", "RGBA"):
-        depths = _stated_depths(image)
-        image.fp.seek(0)
-        file = image.fp.read()
-        _load(image)
-        if not premultiplied and key is None and np.asarray(image)[..., :3].max() >= 1 << 6:
-            return image  # more than 14 bits are used: Pillow has kept the right ones
-        pixels = _both_bytes(file, image, raw)
-    else:
+def _of_sixteen_bits(image: Image.Image) -> Image.Image | None:
+    """An image of greys with 16 bits as one with 8, with its orientation; None for any other image."""
+    key = image.info.get("transparency")
+    if image.mode != "F" and not image.mode.startswith("I"):
+        if ";16" in _raw_mode(image) and image.format in ("PNG", "TIFF") and image.mode in ("RGB", "RGBA"):
+            _load(image)  # Pillow keeps the upper byte, which is right if all bits are used
+            if key is not None or np.asarray(image)[..., :3].max() < 1 << 6:
+                raise ValueError("its colours have 16 bits of which few are used; save it with 8 bits per channel")
         return None
-    # Premultiplied colours and their alpha have the same depth: as one channel.
-    shallow = eight_bits(pixels[..., None], depths)[..., 0] if premultiplied else eight_bits(pixels, depths)
-    shallow = 255 - shallow if inverted else shallow
+    depths, pixels = _stated_depths(image), _grey(image)
+    shallow = eight_bits(pixels, depths)[..., 0]
+    if image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0:  # white is 0, which Pillow leaves so
+        shallow = 255 - shallow
+    converted = Image.fromarray(shallow)
     if key is not None:
-        opaque = (pixels != np.uint16(key)).any(axis=2, keepdims=True)
-        shallow = np.concatenate([shallow, np.where(opaque, np.uint8(255), np.uint8(0))], axis=2)
-    mode = "RGBa" if premultiplied else {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}[shallow.shape[2]]
-    converted = Image.frombytes(mode, (shallow.shape[1], shallow.shape[0]), shallow.tobytes())
+        converted.putalpha(Image.fromarray(np.where(pixels[..., 0] == key, np.uint8(0), np.uint8(255))))
     converted.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
     return converted
 
@@ -252,38 +231,6 @@ def _raw_mode(image: Image.Image) -> str:
     tile = getattr(image, "tile", None)
     arguments = tile[0].args if tile else ""
     return str(arguments[0] if isinstance(arguments, tuple) else arguments)
-
-
-def _both_bytes(file: bytes, image: Image.Image, raw: str) -> np.ndarray:
-    """Decode 16-bit colours, of which Pillow keeps the upper byte: once for each byte.
-
-    Args:
-        file: Content of the file.
-        image: The opened file.
-        raw: How its pixels are stored.
-
-    Returns:
-        `(H, W, C)` `uint16`.
-    """
-
-    def decoded(raw_mode: str) -> np.ndarray:
-        twin = Image.open(io.BytesIO(file), formats=[image.format])
-        twin.seek(image.tell())
-        twin.tile = [
-            tile._replace(args=(raw_mode, *tile.args[1:]) if isinstance(tile.args, tuple) else raw_mode)
-            for tile in twin.tile
-        ]
-        twin.load()
-        return np.asarray(twin)
-
-    colours = raw.split(";")[0].upper()
-    if colours == "LA":  # four bytes a pixel, taken for four channels
-        both = decoded("RGBA")
-        return np.left_shift(both[..., ::2], 8, dtype=np.uint16) | both[..., 1::2]
-    upper, lower = decoded(f"{colours};16B"), decoded(f"{colours};16L")
-    if not (raw.endswith("16B") or (raw.endswith("16N") and sys.byteorder == "big")):
-        upper, lower = lower, upper
-    return np.left_shift(upper, 8, dtype=np.uint16) | lower
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:
@@ -349,14 +296,3 @@ def _load(image: Image.Image) -> None:
     finally:
         if image.format == "TIFF":
             image.filename = name
-
-
-def _with_key(image: Image.Image, raw: str) -> Image.Image:
-    """The image, or a copy whose transparent grey of 2 or 4 bits is given with 8, as Pillow's pixels are."""
-    bits = raw.removeprefix("L;")
-    key = image.info.get("transparency")
-    if image.format != "PNG" or image.mode != "L" or key is None or bits not in ("2", "4"):
-        return image
-    copy = image.copy()
-    copy.info["transparency"] = key * 255 // (2 ** int(bits) - 1)
-    return copy

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from fake_data import write_eth80
 from PIL import Image
 
 import benchmarks_toybox_ilab as streams
@@ -76,30 +75,6 @@ def test_parameters_documentation_and_home(name):
     assert max(map(len, inspect.getdoc(generator).splitlines())) <= 120
     assert generator.__name__ == generator.__qualname__ == name
     assert pickle.loads(pickle.dumps(generator)) is generator
-
-
-def test_wrong_arguments_name_the_generator(tmp_path):
-    with pytest.raises(TypeError, match=r"^CORe50\(\) .*'dataset_root'"):
-        streams.CORe50()
-    with pytest.raises(TypeError, match=r"^ETH80\(\) .*'reference'"):
-        streams.ETH80(tmp_path, reference=True)
-
-
-def test_arguments_may_be_given_by_position(tmp_path):
-    write_eth80(tmp_path)
-    by_position = streams.ETH80(tmp_path, "offline", 1, str, repr, 1)
-    by_name = streams.ETH80(
-        classes_per_experience=1,
-        eval_transform=repr,
-        train_transform=str,
-        run=1,
-        protocol="offline",
-        dataset_root=tmp_path,
-    )
-    for benchmark in (by_position, by_name):
-        assert (benchmark.protocol, benchmark.run, len(benchmark.test_stream)) == ("offline", 1, 2)
-        assert "image mode=RGB size=12x8" in benchmark.train_stream[0].dataset[0][0]  # str() of an image
-    assert by_position.frame_table.content_hash() == by_name.frame_table.content_hash()
 
 
 def test_generators_come_without_docstrings(tmp_path):

@@ -1,7 +1,7 @@
 import os
 
 import pytest
-from fake_data import ICUB_CLIPS, ICUB_PARTS, icub_names, odd_icub_names, write_files
+from fake_data import ICUB_CLIPS, icub_names, odd_icub_names, write_files
 
 from benchmarks_toybox_ilab.datasets.icub import LAYOUT, ICub, ICubFrames, listing_order
 
@@ -38,23 +38,6 @@ def test_reference_sorts_the_days_as_text():
     assert reference == {**plain, ("mug2", "ROT2D"): [90]}
 
 
-def test_what_is_missing():
-    classes = [name for names in ICUB_PARTS.values() for name in names]
-    assert LAYOUT.missing(odd_icub_names()) == [
-        "class bodylotion: all 10 objects are missing",
-        "class book: 9 of 10 objects are missing; there is no " + ", ".join(f"book{number}" for number in range(2, 11)),
-        *(f"class {name}: all 10 objects are missing" for name in sorted(classes) if "book" < name < "mug"),
-        "mug2: no clip ROT3D",
-        "mug10: no clip ROT2D, ROT3D, TRANSL",
-        "class mug: 8 of 10 objects are missing; there is no mug1, mug3, mug4, mug5, mug6, mug7, mug8, mug9",
-        *(f"class {name}: all 10 objects are missing" for name in sorted(classes) if name > "mug"),
-    ]
-    assert LAYOUT.missing(["README.txt"]) == ["all 20 classes are missing"]
-    lost = ("part3/mug/mug3/ROT2D/", "part1/book/book4/SCALE/day2/")
-    few = [name for name in icub_names(frames=1) if "/MIX/" not in name and not name.startswith(lost)]
-    assert LAYOUT.missing(few) == ["clip MIX: all 200 are missing", "mug3: no clip ROT2D"]
-
-
 def test_parts_may_be_left_out(tmp_path):
     names = icub_names(TWO_CLASSES, (1,))
     flat = [name.partition("/")[2] for name in names]
@@ -71,16 +54,6 @@ def listed_as(monkeypatch, **orders):
     """Make the system list some folders in a given order."""
     listdir = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: orders.get(os.path.basename(path)) or listdir(path))
-
-
-def test_classes_in_the_order_of_the_folders(tmp_path, monkeypatch):
-    for name in ("part1/mouse", "part1/book", "part1/cellphone", "part3/mug", "part3/book", "part3/notes"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "part3/glass").write_bytes(b"x")
-    listed_as(monkeypatch, part1=["mouse", "book", "cellphone"], part3=["notes", "glass", "book", "mug"])
-    assert listing_order(tmp_path) == ["mouse", "book", "cellphone", "mug"]
-    (tmp_path / "wallet").mkdir()
-    assert listing_order(tmp_path) == ["mouse", "book", "cellphone", "mug", "wallet"]
 
 
 @pytest.mark.parametrize(

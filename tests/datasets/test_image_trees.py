@@ -8,9 +8,9 @@ from fake_data import image_tree_names, write_files, write_tiny_imagenet
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
-from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames, OnlineCIFAR100
-from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames, OnlineImageNet
-from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNet, TinyImageNetFrames
+from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
+from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
+from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 CIFAR100 = TEST_DATA / "cifar100/cifar100_png.zip"
@@ -91,18 +91,6 @@ def test_the_training_images_of_imagenet_are_counted_together():
     ]
 
 
-@pytest.mark.slow
-def test_the_whole_of_imagenet():
-    names = [
-        *image_tree_names({"train": 1282}, CLASSES[:167], ".JPEG"),
-        *image_tree_names({"train": 1281}, CLASSES[167:], ".JPEG"),
-        *image_tree_names({"val": 50}, CLASSES, ".JPEG", "ILSVRC2012_val_{class_name}{number}"),
-    ]
-    table = ImageNetFrames("/nowhere", names)
-    assert (len(table.classes), table.split.count("train"), table.split.count("test")) == (1000, 1_281_167, 50_000)
-    assert imagenet.LAYOUT.missing(names) == []
-
-
 def test_the_official_layout(official):
     table = TinyImageNetFrames(official)
     assert table.classes == tuple(CLASSES[:3]) and len(table) == 3 * 11 + 3 * 4 and table.name == "tiny_imagenet"
@@ -154,33 +142,6 @@ def test_an_image_of_tiny_imagenet_out_of_place_is_named(official, name, words):
     write_files(official, [name])
     with pytest.raises(FrameTableError, match=words):
         TinyImageNetFrames(official)
-
-
-def test_unlabelled_test_images_are_no_test_split(official):
-    shutil.rmtree(official / "val")
-    with pytest.raises(FrameTableError, match=r"test/images/test_0.JPEG does not fit the layout"):
-        TinyImageNetFrames(official)
-    with pytest.raises(ValueError, match="run is -1, but must be a whole number of at least 0"):
-        TinyImageNetFrames(official, -1)
-
-
-def test_what_is_missing_of_tiny_imagenet():
-    wnids = CLASSES[:200]
-    simple = image_tree_names({"train": 500, "test": 50}, wnids, ".jpg")
-    official = [f"train/{wnid}/images/{wnid}_{number}.JPEG" for wnid in wnids for number in range(500)]
-    official += [*(f"val/images/val_{number}.JPEG" for number in range(10_000)), "val/val_annotations.txt"]
-    assert tiny_imagenet.LAYOUT.missing(official) == []
-    assert tiny_imagenet.LAYOUT.missing(official[1:]) == ["class n00000000: 499 of 500 images in train"]
-    assert tiny_imagenet.LAYOUT.missing(simple[500:]) == ["1 of 200 classes are missing altogether"]
-
-
-def test_classes_of_an_experience(tmp_path, official):
-    for folder, names in (("a", ("train", "test")), ("b", ("train", "val"))):
-        write_files(tmp_path / folder, image_tree_names(dict.fromkeys(names, 1), CLASSES[:6], ".png"))
-    # Five, a hundred and ten at a time, of six and three.
-    assert OnlineCIFAR100(tmp_path / "a").n_classes_per_exp == [5, 1]
-    assert OnlineImageNet(tmp_path / "b").n_classes_per_exp == [6]
-    assert TinyImageNet(official).n_classes_per_exp == [3]
 
 
 def test_pretraining_reads_the_training_images_of_both_layouts(official, tmp_path):

@@ -19,12 +19,14 @@ from crumb_avalanche.learner.sources import clips_of
 
 # Format: channels that it may have (1 grey, 2 with alpha, 3 colours, 4 with alpha), and bits of a channel.
 FILES = {
-    "png": ((1, 2, 3, 4), (8, 10, 12, 14, 16)),
+    "png": ((1, 2, 3, 4), (8, 16)),
+    "deep.png": ((1,), (10, 12, 14)),
     "few.png": ((1,), (1, 2, 4)),
     "palette.png": ((3, 4), (8,)),
-    "tif": ((1, 3, 4), (8, 10, 12, 14, 16)),
-    "big.tif": ((1, 3, 4), (8, 10, 12, 14, 16)),
-    "deflate.tif": ((1, 3, 4), (8, 10, 12, 14, 16)),
+    "tif": ((1, 3, 4), (8, 16)),
+    "deep.tif": ((1,), (10, 12, 14)),
+    "big.tif": ((1, 3, 4), (8, 16)),
+    "deflate.tif": ((1, 3, 4), (8, 16)),
     "gif": ((3, 4), (8,)),
     "webp": ((3, 4), (8,)),
     "bmp": ((1, 3), (8,)),
@@ -63,7 +65,7 @@ def images(draw, name):
     pixels[0, 0] = 2**bits - 1  # without a bright pixel nothing says how many bits are used
     if name == "gif":  # written with few colours
         pixels = np.where(pixels > 127, np.uint16(255), np.uint16(0))
-    turns = name in ("png", "few.png", "tif", "big.tif", "deflate.tif", "webp")
+    turns = name in ("png", "deep.png", "few.png", "tif", "deep.tif", "big.tif", "deflate.tif", "webp")
     orientation = draw(st.sampled_from(list(TURNED))) if turns else 1
     place = draw(st.integers(-500, 500)) if name in FILES else -1
     return pixels, bits, orientation, place if place >= 0 else None

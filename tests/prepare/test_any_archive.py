@@ -86,11 +86,3 @@ def check_archive(folder, form, some, data):
 @given(some=members(), data=st.data())
 def test_any_archive(tmp_path_factory, form, some, data):
     check_archive(tmp_path_factory.mktemp("archive"), form, some, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["zip", "tar", "tar.gz"])
-@settings(max_examples=1000, phases=[Phase.generate])
-@given(some=members(), data=st.data())
-def test_any_of_many_archives(tmp_path_factory, form, some, data):
-    check_archive(tmp_path_factory.mktemp("archive"), form, some, data)

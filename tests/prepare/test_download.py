@@ -1,4 +1,3 @@
-import errno
 import shutil
 import socket
 from collections import namedtuple
@@ -6,7 +5,6 @@ from collections import namedtuple
 import pytest
 from local_server import LocalServer
 
-from benchmarks_toybox_ilab.prepare import download as module
 from benchmarks_toybox_ilab.prepare.download import DownloadError, download
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
@@ -61,23 +59,10 @@ def test_a_broken_connection_is_reported_and_the_same_call_resumes(server, tmp_p
     assert seen[0][0] > 300_000
 
 
-def test_it_starts_again_if_the_server_cannot_resume(server, tmp_path):
-    server.ranges = False
-    (tmp_path / "x.zip.part").write_bytes(b"begun")
-    download(server.url, tmp_path / "x.zip", server.md5)
-    assert server.asked == ["bytes=5-"] and (tmp_path / "x.zip").read_bytes() == CONTENT
-
-
 def test_a_partial_file_may_be_complete(server, tmp_path):
     (tmp_path / "x.zip.part").write_bytes(CONTENT)
     download(server.url, tmp_path / "x.zip", server.md5)
     assert server.asked == [f"bytes={len(CONTENT)}-"] and names(tmp_path) == ["x.zip"]
-
-
-def test_a_partial_file_that_is_too_long_starts_again(server, tmp_path):
-    (tmp_path / "x.zip.part").write_bytes(CONTENT + b"more")
-    download(server.url, tmp_path / "x.zip", server.md5)
-    assert len(server.asked) == 2 and (tmp_path / "x.zip").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("begun", [b"", CONTENT[:100]])
@@ -115,24 +100,6 @@ def test_errors_of_the_server_and_of_the_network(server, tmp_path):
     assert names(tmp_path) == ["x.zip.part"]
 
 
-def test_a_server_that_stops_answering(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "TIMEOUT", 0.2)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        with pytest.raises(DownloadError, match="timed out"):
-            download(f"http://127.0.0.1:{silent.getsockname()[1]}/x.zip", tmp_path / "x.zip")
-
-
-def test_file_addresses(tmp_path):
-    (tmp_path / "there.zip").write_bytes(CONTENT)
-    (tmp_path / "x.zip.part").write_bytes(b"begun")
-    download((tmp_path / "there.zip").as_uri(), tmp_path / "x.zip")
-    assert (tmp_path / "x.zip").read_bytes() == CONTENT
-    with pytest.raises(DownloadError, match=r"cannot download file:.*nowhere.zip"):
-        download((tmp_path / "nowhere.zip").as_uri(), tmp_path / "y.zip")
-
-
 @pytest.mark.parametrize("url", ["ftp://example.org/x.zip", "data:,x", "x.zip", "C:\\x.zip"])
 def test_other_addresses_are_refused(tmp_path, url):
     with pytest.raises(FrameTableError, match=r"cannot download .*begins with http, https, file"):
@@ -159,13 +126,3 @@ def test_too_little_room_is_reported_before_the_download(server, tmp_path, monke
         download(server.url, tmp_path / "x.zip", server.md5)
     (tmp_path / "x.zip.part").write_bytes(CONTENT[:1_000_000])
     download(server.url, tmp_path / "x.zip", server.md5)
-
-
-def test_a_full_disk_is_no_network_error(server, tmp_path, monkeypatch):
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "_append", full)
-    with pytest.raises(OSError, match="No space left") as raised:
-        download(server.url, tmp_path / "x.zip")
-    assert not isinstance(raised.value, DownloadError)

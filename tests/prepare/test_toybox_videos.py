@@ -79,15 +79,6 @@ def test_toybox_from_archives(videos, tmp_path, run, said, wrapped):
     assert said[0] == f"{archive}: 0 files unpacked"
 
 
-def test_toybox_archives_that_were_unpacked_in_place(videos, tmp_path, run, said):
-    source = tmp_path / "source"
-    shutil.copytree(videos, source)
-    pack(source / "households.zip", videos)
-    assert run("toybox", tmp_path / "root", source) == []
-    assert said[0].endswith("households.zip: 0 files unpacked") and not (tmp_path / "root/videos").exists()
-    assert shown(tmp_path / "root") == toybox_frames(videos)
-
-
 def test_toybox_without_a_source_uses_the_files_in_the_root(videos, tmp_path, run):
     pack(tmp_path / "households.zip", videos)
     for _ in range(2):
@@ -130,20 +121,6 @@ def test_frames_of_the_clips_that_are_used(tmp_path):
     assert steps == [(1, 2, 2), (2, 2, 4)]
 
 
-def test_an_interrupted_run_resumes(tmp_path):
-    pytest.importorskip("av")
-    write_toybox_videos(tmp_path, [("cup", 1, "tx"), ("cup", 1, "ty"), ("cup", 1, "tz")], seconds=1)
-
-    def interrupt(done, total, frames):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        extract_toybox(tmp_path, tmp_path, progress=interrupt)
-    steps = []
-    assert extract_toybox(tmp_path, tmp_path, progress=lambda *step: steps.append(step)) == []
-    assert steps == [(1, 3, 1), (2, 3, 2), (3, 3, 3)]
-
-
 @pytest.mark.parametrize("top", ["", "toybox/", "toybox_households/", "households/"])
 def test_archives_may_be_unpacked_in_other_folders(tmp_path, taken, top):
     names = names_of([*FOUR, ("cup", 2, "tz"), ("cup", 10, "tz")])
@@ -155,14 +132,6 @@ def test_archives_may_be_unpacked_in_other_folders(tmp_path, taken, top):
     assert "images/households/cup_10_pivothead/cup_10_pivothead_tz_7.png" in images
     assert "images/vehicles/truck_12_pivothead/truck_12_pivothead_hodgepodge_7.png" in images
     assert {(job.size, job.fps) for job in taken} == {((224, 224), 6)}
-
-
-def test_other_files_are_ignored_and_extensions_may_be_upper_case(tmp_path, taken):
-    strays = ["README.md", "households/Thumbs.db", "households/._cup_01_pivothead", "households/boxes/any.mp4"]
-    strays += ["cup_01_pivothead/notes.txt", "households/cup_01_pivothead/._cup_01_pivothead_ty.mp4"]
-    write_files(tmp_path, [*names_of([("cup", 1, "tx")], ".MP4"), *strays])
-    extract_toybox(tmp_path, tmp_path)
-    assert [job.video.name for job in taken] == ["cup_01_pivothead_tx.MP4"]
 
 
 @pytest.mark.parametrize(
@@ -185,9 +154,3 @@ def test_a_repeated_clip(tmp_path, taken):
     words = f"{tmp_path / 'copy' / name} and {tmp_path / name} are the same clip of Toybox; keep one of them"
     with pytest.raises(FrameTableError, match=re.escape(words)):
         extract_toybox(tmp_path, tmp_path)
-
-
-@pytest.mark.parametrize("source", ["nowhere", ""])
-def test_a_wrong_source(tmp_path, source):
-    with pytest.raises(FrameTableError, match=r"holds no videos of Toybox: expected <source>/<supercategory>/<object>"):
-        extract_toybox(tmp_path / source, tmp_path)

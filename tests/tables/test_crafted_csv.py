@@ -3,7 +3,6 @@
 import csv
 import io
 
-import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -65,11 +64,4 @@ def check_table(folder, content):
 @settings(max_examples=100, phases=[Phase.generate])
 @given(content=tables())
 def test_100_crafted_tables(tmp_path_factory, content):
-    check_table(tmp_path_factory.mktemp("csv"), content)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, phases=[Phase.generate])
-@given(content=tables())
-def test_2000_crafted_tables(tmp_path_factory, content):
     check_table(tmp_path_factory.mktemp("csv"), content)

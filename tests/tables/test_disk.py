@@ -45,38 +45,6 @@ def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path, bulk, error):
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
 
 
-def test_only_files_that_are_not_bulk_are_flushed_to_the_disk(tmp_path, monkeypatch):
-    flushed = []
-    monkeypatch.setattr(os, "fsync", lambda number: flushed.append(os.fstat(number).st_size))
-    for bulk in (False, True):
-        with atomic_write(tmp_path / "a", bulk=bulk) as file:
-            file.write(b"12345")
-    assert flushed == [5]
-
-
-def test_two_processes_may_write_one_file(tmp_path, monkeypatch):
-    with atomic_write(tmp_path / "a") as file:
-        file.write(b"first")
-        monkeypatch.setattr(os, "getpid", lambda: 1)
-        with atomic_write(tmp_path / "a") as other:
-            other.write(b"second")
-        assert (tmp_path / "a").read_bytes() == b"second"
-    assert (tmp_path / "a").read_bytes() == b"first" and os.listdir(tmp_path) == ["a"]
-
-
-def test_a_bulk_file_replaces_what_a_killed_process_left(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", lambda path, missing_ok: None)  # as if the process had been killed
-        with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "a", bulk=True) as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-    assert len(os.listdir(tmp_path)) == 1
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    with atomic_write(tmp_path / "a", bulk=True) as file:
-        file.write(b"b")
-    assert os.listdir(tmp_path) == ["a"] and (tmp_path / "a").read_bytes() == b"b"
-
-
 def test_room_is_checked_where_the_folder_will_be(tmp_path, monkeypatch):
     asked = []
     usage = namedtuple("usage", "total used free")(10**6, 0, 1000)

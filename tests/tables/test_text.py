@@ -16,7 +16,6 @@ from benchmarks_toybox_ilab.tables.text import (
     from_spreadsheet_cell,
     is_seen,
     printable,
-    safe_output,
     spreadsheet_cell,
 )
 
@@ -99,14 +98,3 @@ def test_the_traceback_of_an_error_that_ends_the_program_is_escaped():
     code = code.replace("raise KeyError; ", "raise RuntimeError(chr(27) + '[2J')")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "RuntimeError: \\x1b[2J" in done.stderr and "\x1b" not in done.stderr
-
-
-def test_progress_bars_are_drawn(capsys):
-    from tqdm import tqdm
-
-    with safe_output():
-        for _ in tqdm(range(2), desc="outer\x1b[2J"):
-            for _ in tqdm(range(2), desc="inner"):
-                pass
-    err = capsys.readouterr().err
-    assert "\router\\x1b[2J: 100%" in err and "\x1b[A" in err and "\x1b" not in err.replace("\x1b[A", "")
