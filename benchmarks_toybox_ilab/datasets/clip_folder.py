@@ -2,10 +2,8 @@
 
 import math
 import os
-import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -54,21 +52,19 @@ def ClipFolderFrames(
 ) -> FrameTable:
     """The table of a folder of clips, which are folders of images, video files, or both.
 
-    Classes are named after their folders, see `check_name`. All names are sorted in natural order (frame2 before
-    frame10), and a frame's number is its position in its clip. Hidden files and files that are neither image nor video
-    are ignored, and counted by extension in a warning. Images are rotated as their EXIF orientation says.
-
     A folder of photos is a clip, and so is a video, at any depth, as for `crumb teach`. The first folder below that of
     the class is the object: `class/object/clip/frame.jpg`, `class/object/clip.mp4`. Without it, the class is its only
-    object: `class/clip.mp4`, `class/frame.jpg`.
+    object: `class/clip.mp4`, `class/frame.jpg`. Names are sorted in natural order (frame2 before frame10), and a
+    frame's number is its position in its clip. Other files are ignored, and counted by extension in a warning. Images
+    are rotated as their EXIF orientation says.
 
-    A video file is a clip named after the file without its extension. Its frames are extracted once, to
-    `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the short side, which needs PyAV.
+    The frames of a video are extracted once, to `.crumb_frames/<fps>fps` below root, with at most 512 pixels on the
+    short side, which needs PyAV.
 
     The test split is chosen class by class: a fifth of the objects; a fifth of the clips if there is one object; the
     last fifth of the frames if there is one clip. A fifth is rounded and at least one. Held-out objects or clips are
-    neighbours in natural order and differ between runs: among n, n consecutive runs hold out n different sets. Held-out
-    frames are the same in all runs. `held_out_of` lists what is held out. A class with a single image is an error.
+    neighbours in natural order: among n, n consecutive runs hold out n different sets. Held-out frames are the same in
+    all runs. `held_out_of` lists what is held out.
 
     Args:
         root: Folder of the class folders.
@@ -84,10 +80,9 @@ def ClipFolderFrames(
 
     Raises:
         DoubtfulNameError: If a class folder is probably not meant as a class, and `new_class` is false.
-        FrameTableError: If the folder is missing or empty, an image or video lies beside the class folders, a class is
-            empty, two clips of an object have the same name, a class has a single image or no more objects (clips) than
-            `held_out`, a video cannot be read to its end (all others are extracted first), or frames cannot be written
-            below root.
+        FrameTableError: If the folder is missing or empty, files lie beside the class folders, a class is empty or has
+            a single image or no more objects (clips) than `held_out`, two clips of an object have the same name, a
+            video cannot be read to its end (all others are extracted first), or frames cannot be written below root.
         ImportError: If there are videos to read and PyAV is not installed.
         ValueError: If run, held_out or fps is out of range.
     """
@@ -104,16 +99,20 @@ def ClipFolderFrames(
     clips = list(of_clip)
     for clip in clips:
         _utf8(str(clip.path.relative_to(root)), root)
-    _, parted = _held_out(clips, run, held_out)
+    _held_out(clips, run, held_out)  # an error of the numbers comes before videos are decoded
     if told := ignored_files(ignored):
         warnings.warn(printable(f"below {root} are ignored: {told}"), stacklevel=1)
     images = {clip.path: found for clip, found in of_clip.items() if found}
-    _check_two_images(parted, images)  # before videos are decoded
     images |= _video_images(root, [clip.path for clip in clips if clip.path not in images], fps, bad_videos)
     clips = [clip for clip in clips if clip.path in images]  # without videos that cannot be read
     tested, parted = _held_out(clips, run, held_out)
-    _check_two_images(parted, images)
-
+    for clip in parted:
+        if len(images[clip.path]) == 1:
+            raise FrameTableError(
+                f"class {clip.class_name!r} has a single image, that of {clip.path}, but a class needs one for "
+                "training and another for testing; add images, take more frames of a video (a higher fps), add another "
+                "clip, or remove the class."
+            )
     frames = []
     for clip in clips:
         trained = 0 if clip in tested else len(images[clip.path])
@@ -184,17 +183,6 @@ def _fifth(number: int) -> int:
     return max(1, round(number / 5))
 
 
-def _check_two_images(parted: Iterable[_Clip], images: dict[Path, list[Path]]) -> None:
-    """Raise FrameTableError if the only clip of a class has a single image."""
-    for clip in parted:
-        if len(images.get(clip.path, ())) == 1:
-            more = "add images" if clip.path.is_dir() else "take more frames (a higher fps)"
-            raise FrameTableError(
-                f"class {clip.class_name!r} has a single image, that of {clip.path}, but a class needs one for "
-                f"training and another for testing; {more}, add another clip, or remove the class."
-            )
-
-
 def held_out_of(table: FrameTable) -> dict[str, str]:
     """What a table of `ClipFolderFrames` holds out of each class, such as "2 of 9 objects: blue, red"."""
     described = {}
@@ -259,7 +247,6 @@ def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[s
     jobs = [Job(video, folder / video.relative_to(root), "", 6, fps, SHORT_SIDE) for video in videos]
     bad = set()
     if any(job.finished() is None for job in jobs):
-        _check_writable(root, folder)
         # disable=None: silent unless stderr is a terminal.
         with tqdm(total=len(jobs), unit=" videos", desc="extracting frames", disable=None) as bar:
             failures = extract_many(jobs, progress=lambda done, total, frames: bar.update(done - bar.n))
@@ -275,26 +262,12 @@ def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[s
             )
     images = {}
     for job in jobs:
-        if job.video in bad:
-            continue
-        names = job.finished()
-        if names is None:
-            raise FrameTableError(f"video {job.video} was changed while its frames were extracted; run the same again.")
-        images[job.video] = [job.folder / name for name in names]
+        if job.video not in bad:
+            names = job.finished()
+            if names is None:
+                raise FrameTableError(f"video {job.video} was changed while it was read; run the same again.")
+            images[job.video] = [job.folder / name for name in names]
     return images
-
-
-def _check_writable(root: Path, folder: Path) -> None:
-    """Raise if frames cannot be written, before any video is decoded."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise FrameTableError(
-            f"the frames of the videos below {root} go to {folder}, which cannot be written: "
-            f"{error.strerror or error}. Make {root} writable, or copy the clips to a folder that is writable."
-        ) from error
 
 
 @generator(Benchmark(LAYOUT, ClipFolderFrames, 2, 21, 15))

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in
-from benchmarks_toybox_ilab.prepare.cifar100_files import write_cifar100
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.prepare.job import Job, Progress, counted, differences, gaps
+from benchmarks_toybox_ilab.prepare.job import Job, Progress, counted, differences, gaps, write_cifar100
 from benchmarks_toybox_ilab.prepare.toybox_videos import bring_toybox
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable

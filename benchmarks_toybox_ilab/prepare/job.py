@@ -1,18 +1,25 @@
 """Bring the download of a data set to its root, and say what a root lacks."""
 
+import pickle
+import tarfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from benchmarks_toybox_ilab.datasets.registry import Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import download, md5_of
-from benchmarks_toybox_ilab.tables.disk import readable_size
+from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
+_CIFAR100_BYTES = 300_000_000  # 60,000 small files of at least one disk block each
 _LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
 _WORDS = {
     "train": "training images",
@@ -83,23 +90,18 @@ class Job:
         """A context manager for the `progress` argument of one step."""
         return nullcontext() if self.progress is None else self.progress(title, unit)
 
-    def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
+    def unpack(self, archive: Path) -> None:
         """Unpack the files that are needed below the root."""
         if archive.is_file() and archive.stat().st_size >= _LARGE:
             self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
         with self.bar(f"unpacking {archive.name}", " files") as step:
-            count = unpack(archive, self.root, step, only or self.data.files.place)
+            count = unpack(archive, self.root, step, self.data.files.place)
         self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:
         """Unpack the archives of the source or of the root, or download one; a root that is unpacked needs none.
 
-        Args:
-            write: Called with the data set's own archive, of verified content; None unpacks it.
-
-        Raises:
-            FrameTableError: If there is nothing to start from, or an archive cannot be unpacked.
-            DownloadError: If it cannot be downloaded.
+        `write` is called with the data set's own archive, of verified content; None unpacks it.
         """
         layout = self.data.files
         name = layout.url.rpartition("/")[2]
@@ -137,3 +139,34 @@ class Job:
             f"folder of the archives: `crumb prepare {self.data.name} --dataset-root {self.root} --source DOWNLOADED`. "
             f"Source: {layout.source}. Final layout: {layout.tree}"
         )
+
+
+def write_cifar100(job: Job, archive: Path) -> None:
+    """Write CIFAR-100 as `root/{train,test}/<class>/<original name>.png`, losslessly; existing images are kept.
+
+    The checksum of the archive is verified before, because unpickling runs code.
+    """
+    check_room(job.root, _CIFAR100_BYTES, "CIFAR-100")
+    with tarfile.open(archive) as file:
+        meta, *splits = (
+            pickle.load(file.extractfile(f"cifar-100-python/{name}"), encoding="latin1")
+            for name in ("meta", "train", "test")
+        )
+    images: dict[Path, np.ndarray] = {}
+    for split, content in zip(("train", "test"), splits):
+        pixels = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        for number, (label, name) in enumerate(zip(content["fine_labels"], content["filenames"], strict=True)):
+            path = job.root / split / meta["fine_label_names"][label] / name
+            unique = path if path not in images else path.with_stem(f"{path.stem}_{number:05d}")
+            images[unique] = pixels[number]
+    with job.bar("writing images", " images") as step, ThreadPoolExecutor(job.workers) as pool:
+        for done, _ in enumerate(pool.map(_write, images, images.values()), 1):
+            if step is not None:
+                step(done, len(images))
+
+
+def _write(path: Path, pixels: np.ndarray) -> None:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(path, bulk=True) as file:
+            Image.fromarray(pixels).save(file, "PNG")

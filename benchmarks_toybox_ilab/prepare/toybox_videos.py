@@ -22,14 +22,8 @@ def bring_toybox(job: Job) -> list[str]:
     """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one."""
     source, unpacked = job.source or job.root, job.root / toybox.VIDEOS
     archives = archives_in(source)
-    # Videos that the user has unpacked beside their archive are not unpacked again.
-    before = {video.name.lower() for video in toybox_videos(source) if unpacked not in video.parents}
-
-    def chosen(name: str) -> str | None:
-        return None if name.lower().rpartition("/")[2] in before else job.data.files.place(name)
-
     for archive in archives:
-        job.unpack(archive, chosen)
+        job.unpack(archive)
     places = [source] if toybox_videos(source) else []
     if archives and not job.in_place and toybox_videos(unpacked):
         places.append(unpacked)
@@ -68,14 +62,13 @@ def extract_toybox(
     """Extract the frames of the videos of Toybox to `<root>/images/<supercategory>/<object>`.
 
     Frames have 224 x 224 pixels, as the paper's authors made them, and are named `<object>_<transform>_<k>.png`, with k
-    from 1. The clips "present" and "absent" are ignored. Finished clips are skipped, so the same call resumes after an
-    interruption.
+    from 1. The clips "present" and "absent" are ignored, and finished clips are skipped.
 
     Args:
         source: A folder above `households`, `animals` and `vehicles`; some may be missing.
         root: Root of the data set.
         fps: Frames per second of a video; 1 in the paper.
-        workers: Number of processes; see `extract.extract_many`.
+        workers: Number of threads.
         progress: Called with (videos done, total number of videos, frames so far).
 
     Returns:

@@ -1,11 +1,13 @@
 """Which files are photos and videos, what folders hold in natural order, and where a data set lies."""
 
 import os
-import stat
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import natural_key
 from benchmarks_toybox_ilab.tables.text import printable
@@ -24,15 +26,11 @@ VIDEO_EXTENSIONS = (
 )
 _OPTIONAL = (".avif", ".avifs", ".heic", ".heif", ".hif")  # read if Pillow has a decoder
 _RAW = (".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".raf", ".orf", ".rw2", ".pef")
-_TEXT_AND_OTHERS = """
-.txt .md .rst .csv .tsv .json .jsonl .ndjson .xml .yaml .yml .toml .ini .cfg .conf .log .html .htm .css .nfo .srt .vtt
-.ass .sub .doc .docx .odt .rtf .xls .xlsx .ods .ppt .pptx .tex .bib .pdf .svg .eps .ps .ai .xmp .aae .thm .lrv .raw
-.zip .tar .gz .tgz .bz2 .xz .zst .7z .rar .iso .mp3 .wav .m4a .aac .flac .oga .opus .wma .aiff .mid .mka .npy .npz .mat
-.h5 .hdf .hdf5 .pkl .pickle .pt .pth .ckpt .onnx .safetensors .tfrecord .parquet .arrow .feather .db .sqlite .lmdb .py
-.pyc .ipynb .js .jsx .c .cc .cpp .h .hpp .java .go .rs .rb .php .sh .bat .ps1 .m .r .exe .dll .so .o .part .crdownload
-.tmp .bak .lock
-"""
-_UNOPENED = frozenset((*_RAW, *_TEXT_AND_OTHERS.split()))
+# Not opened: raw photos, parts of files, previews of cameras, and what lies beside the images of data sets.
+_BESIDE = (".thm", ".lrv", ".part", ".crdownload", ".tmp", ".bak", ".txt", ".csv", ".json", ".xml", ".yaml", ".npy")
+_UNOPENED = frozenset((*_RAW, *_BESIDE))
+# Formats that Pillow knows by the first bytes.
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "MPO", "QOI", "DDS", "PSD")
 _CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
 # Made by systems, not by people: previews, bins, snapshots and the like. The first ones are in nearly every folder.
 _SILENT = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", ".ds_store", ".directory", ".nomedia", ".crumb_frames")
@@ -44,16 +42,6 @@ _CLUTTER = frozenset(
     )
 )
 
-_IMAGE_STARTS = (
-    *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", b"8BPS\0\1", b"qoif", b"DDS "),
-    *(b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51"),
-)
-_VIDEO_STARTS = (
-    *(b"\x1aE\xdf\xa3", b"FLV\1", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"\0\0\1\xba", b"\0\0\1\xb3", b"DKIF\0\0"),
-    *(b"YUV4MPEG2 ", b"\x06\x0e\x2b\x34\x02\x05\x01\x01", b"\0\0\0\1\x67", b"\0\0\1\x67", b"\0\0\0\1\x09"),
-    *(b"\0\0\0\1\x40\1", b"\0\0\0\1\x46\1"),
-)
-_ENOUGH = 1024  # bytes that tell the kind of a file
 _HIDDEN = "hidden or system"
 _MOST_KINDS = 8  # of ignored files that are listed
 
@@ -77,8 +65,8 @@ class Entries(NamedTuple):
 def kind_of(path: Path) -> Kind | None:
     """Whether a file is a photo or a video; None for all others.
 
-    The extension decides where it is known, in any case. A file with another extension, or none, is opened and told by
-    its first bytes.
+    The extension decides where it is known, in any case. A file with another extension, or none, is a photo if Pillow
+    recognises it.
     """
     extension = path.suffix.lower()
     if extension in IMAGE_EXTENSIONS:
@@ -86,48 +74,21 @@ def kind_of(path: Path) -> Kind | None:
     if extension in VIDEO_EXTENSIONS:
         return "video"
     if extension in _OPTIONAL:
-        return "image" if _can_decode(extension) else None
-    return None if extension in _UNOPENED else _kind_of_content(path)
+        return "image" if Image.registered_extensions().get(extension) in Image.OPEN else None
+    if extension in _UNOPENED or not path.is_file():  # a pipe would block
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Image.open(path, formats=_FORMATS).close()
+    except Exception:  # Pillow raises far more than OSError on odd bytes
+        return None
+    return "image"
 
 
 def is_video(path: Path) -> bool:
     """Whether a file is a video; see `kind_of`."""
-    return kind_of(path) == "video"
-
-
-def _can_decode(extension: str) -> bool:
-    from PIL import Image
-
-    return Image.registered_extensions().get(extension) in Image.OPEN
-
-
-def _kind_of_content(path: Path) -> Kind | None:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would block
-            return None
-        with open(path, "rb") as file:
-            start = file.read(_ENOUGH)
-    except (OSError, ValueError):
-        return None
-    return _kind_of_bytes(start)
-
-
-def _kind_of_bytes(start: bytes) -> Kind | None:
-    riff = start[8:12] if start[:4] == b"RIFF" else b""
-    brand = start[8:12] if start[4:8] == b"ftyp" else b""
-    if start.startswith(_IMAGE_STARTS) or riff == b"WEBP" or (start[:2] == b"BM" and start[6:10] == b"\0\0\0\0"):
-        return "image"
-    if brand in (b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"):
-        return "image" if _can_decode(".avif" if brand[:3] == b"avi" else ".heic") else None
-    if start[:1] == b"P" and start[1:2] in (b"1", b"2", b"3", b"4", b"5", b"6") and start[2:3].isspace():  # PBM to PPM
-        return "image"
-    if start.startswith(_VIDEO_STARTS) or riff == b"AVI " or (brand and brand[:3] != b"M4A"):
-        return "video"
-    if start[:4] == b"OggS" and (b"theora" in start or b"OVP80" in start):
-        return "video"
-    # Packets of an MPEG transport stream, without and with a time stamp of 4 bytes.
-    packets = any(start[first::size][:4] == b"GGGG" for first, size in ((0, 188), (4, 192)))
-    return "video" if packets else None
+    return path.suffix.lower() in VIDEO_EXTENSIONS
 
 
 def entries_of(folder: Path) -> Entries:

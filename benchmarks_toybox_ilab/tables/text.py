@@ -6,43 +6,31 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
-from unicodedata import bidirectional, category, combining
+from unicodedata import category
 
 # Characters that show nothing although their category does not say so: fillers, and the blank of Braille.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 # Characters of category Cf that are seen: signs that enclose Arabic, Syriac and Kaithi numbers.
 _SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 _SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_DRESS = re.compile(_SELECTORS.pattern + "|[\U0001f3fb-\U0001f3ff]")  # also colours of skin
 _DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")  # str.isprintable takes them for seen
-_FLAG = re.compile("\U0001f3f4[\U000e0030-\U000e007a]{1,8}\U000e007f")  # of England, Scotland or Wales
-_ZWNJ, _ZWJ, _VIRAMA = "\u200c", "\u200d", 9
+_JOINERS, _KEYCAP = "\u200c\u200d", "\u20e3"
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _WORDS = re.compile(r"- [A-Za-z][A-Za-z ,]*")  # of a list: nothing in them is computed
 _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to another
 
 
 def is_seen(text: str, place: int) -> bool:
-    """Whether a character of a text is drawn, or changes how its neighbours are drawn as their script asks for.
+    """Whether a character of a text is drawn, or changes how its neighbours beyond ASCII are drawn.
 
-    Control characters, unpaired surrogates, marks of direction and zero-width characters are not seen. A joiner is
-    where writing needs it: after a virama (Hindi, Bengali), between Arabic letters (Persian), between emoji. So is a
-    variation selector after a symbol or a letter beyond ASCII.
+    Control characters, unpaired surrogates, marks of direction and zero-width characters are not seen. A joiner between
+    two characters beyond ASCII is (Persian, Hindi, emoji), and so is a variation selector after one.
     """
     char, before, after = text[place], text[max(place - 1, 0) : place], text[place + 1 : place + 2]
-    if char in (_ZWNJ, _ZWJ):
-        base = _DRESS.sub("", text[max(place - 8, 0) : place])
-        if _VIRAMA in (combining(before or " "), combining(after or " ") * (char == _ZWJ)):
-            return True
-        if char == _ZWNJ:
-            letter = next((one for one in reversed(base) if category(one) != "Mn"), " ")
-            return bidirectional(letter) == bidirectional(after or " ") == "AL"
-        return category(base[-1:] or " ") == category(after or " ") == "So"
+    if char in _JOINERS:
+        return before > "\x7f" and after > "\x7f" and not {before, after} & {*_JOINERS, *_BLANK}
     if _SELECTORS.match(char):
-        return bool(before) and ((before > "\x7f" and category(before)[0] in "SLP") or after == "\u20e3")
-    if 0xE0020 <= ord(char) <= 0xE007F:
-        flag = _FLAG.search(text, max(place - 16, 0))
-        return flag is not None and flag.start() < place < flag.end()
+        return before > "\x7f" or after == _KEYCAP
     if char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF:  # the latter: noncharacters
         return False
     return char in _SIGNS or category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")

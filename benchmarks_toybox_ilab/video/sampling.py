@@ -3,7 +3,7 @@
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -183,13 +183,13 @@ def _target(width: int, height: int, size: Size) -> tuple[int, int]:
 def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
     """Yield every frame and its time after the first; skip damaged frames before the first good one."""
     with _opened(video, threads) as (container, stream):
-        rate, decode = _rate(stream), _decoding(stream)
+        rate = _rate(stream)
         clock, time, first, end, begun = Clock(rate), 0.0, None, 0.0, False
         for packet in container.demux(stream):
             if begun and packet.is_corrupt:
                 raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
             begun = begun or not packet.is_corrupt
-            for frame in decode(packet):
+            for frame in packet.decode():
                 if frame.is_corrupt and first is None:  # a recording that begins between two key frames
                     continue
                 if frame.is_corrupt:
@@ -234,16 +234,6 @@ def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
         if len(container.streams) == 1 and container.duration:  # otherwise it may be the length of the audio
             return container.duration / 1e6
     return 0.0
-
-
-def _decoding(stream: Any) -> Callable[[Any], list[Any]]:
-    """What decodes the packets of a stream: of VP8 and VP9 with alpha a library that keeps it, unlike FFmpeg itself."""
-    own, av = stream.codec_context, load_av()
-    if stream.metadata.get("alpha_mode") != "1" or own.name not in ("vp8", "vp9"):
-        return av.Packet.decode
-    decoder = av.CodecContext.create({"vp8": "libvpx", "vp9": "libvpx-vp9"}[own.name], "r")
-    decoder.extradata, decoder.options = own.extradata, DECODING
-    return lambda packet: decoder.decode(packet if packet.size else None)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def test_a_number_counts_objects_or_clips(tmp_path):
 def test_a_class_of_a_single_image(tmp_path):
     write_clip_folder(tmp_path)
     write_image(tmp_path / "pin" / "only.png")
-    words = "class 'pin' has a single image, .*pin, .*one for training and another for testing; add images, .*clip, or"
+    words = "class 'pin' has a single image, .*pin, .*one for training and another for testing; add images, .*clip, or remove"
     with pytest.raises(FrameTableError, match=words):
         ClipFolderFrames(tmp_path)
     write_image(tmp_path / "pin" / "other.png")

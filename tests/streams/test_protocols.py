@@ -1,11 +1,10 @@
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 from fake_data import make_table
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks_toybox_ilab.streams.orders import PROTOCOLS
@@ -15,7 +14,6 @@ from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 torch.set_num_threads(1)
-quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -46,7 +44,7 @@ def class_sets(stream):
     return [set(experience.dataset.targets) for experience in stream]
 
 
-@quick
+@settings(max_examples=15)
 @given(tables(), protocols, runs, sizes)
 def test_a_stream_uses_every_frame_once_with_its_label_and_is_drawn_from_the_run(table, protocol, run, size):
     benchmark = make_benchmark(table, protocol, run, size)
@@ -63,7 +61,7 @@ def test_a_stream_uses_every_frame_once_with_its_label_and_is_drawn_from_the_run
     assert [rows.tolist() for rows in plan.train] == train and [rows.tolist() for rows in plan.test] == test
 
 
-@quick
+@settings(max_examples=15)
 @given(tables(), protocols, runs, sizes)
 def test_experiences_have_their_own_classes(table, protocol, run, size):
     benchmark = make_benchmark(table, protocol, run, size)
@@ -79,7 +77,7 @@ def test_experiences_have_their_own_classes(table, protocol, run, size):
             assert set().union(*class_sets(benchmark.test_stream[: t + 1])) == experience.classes_seen_so_far
 
 
-@quick
+@settings(max_examples=15)
 @given(tables(), runs, sizes)
 def test_the_protocols_of_a_run_differ_only_in_order_and_clips_stay_whole(table, run, size):
     instance, iid, offline = (make_benchmark(table, protocol, run, size) for protocol in PROTOCOLS)
@@ -94,14 +92,6 @@ def test_the_protocols_of_a_run_differ_only_in_order_and_clips_stay_whole(table,
         for clip in starts:
             frames = [table.frame[row] for row, of in zip(rows, clips) if of == clip]
             assert frames == sorted(frames)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_another_run_gives_another_order(protocol):
-    table = make_table(classes=8)
-    plans = [plan_stream(table, protocol, run) for run in range(10)]
-    assert len({plan.chunks for plan in plans}) == 10
-    assert len({tuple(np.concatenate(plan.train)) for plan in plans}) == 10
 
 
 def test_orders_stay_the_same_in_later_versions():
@@ -160,18 +150,6 @@ def test_orders_of_the_published_code(run):
     assert list(iid.class_names) == first_seen
     assert sorted(iid.test_stream[0].dataset.targets) == [0] * 4 + [1] * 4
     assert [sorted(labels) for labels in iid.original_classes_in_exp] == [[0, 1], [2, 3]]
-
-
-def test_orders_do_not_influence_each_other():
-    """Another clip in a class changes neither the order of the classes nor that of the clips elsewhere."""
-    table = make_table(classes=6)
-    extra = [replace(table[row], path=f"more/{row}", session="s9") for row in table.rows("train", "class3")[:4]]
-    larger = FrameTable([*table, *extra])
-    for protocol in ("class_instance", "class_iid"):
-        before, after = plan_stream(table, protocol, 4), plan_stream(larger, protocol, 4)
-        assert before.chunks == after.chunks
-        changed = [3 in labels for labels in before.chunks]
-        assert [not np.array_equal(a, b) for a, b in zip(before.train, after.train)] == changed
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -36,13 +36,6 @@ def test_items_are_image_and_label_in_the_given_order():
     assert isinstance(FrameDataset(table, [0])[0][0], Image.Image)
 
 
-def test_workers_return_the_same_as_the_main_process():
-    dataset = FrameDataset(make_table(), range(10, 18), pixel_transform(4))
-    loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)
-    images = torch.cat([images for images, _ in loader])
-    assert torch.equal(images, torch.stack([image for image, _ in dataset]))
-
-
 def test_uint8_and_float_agree_to_the_bit(image):
     pixels, floats = pixel_transform(24)(image), imagenet_transform(24)(image)
     assert floats.dtype == torch.float32 and pixels.dtype == torch.uint8

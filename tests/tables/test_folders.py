@@ -34,24 +34,7 @@ def test_photos_without_a_known_extension_are_told_by_their_content(tmp_path, fo
         assert kind_of(tmp_path / mode) == kind_of(tmp_path / f"{mode}.scan_1") == "image"
 
 
-@pytest.mark.parametrize("name", ["mp4", "avi", "matroska", "mpegts", "mpeg", "flv", "mjpeg", "h264"])
-def test_videos_without_a_known_extension_are_told_by_their_content(tmp_path, name):
-    av = pytest.importorskip("av")
-    codec = {"mjpeg": "mjpeg", "mpeg": "mpeg2video", "flv": "flv", "avi": "mpeg4", "h264": "libx264"}.get(name, "mpeg4")
-    with av.open(str(tmp_path / "clip"), "w", format=name) as container:
-        stream = container.add_stream(codec, rate=25)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p" if codec == "mjpeg" else "yuv420p"
-        for _ in range(30):
-            container.mux(stream.encode(av.VideoFrame(64, 48, stream.pix_fmt)))
-        container.mux(stream.encode())
-    (tmp_path / "clip.ts").write_bytes((tmp_path / "clip").read_bytes())
-    # A raw stream of JPEG files begins as one does; its extension says that it is a video.
-    assert kind_of(tmp_path / "clip.ts") == ("image" if name == "mjpeg" else "video")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"import x from 'y';\n" * 90, b"P", b"PK\3\4", b"RIFF\0\0\0\0WAVEfmt ", b"OggS\0vorbis", b"BM25\n"]
-)
+@pytest.mark.parametrize("content", [b"", b"import x from 'y';\n" * 90, b"P", b"RIFF\0\0\0\0WAVEfmt ", b"BM25\n"])
 def test_other_content_is_ignored(tmp_path, content):
     (tmp_path / "a.ts").write_bytes(content)
     assert kind_of(tmp_path / "a.ts") is None

@@ -23,7 +23,7 @@ HOSTILE = st.text(
     st.sampled_from("a=+-@'\t\r\n\x1b[]\x07\x9b\u202e\u2066\u200b\u200d\ufeff\u00ad\u3164\udcffé") | st.characters()
 )
 SEEN = ["mug", "tea cup", "Straße", "カップ", "a\u00a0b", "葛\U000e0100城", "1\ufe0f\u20e3", "❤\ufe0f", "\u0600١"]
-# Joiners where writing needs them: emoji, Persian, Hindi, Bengali, Malayalam; the flag of England.
+# Joiners where writing needs them: emoji, Persian, Hindi, Bengali, Malayalam.
 SEEN += [
     "👩\u200d🚀",
     "👨🏽\u200d🚀",
@@ -33,7 +33,6 @@ SEEN += [
     "র\u200d\u09cdয",
     "ന\u0d4d\u200d",
 ]
-SEEN += ["🏴" + "".join(chr(0xE0000 + ord(char)) for char in "gbeng") + "\U000e007f"]
 UNSEEN = {"cup\x1b[2J": r"cup\x1b[2J", "a\nb": r"a\nb", "a\rb": r"a\rb", "a\x9bb": r"a\x9bb", "\u202egpj": r"\u202egpj"}
 UNSEEN |= {
     name: name.encode("unicode_escape").decode() for name in ("cup\u200d", "c\u200cup", "c\u200bup", "\ufeffcup")
