@@ -73,8 +73,7 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
         reference: Has no effect, because the published code uses the same frames; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or contains no frame that is used, an image does not fit the layout,
-            a frame is repeated, or a class has no training frames.
+        FrameTableError: If the files do not fit the layout, or a class has no training frames.
     """
     root, images = LAYOUT.read(root, paths)
     frames = [

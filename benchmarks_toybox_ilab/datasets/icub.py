@@ -74,8 +74,7 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
             day2. By default day2 comes before day10.
 
     Raises:
-        FrameTableError: If the folder is missing or contains no images of the left camera, an image does not fit the
-            layout, a frame is repeated, or a class has no training frames.
+        FrameTableError: If the files do not fit the layout, or a class has no training frames.
     """
     root, images = LAYOUT.read(root, paths)
     frames = []
@@ -91,16 +90,9 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
 
 
 def listing_order(root: str | Path) -> list[str]:
-    """The categories in the order in which the operating system lists their folders, part by part.
+    """The categories below `root` in the order in which the operating system lists their folders, part by part.
 
-    The published code numbers the classes in this order, so its order of classes depends on the machine that holds the
-    data.
-
-    Args:
-        root: As in `ICubFrames`.
-
-    Raises:
-        FrameTableError: If the folder is missing or has another layout.
+    The published code numbers the classes so, and its order of classes depends on the machine that holds the data.
     """
     root = LAYOUT.folder(Path(root))
     folders = [folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()]

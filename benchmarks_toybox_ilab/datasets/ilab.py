@@ -77,15 +77,14 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
 
     Args:
         root: The folder that contains `train_img`, or the one that contains it as `iLab-2M-Light` or `ilab`, or
-            `train_img` itself. The images lie in `train_img` or in one folder per class there.
+            `train_img` itself.
         paths: Files below root, if they are known; None lists the folder.
         reference: Draw the starts with Python's generator, seeded with 0, for the sorted sessions. The published code
             draws them from that generator in the order in which pandas groups its index file; whether the draws agree
             file by file is not verified.
 
     Raises:
-        FrameTableError: If the folder is missing or has another layout, an image does not fit it, a view is repeated,
-            or a class has no object with 8 sessions of 15 images.
+        FrameTableError: If the files do not fit the layout, or a class has no object with 8 sessions of 15 images.
     """
     root, images = LAYOUT.read(root, paths)
     generator = random.Random(0) if reference else None

@@ -52,7 +52,7 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
             CORe50's 16 to 25). Also passed to the two tables.
 
     Raises:
-        FrameTableError: If a folder is missing or has another layout, or as in `ILabFrames` and `CORe50Frames`.
+        FrameTableError: As `ILabFrames` and `CORe50Frames`.
     """
     root = Path(root)
     root = LAYOUT.folder(root) if paths is None else root

@@ -43,8 +43,7 @@ def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, referen
         reference: Has no effect; the generator draws order and labels.
 
     Raises:
-        FrameTableError: If the folder is missing or has another layout, an image does not fit it (such as those of
-            `val` if they are not sorted into classes), or a class has no training images.
+        FrameTableError: If the files do not fit the layout (as unsorted ones of `val`).
     """
     return LAYOUT.image_table(root, paths)
 

@@ -82,11 +82,7 @@ class Layout:
         return root if found is None and self.inside and root.absolute().name in self.folders else found
 
     def folder(self, root: Path) -> Path:
-        """The folder of the data set, which has all that a table needs.
-
-        Raises:
-            FrameTableError: If it is not there; says what is expected and what was found.
-        """
+        """The folder of the data set, which has all that a table needs; FrameTableError if it is not there."""
         found = self.find(root, self.whole)
         if found is not None and found.is_dir():
             return found
@@ -104,11 +100,7 @@ class Layout:
         return [name for top in tops or [""] for name in files_below(folder, top)]
 
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
-        """Yield a match of `pattern` for each image; hidden files and others than images are ignored.
-
-        Raises:
-            FrameTableError: At an image that does not fit.
-        """
+        """Yield a match of `pattern` for each image; FrameTableError at one that does not fit. Others are ignored."""
         for path in paths:
             if match := self.pattern.fullmatch(path):
                 yield match
@@ -127,11 +119,7 @@ class Layout:
         return root, self.images(paths)
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
-        """Group images by what `key` returns; classes are in the order of their names.
-
-        Raises:
-            FrameTableError: If two images are the same frame.
-        """
+        """Group images by what `key` returns, classes by name; FrameTableError if two images are the same frame."""
         found: Clips = {}
         for image in images:
             if place := self.key(image):
@@ -143,11 +131,7 @@ class Layout:
         return dict(sorted(found.items()))
 
     def table(self, frames: Sequence[Frame], root: Path, padded: bool = False) -> FrameTable:
-        """The table of these frames.
-
-        Raises:
-            FrameTableError: If there are none, or they break a rule of `FrameTable`.
-        """
+        """The table of these frames; FrameTableError if there are none."""
         if not frames:
             raise FrameTableError(
                 f"{root} holds no images of {self.title} that are used. The layout is {self.tree}; `crumb prepare "

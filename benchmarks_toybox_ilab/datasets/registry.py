@@ -65,11 +65,7 @@ class Benchmark:
             root: Folder of the data set.
             run: Number of the run.
             reference: Whether to choose frames as the paper's published code does.
-            fps: Frames per second taken from a video of a clip folder; 1 by default.
-            bad_videos, new_class: See `ClipFolderFrames`.
-
-        Returns:
-            The table of frames, with the split of the run.
+            fps, bad_videos, new_class: See `ClipFolderFrames`.
 
         Raises:
             FrameTableError: If a root is needed and not given, the data set does not take `fps`, or the folder is not
@@ -132,13 +128,8 @@ def generator(
 ) -> Callable[[Callable[..., FrameTable]], Callable[..., Any]]:
     """Register a benchmark, and turn a function that makes its table into a generator for Avalanche's users.
 
-    The generator takes the parameters of `_shared`, then those of the function, which gets only its own. Both are
-    documented by the entries of `_shared`.
-
-    Args:
-        benchmark: The data set and the settings of its stream.
-        protocol: Default protocol.
-        image_size: Side in pixels of the default transforms, if the generator is called without `size`.
+    The generator takes the parameters of `_shared`, then those of the function, which gets only its own; the entries of
+    `_shared` document both. `image_size` is the side in pixels of the default transforms without `size`.
     """
     register(benchmark)
 
@@ -185,13 +176,10 @@ def generator(
             _, arguments, *others = shared.split("\n\n")
             entries = _ENTRY.split(arguments)[1:]
             text = dict(zip(entries[::2], entries[1::2], strict=True))
-            named = [f"    {name}: {text[name].rstrip()}" for name in map(_shown, parameters.values())]
+            shown = (f"**{name}" if name == extra else name for name in parameters)
+            named = [f"    {name}: {text[name].rstrip()}" for name in shown]
             parts = [inspect.getdoc(make_table), "\n".join(["Args:", *named]), *others]
             generate.__doc__ = "\n\n".join(parts)
         return generate
 
     return decorate
-
-
-def _shown(parameter: inspect.Parameter) -> str:
-    return "**" * (parameter.kind is parameter.VAR_KEYWORD) + parameter.name

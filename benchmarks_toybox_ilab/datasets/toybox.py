@@ -90,8 +90,7 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
             one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
 
     Raises:
-        FrameTableError: If the folder is missing or has another layout, an image does not fit it, a frame is repeated,
-            or a class has no object with all ten clips.
+        FrameTableError: If the files do not fit the layout, or a class has no object with all ten clips.
     """
     if paths is None:
         _check_extracted(Path(root))

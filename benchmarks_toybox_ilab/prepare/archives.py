@@ -34,17 +34,10 @@ _DAMAGE += (RuntimeError, ValueError)
 
 
 class Member(NamedTuple):
-    """What an archive holds under a name.
+    """What an archive holds under a name: "file", "folder", "link" or "device"; only files are unpacked."""
 
-    Attributes:
-        name: As the archive has it; below the target once it is chosen.
-        size: Unpacked size in bytes.
-        open: Opens it for reading.
-        kind: "file", "folder", "link" or "device"; only files are unpacked.
-    """
-
-    name: str
-    size: int
+    name: str  # as the archive has it; below the target once it is chosen
+    size: int  # bytes, unpacked
     open: Callable[[], BinaryIO]
     kind: str = "file"
 
@@ -99,11 +92,7 @@ def archives_in(source: Path) -> list[Path]:
 
 @contextmanager
 def _members(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive, whose content tells its kind; yield its files.
-
-    Raises:
-        FrameTableError: If the file does not exist, is not an archive, or is damaged.
-    """
+    """Open an archive, whose content tells its kind; yield its files."""
     if not archive.is_file():
         raise FrameTableError(f"there is no archive {archive}; give a {', '.join(ENDINGS)} file.")
     with open(archive, "rb") as file:

@@ -37,11 +37,7 @@ def bring_toybox(job: Job) -> list[str]:
 
 
 def toybox_videos(source: Path) -> list[Path]:
-    """The videos below a folder, in the order of their paths; those of Toybox have its names.
-
-    Raises:
-        FrameTableError: If a video lies in the folder of an object of Toybox, but does not fit the layout.
-    """
+    """The videos below a folder, in the order of their paths; FrameTableError if one of Toybox has another layout."""
     names = [name for name in files_below(source) if name.lower().endswith(".mp4")] if source.is_dir() else []
     for name in names:
         if "_pivothead/" in name and _VIDEO.fullmatch(name) is None:
@@ -68,16 +64,10 @@ def extract_toybox(
         source: A folder above `households`, `animals` and `vehicles`; some may be missing.
         root: Root of the data set.
         fps: Frames per second of a video; 1 in the paper.
-        workers: Number of threads.
-        progress: Called with (videos done, total number of videos, frames so far).
-
-    Returns:
-        (video, message) for each video that gave no frames.
+        workers, progress: See `extract.extract_many`, also for what is returned and raised.
 
     Raises:
-        FrameTableError: If the source does not have the layout of Toybox, two videos show the same clip, or the frames
-            do not fit on the disk or cannot be written.
-        ImportError: If PyAV is not installed.
+        FrameTableError: If the source does not have the layout of Toybox, or two videos show the same clip.
     """
     clips: dict[str, Path] = {}
     for video in toybox_videos(Path(source)):

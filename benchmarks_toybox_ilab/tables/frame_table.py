@@ -144,14 +144,7 @@ class FrameTable:
         return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
 
     def read(self, row: int) -> Image.Image:
-        """Read a frame as an RGB image of Pillow, 8 bits a channel, in the size of the file.
-
-        Args:
-            row: Number of the row.
-
-        Raises:
-            BadFrameError: If the file is missing, truncated or not an image.
-        """
+        """Read a frame as an RGB image of Pillow, 8 bits a channel; BadFrameError if the file cannot be decoded."""
         path = self.path[row]
         source = path if self.root is None else str(self.root / path)
         try:
@@ -205,11 +198,7 @@ class FrameTable:
         return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
 
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
-        """Return the table with other labels: the label of a class is its position in `classes`, in any order.
-
-        Raises:
-            FrameTableError: If `classes` are not those of the table, each once.
-        """
+        """Return the table with other labels: positions in `classes`, which are those of the table in any order."""
         relabelled = copy(self)
         relabelled.classes = self._check_classes(classes)
         relabelled.labels = np.array([relabelled.classes.index(name) for name in self.classes])[self.labels]

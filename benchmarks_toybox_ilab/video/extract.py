@@ -24,11 +24,7 @@ from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_fram
 
 
 def frame_rate(fps: float) -> float:
-    """Return the rate as float.
-
-    Raises:
-        ValueError: If it is not a finite number above 0.
-    """
+    """Return the rate as float; ValueError if it is not a finite number above 0."""
     if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
         raise ValueError(f"fps is {fps!r}, but must be a number above 0.")
     return float(fps)

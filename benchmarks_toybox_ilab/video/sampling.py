@@ -33,11 +33,7 @@ class VideoError(FrameTableError):
 
 
 def load_av() -> Any:
-    """Import PyAV, an optional dependency.
-
-    Raises:
-        ImportError: If it is not installed; says how to install it.
-    """
+    """Import PyAV, an optional dependency; ImportError says how to install it."""
     try:
         import av
     except ImportError as error:
