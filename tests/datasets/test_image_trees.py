@@ -9,7 +9,6 @@ from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
-from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
@@ -45,15 +44,6 @@ def test_rows_are_sorted_by_split_class_and_name(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(("make", "class_name"), [(CIFAR100Frames, "apple"), (ImageNetFrames, "n00000001")])
-def test_every_class_needs_training_images(make, class_name):
-    folder = "val" if make is ImageNetFrames else "test"
-    with pytest.raises(FrameTableError, match="holds no images of"):
-        make("x", [f"train/{class_name}/1.txt"])
-    with pytest.raises(FrameTableError, match=rf"class '{class_name}' of .* has 1 test frames and no training frames"):
-        make("x", [f"{folder}/{class_name}/1.png"])
-
-
 def test_what_is_missing_is_listed_by_class():
     names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
     gone = {f"train/{CLASSES[3]}/{CLASSES[3]}_7.png", *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1))}
@@ -75,14 +65,8 @@ def test_what_is_missing_is_listed_by_class():
 
 def test_the_training_images_of_imagenet_are_counted_together():
     names = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
-    table = ImageNetFrames("/nowhere", names)
-    assert (len(table.classes), table.split.count("train"), table.split.count("test")) == (1000, 3000, 50_000)
     assert imagenet.LAYOUT.missing(names) == []
-    gone = (
-        f"train/{CLASSES[3]}/",
-        f"val/{CLASSES[3]}/{CLASSES[3]}_0.",
-        f"val/{CLASSES[4]}/{CLASSES[4]}_9.",
-    )
+    gone = (f"train/{CLASSES[3]}/", f"val/{CLASSES[3]}/{CLASSES[3]}_0.", f"val/{CLASSES[4]}/{CLASSES[4]}_9.")
     kept = [name for name in names if not name.startswith(gone) and CLASSES[999] not in name]
     assert imagenet.LAYOUT.missing([*kept, "val/ILSVRC2012_val_00000001.JPEG"]) == [
         "1 of 1000 classes are missing altogether",

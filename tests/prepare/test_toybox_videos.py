@@ -79,16 +79,6 @@ def test_toybox_from_archives(videos, tmp_path, run, said, wrapped):
     assert said[0] == f"{archive}: 0 files unpacked"
 
 
-def test_toybox_without_a_source_uses_the_files_in_the_root(videos, tmp_path, run):
-    pack(tmp_path / "households.zip", videos)
-    for _ in range(2):
-        assert run("toybox", tmp_path) == []
-        assert shown(tmp_path) == toybox_frames(videos)
-    shutil.rmtree(tmp_path / "videos")
-    (tmp_path / "households.zip").unlink()
-    assert run("toybox", tmp_path) == []  # the frames will do
-
-
 def test_a_bad_video_does_not_stop_the_others(videos, tmp_path, run):
     source = tmp_path / "source"
     shutil.copytree(videos, source)
