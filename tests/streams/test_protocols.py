@@ -59,12 +59,6 @@ def test_a_stream_uses_every_frame_once_with_its_label_and_is_drawn_from_the_run
     assert row_lists(make_benchmark(table, protocol, run, size).train_stream) == train
     plan = plan_stream(table, protocol, run, size)
     assert [rows.tolist() for rows in plan.train] == train and [rows.tolist() for rows in plan.test] == test
-
-
-@settings(max_examples=15)
-@given(tables(), protocols, runs, sizes)
-def test_experiences_have_their_own_classes(table, protocol, run, size):
-    benchmark = make_benchmark(table, protocol, run, size)
     order = benchmark.classes_order
     assert sorted(order) == list(range(len(table.classes)))
     chunks = [set(order[start : start + size]) for start in range(0, len(order), size)]
