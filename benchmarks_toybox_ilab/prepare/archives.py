@@ -72,7 +72,10 @@ def unpack(
         wanted = _wanted(members, archive, only)
         places = ((member, target / member.name) for member in wanted)
         missing = [member for member, path in places if not path.exists() or path.stat().st_size != member.size]
-        _check_ratio(archive, sum(member.size for member in wanted))
+        packed, unpacked = archive.stat().st_size, sum(member.size for member in wanted)
+        if unpacked > max(_SMALL, MOST_RATIO * packed):
+            sizes = f"{readable_size(packed)} would become {readable_size(unpacked)}"
+            raise _refused(archive, f"{sizes}, more than {MOST_RATIO} times as much, which no images do")
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(wanted) - len(missing)
         for written in range(len(missing) + 1):
@@ -192,16 +195,6 @@ def _wanted(members: Iterator[Member], archive: Path, only: Callable[[str], str 
         wanted.pop(new, None)
         wanted[new] = member._replace(name=new)
     return list(wanted.values())
-
-
-def _check_ratio(archive: Path, unpacked: int) -> None:
-    packed = archive.stat().st_size
-    if unpacked > max(_SMALL, MOST_RATIO * packed):
-        raise _refused(
-            archive,
-            f"{readable_size(packed)} would become {readable_size(unpacked)}, more than {MOST_RATIO} times as much, "
-            "which no images do",
-        )
 
 
 def _refused(archive: Path, reason: str) -> FrameTableError:

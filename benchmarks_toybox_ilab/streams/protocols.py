@@ -64,9 +64,6 @@ def plan_stream(
             group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
 
-    Returns:
-        The rows of each experience, `(n,)` int64.
-
     Raises:
         ValueError: If the protocol is unknown, or a number is out of range.
         FrameTableError: If a class has no test frames, or the groups do not contain each class exactly once.
@@ -111,13 +108,7 @@ def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarr
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The attributes of `experience.benchmark` that some strategies (iCaRL) read.
-
-    Attributes:
-        n_classes: Number of classes of the whole stream.
-        n_classes_per_exp: Number of classes of each experience.
-        classes_order: Labels in order of appearance.
-    """
+    """The attributes of `experience.benchmark` that some strategies (iCaRL) read; see `FrameBenchmark`."""
 
     n_classes: int
     n_classes_per_exp: list[int]

@@ -4,6 +4,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -105,22 +106,17 @@ def entries_of(folder: Path) -> Entries:
             entries.ignored[_HIDDEN] += entry.name.lower() not in _SILENT
             continue
         path = folder / entry.name
-        if _is_folder(entry):
-            entries.folders.append(path)
-        elif (kind := kind_of(path)) == "image":
+        with suppress(OSError):  # a link to itself
+            if entry.is_dir():
+                entries.folders.append(path)
+                continue
+        if (kind := kind_of(path)) == "image":
             entries.images.append(path)
         elif kind == "video":
             entries.videos.append(path)
         else:
             entries.ignored[path.suffix.lower()] += 1
     return entries
-
-
-def _is_folder(entry: os.DirEntry) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def walk(top: Path, bad: Callable[[Path, OSError], object], root: Path | None = None) -> Iterator[tuple[Path, Entries]]:

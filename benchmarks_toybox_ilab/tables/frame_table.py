@@ -245,9 +245,7 @@ class FrameTable:
 
         Args:
             path: The file.
-            root: Folder that the paths are relative to.
-            reader: Gives the image of a path; None reads files.
-            padded: Whether a path may stand in several rows.
+            root, reader, padded: See `FrameTable`.
 
         Raises:
             FrameTableError: If the file is missing, its header or a line is invalid, the table breaks a rule, or it is

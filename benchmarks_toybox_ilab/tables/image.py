@@ -198,7 +198,11 @@ def _of_sixteen_bits(image: Image.Image) -> Image.Image | None:
     """An image of greys with 16 bits as one with 8, with its orientation; None for any other image."""
     key = image.info.get("transparency")
     if image.mode != "F" and not image.mode.startswith("I"):
-        if ";16" in _raw_mode(image) and image.format in ("PNG", "TIFF") and image.mode in ("RGB", "RGBA"):
+        if (
+            any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
+            and image.format in ("PNG", "TIFF")
+            and image.mode in ("RGB", "RGBA")
+        ):
             _load(image)  # Pillow keeps the upper byte, which is right if all bits are used
             if key is not None or np.asarray(image)[..., :3].max() < 1 << 6:
                 raise ValueError("its colours have 16 bits of which few are used; save it with 8 bits per channel")
@@ -224,13 +228,6 @@ def _grey(image: Image.Image) -> np.ndarray:
             "with 8 or 16 bits per channel"
         )
     return pixels.astype(np.uint16)[..., None]
-
-
-def _raw_mode(image: Image.Image) -> str:
-    """How the pixels of an opened file are stored, in Pillow's words; empty once it is decoded."""
-    tile = getattr(image, "tile", None)
-    arguments = tile[0].args if tile else ""
-    return str(arguments[0] if isinstance(arguments, tuple) else arguments)
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:

@@ -41,9 +41,6 @@ class Job:
         digits: Least number of digits of the number.
         fps: Frames per second of the video.
         size: Size of the images: None (that of the video), the largest short side in pixels, or (width, height).
-
-    Raises:
-        ValueError: If fps or size breaks its rule.
     """
 
     video: Path
@@ -97,20 +94,16 @@ class Job:
             return None
 
     def extract(self, threads: int = 0) -> list[str]:
-        """Write the frames, rotated as players show them; nothing is done if that is `finished`.
+        """Write the frames, rotated as players show them, unless that is `finished`; return their names in order.
 
         They are written to a hidden folder and moved at the end.
 
         Args:
             threads: Number of decoder threads; 0 lets the decoder choose.
 
-        Returns:
-            The file names of the frames in order; at least one.
-
         Raises:
-            VideoError: If the file cannot be opened, has no video stream or no frame, or is damaged or truncated.
+            VideoError, ImportError: As `sampled_frames`.
             FrameTableError: If the frames cannot be written.
-            ImportError: If PyAV is not installed.
         """
         record = self._record()
         names = self.finished()
@@ -179,8 +172,7 @@ def extract_many(
         (video, message) for each video that gave no frames, in the order of the jobs.
 
     Raises:
-        FrameTableError: If the frames cannot be written.
-        ImportError: If PyAV is not installed and a clip is unfinished.
+        FrameTableError, ImportError: As `Job.extract`.
     """
     jobs = list(jobs)
     workers = whole_number("workers", workers, 1)

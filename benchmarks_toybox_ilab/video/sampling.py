@@ -54,8 +54,8 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
         threads: Number of decoder threads; 0 lets the decoder choose.
 
     Raises:
-        VideoError: If the file cannot be opened, has no video stream, no frame can be decoded, or it is damaged or
-            truncated; in the last two cases the good frames are yielded first.
+        VideoError: If the file has no video or no frame that can be decoded, or is damaged or truncated, after its good
+            frames.
         ImportError: If PyAV is not installed.
     """
     tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
@@ -78,10 +78,7 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
 def seconds_of(video: Path, most: float) -> float:
     """The seconds that the pictures of a video last, by the time stamps of its packets; no more than about `most`.
 
-    What a header states may be the length of the sound, or begin before the pictures.
-
-    Raises:
-        VideoError: If the file cannot be opened or has no video stream.
+    What a header states may be the length of the sound, or begin before the pictures. VideoError if it has none.
     """
     with _opened(video, 1) as (container, stream):
         begin, end, step = math.inf, -math.inf, 1 / _rate(stream)
@@ -123,13 +120,7 @@ class Clock:
 
 
 def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
-    """Rotate and mirror an image as a player shows it.
-
-    Args:
-        image: Decoded frame.
-        matrix: Display matrix of its stream, nine 32-bit integers, rounded to the nearest quarter turn with or without
-            mirroring; None keeps the image.
-    """
+    """Rotate and mirror a frame by its display matrix (nine 32-bit integers or None), to the nearest quarter turn."""
     if matrix is None:
         return image
     a, b, _, c, d = struct.unpack("=9i", matrix[:36])[:5]  # x' = ax + cy, y' = bx + dy
@@ -163,17 +154,10 @@ def picture(frame: Any, size: Size) -> Image.Image:
         image = frame.to_image(**how)
     image = upright(on_background(image) if clear else image, matrix)
     # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one grey level.
-    target = _target(image.width, image.height, size)
-    return image if target == image.size else image.resize(target, Image.Resampling.BICUBIC)
-
-
-def _target(width: int, height: int, size: Size) -> tuple[int, int]:
-    if isinstance(size, tuple):
-        return size
-    short = min(width, height)
-    if size is None or short <= size:
-        return width, height
-    return round(width * size / short), round(height * size / short)
+    if isinstance(size, int):
+        width, height, short = image.width, image.height, min(image.size)
+        size = (round(width * size / short), round(height * size / short)) if short > size else None
+    return image if size in (None, image.size) else image.resize(size, Image.Resampling.BICUBIC)
 
 
 def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
@@ -190,7 +174,9 @@ def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
                     continue
                 if frame.is_corrupt:
                     raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
-                stamp = _stamp(frame, container)
+                # AVI stores only decoding times, so PyAV's display times are wrong for frames that are reordered.
+                stamp = frame.dts if container.format.name == "avi" else frame.pts
+                stamp = None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
                 first = (stamp or 0.0) if first is None else first
                 time = clock(stamp)
                 yield time, frame
@@ -203,13 +189,6 @@ def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
         shown, stated = max(end, end - first, time + 1 / rate), _stated_seconds(container, stream, rate)
         if stated - shown > _MISSING_SECONDS:
             raise _video_error(video, f"is truncated: it should last {stated:.1f} s, but ends after {shown:.1f} s")
-
-
-def _stamp(frame: Any, container: Any) -> float | None:
-    """The time at which a frame is shown, in seconds."""
-    # AVI stores only decoding times, so PyAV's display times are wrong for frames that are reordered.
-    stamp = frame.dts if container.format.name == "avi" else frame.pts
-    return None if stamp is None or frame.time_base is None else float(stamp * frame.time_base)
 
 
 def _rate(stream: Any) -> float:
