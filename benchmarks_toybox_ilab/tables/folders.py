@@ -31,7 +31,7 @@ _RAW = (".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", 
 _BESIDE = (".thm", ".lrv", ".part", ".crdownload", ".tmp", ".bak", ".txt", ".csv", ".json", ".xml", ".yaml", ".npy")
 _UNOPENED = frozenset((*_RAW, *_BESIDE))
 # Formats that Pillow knows by the first bytes.
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "MPO", "QOI", "DDS", "PSD")
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "QOI", "DDS", "PSD")
 _CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
 # Made by systems, not by people: previews, bins, snapshots and the like. The first ones are in nearly every folder.
 _SILENT = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", ".ds_store", ".directory", ".nomedia", ".crumb_frames")

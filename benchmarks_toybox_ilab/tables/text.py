@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
-from unicodedata import category
+from unicodedata import category, combining
 
 # Characters that show nothing although their category does not say so: fillers, and the blank of Braille.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
@@ -14,7 +14,7 @@ _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 _SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 _SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 _DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")  # str.isprintable takes them for seen
-_JOINERS, _KEYCAP = "\u200c\u200d", "\u20e3"
+_JOINERS, _KEYCAP, _VIRAMA = "\u200c\u200d", "\u20e3", 9
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _WORDS = re.compile(r"- [A-Za-z][A-Za-z ,]*")  # of a list: nothing in them is computed
 _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to another
@@ -24,11 +24,12 @@ def is_seen(text: str, place: int) -> bool:
     """Whether a character of a text is drawn, or changes how its neighbours beyond ASCII are drawn.
 
     Control characters, unpaired surrogates, marks of direction and zero-width characters are not seen. A joiner between
-    two characters beyond ASCII is (Persian, Hindi, emoji), and so is a variation selector after one.
+    two characters beyond ASCII or after a virama is (Persian, Hindi, emoji), and so is a variation selector after one.
     """
     char, before, after = text[place], text[max(place - 1, 0) : place], text[place + 1 : place + 2]
     if char in _JOINERS:
-        return before > "\x7f" and after > "\x7f" and not {before, after} & {*_JOINERS, *_BLANK}
+        joined = after > "\x7f" or combining(before or " ") == _VIRAMA
+        return before > "\x7f" and joined and not {before, after} & {*_JOINERS, *_BLANK}
     if _SELECTORS.match(char):
         return before > "\x7f" or after == _KEYCAP
     if char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF:  # the latter: noncharacters
