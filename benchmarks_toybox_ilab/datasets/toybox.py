@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
-from benchmarks_toybox_ilab.tables.folders import files_below, is_visible
+from benchmarks_toybox_ilab.tables.folders import is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -92,8 +92,6 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
     Raises:
         FrameTableError: If the files do not fit the layout, or a class has no object with all ten clips.
     """
-    if paths is None:
-        _check_extracted(Path(root))
     root, images = LAYOUT.read(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
@@ -110,17 +108,6 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
                 for frame, path in _clip(objects[number][session], reference):
                     frames.append(Frame(path, class_name, f"{class_name}_{number:02d}", session, frame, split))
     return LAYOUT.table(frames, root, reference)
-
-
-def _check_extracted(root: Path) -> None:
-    """Raise and say how to make the frames if there are only videos."""
-    for folder in (root, root / "toybox") if LAYOUT.find(root) is None else ():
-        tops = [top for top in SUPERCATEGORIES if (folder / top).is_dir()]
-        if any(path.lower().endswith(".mp4") for top in tops for path in files_below(folder, top)):
-            raise FrameTableError(
-                f"{folder} holds the videos of Toybox, but no folder images with their frames; extract them with "
-                f"`crumb prepare toybox --dataset-root {folder}`"
-            )
 
 
 def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:

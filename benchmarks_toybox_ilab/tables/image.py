@@ -165,9 +165,6 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     profile = image.info.get("icc_profile")
     if found.has_transparency_data:
         rgb = on_background(found)
-    elif found.mode == "LAB":
-        lab = ImageCms.createProfile("LAB")
-        rgb = ImageCms.profileToProfile(found, lab, ImageCms.createProfile("sRGB"), outputMode="RGB")
     else:
         rgb = found if found.mode == "RGB" else found.convert("RGB")
     if profile and found.mode in ("RGB", "RGBA", "P", "PA"):

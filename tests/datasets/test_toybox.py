@@ -95,18 +95,6 @@ def test_a_class_without_a_complete_object_is_named():
         ToyboxFrames("nowhere", names)
 
 
-@pytest.mark.parametrize("inner", ["", "toybox"])
-def test_videos_without_frames_say_what_to_run(tmp_path, inner):
-    folder = tmp_path / inner
-    write_files(folder, ["vehicles/car_01_pivothead/car_01_pivothead_tx.MP4", "households/readme.txt"])
-    words = f"{folder} holds the videos of Toybox, but no .* `crumb prepare toybox --dataset-root {folder}`"
-    with pytest.raises(FrameTableError, match=words):
-        ToyboxFrames(tmp_path)
-    # Once they are there, the videos do not matter.
-    write_files(folder, toybox_names(["car"], [1], 1))
-    assert len(ToyboxFrames(tmp_path)) == 10
-
-
 def test_what_is_missing():
     names = toybox_names([name for name in TOYBOX_FOLDERS if name != "spoon"], frames=15)
     gone = ("cup_07_pivothead_tz_", "cup_30_", "duck_03_pivothead_rxplus", "truck_29_", "truck_30_")

@@ -12,7 +12,6 @@ from fake_data import (
     image_tree_names,
     write_cifar100_archive,
     write_files,
-    write_tiny_imagenet,
 )
 from local_server import LocalServer
 from made_archives import files, pack
@@ -99,23 +98,6 @@ def test_a_folder_that_has_the_layout_is_used_where_it_is(tmp_path, run, said, n
     assert run(name, source / inner, source / inner) == []  # the same folder twice
     assert read_csv(source / inner, name).content_hash() == table_of(name, source / inner).content_hash()
     assert table_of(name, source).content_hash() == table_of(name, source / inner).content_hash()
-
-
-def test_the_official_archive_of_tiny_imagenet(tmp_path, run, said, publish):
-    folder = write_tiny_imagenet(tmp_path / "made", ("n00000001", "n00000002"))
-    archive = pack(tmp_path / "tiny-imagenet-200.zip", folder, "tiny-imagenet-200/")
-    root = tmp_path / "root"
-    publish("tiny_imagenet", archive.as_uri(), "0" * 32)
-    with pytest.raises(DownloadError, match=f"but {'0' * 32} is expected, so it was deleted"):
-        run("tiny_imagenet", root)
-    with LocalServer(archive.read_bytes()) as server:
-        publish("tiny_imagenet", archive.as_uri(), server.md5)
-    assert run("tiny_imagenet", root) == []
-    assert read_csv(root, "tiny_imagenet").content_hash() == table_of("tiny_imagenet", folder).content_hash()
-    assert "These are not the data set's numbers; `crumb prepare tiny_imagenet" in "\n".join(said)
-    report = check("tiny_imagenet", root)
-    assert not report.complete and "2 classes; the data set has 200" in report.lines
-    assert "2 test images; the data set has 10000" in report.lines
 
 
 @pytest.mark.parametrize("packed", ["x.tar.gz", "in the root", "folder of archives"])

@@ -111,19 +111,6 @@ def test_frames_of_the_clips_that_are_used(tmp_path):
     assert steps == [(1, 2, 2), (2, 2, 4)]
 
 
-@pytest.mark.parametrize("top", ["", "toybox/", "toybox_households/", "households/"])
-def test_archives_may_be_unpacked_in_other_folders(tmp_path, taken, top):
-    names = names_of([*FOUR, ("cup", 2, "tz"), ("cup", 10, "tz")])
-    write_files(tmp_path / "source", [top + name for name in names])
-    assert extract_toybox(tmp_path / "source", tmp_path / "root", fps=6, workers=3) == 3
-    stems = ["cup_01_pivothead_rxplus", "cup_02_pivothead_tz", "cup_10_pivothead_tz", "truck_12_pivothead_hodgepodge"]
-    assert sorted(job.video.stem for job in taken) == stems
-    images = {(job.folder / job.name(7)).relative_to(tmp_path / "root").as_posix() for job in taken}
-    assert "images/households/cup_10_pivothead/cup_10_pivothead_tz_7.png" in images
-    assert "images/vehicles/truck_12_pivothead/truck_12_pivothead_hodgepodge_7.png" in images
-    assert {(job.size, job.fps) for job in taken} == {((224, 224), 6)}
-
-
 @pytest.mark.parametrize(
     "name",
     [
