@@ -249,7 +249,7 @@ def tables(draw):
     return content
 
 
-@settings(max_examples=100, phases=[Phase.generate])
+@settings(phases=[Phase.generate])
 @given(content=tables())
 def test_a_table_written_by_hand_is_what_it_spells_or_one_line_says_what_is_wrong(tmp_path_factory, content):
     folder = tmp_path_factory.mktemp("csv")
