@@ -54,8 +54,8 @@ def prepare(
         A line for each video that cannot be read; everything else is finished.
 
     Raises:
-        FrameTableError: If there is nothing to start from (says where to get it), the source is damaged or has another
-            layout, or the disk is full.
+        FrameTableError: If there is nothing to start from, the source is damaged or has another layout, or the disk is
+            full.
         DownloadError: If a download fails; the same call resumes it.
         ImportError: If PyAV is needed for videos and not installed.
     """

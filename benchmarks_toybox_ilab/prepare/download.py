@@ -96,21 +96,12 @@ def _failure(url: str, part: Path, reason: str) -> str:
     return f"cannot download {url}: {reason}. {advice}; or download the file elsewhere and give it with --source."
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """Open http, https and file addresses and follow redirections, but to no other scheme."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler,
-        urllib.request.UnknownHandler,
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.FileHandler,
-        urllib.request.HTTPDefaultErrorHandler,
-        urllib.request.HTTPRedirectHandler,
-        urllib.request.HTTPErrorProcessor,
-    ):
-        opener.add_handler(handler())
-    return opener
+class _NoFtp(urllib.request.FTPHandler):
+    """Follows no redirection to ftp; urllib itself follows none to files."""
+
+    def ftp_open(self, request: urllib.request.Request) -> None:
+        """Refuse it."""
+        raise urllib.error.URLError("unknown url type: ftp")
 
 
 def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) -> int:
@@ -118,7 +109,9 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) 
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "crumb-avalanche"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        with _opener().open(urllib.request.Request(url, headers=headers), timeout=TIMEOUT) as answer:
+        with urllib.request.build_opener(_NoFtp).open(
+            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
+        ) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             resumes = match is not None and int(match["first"]) == start
             if resumes or answer.status != _PARTIAL_CONTENT:
