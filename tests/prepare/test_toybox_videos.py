@@ -59,6 +59,10 @@ def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
     before = files(videos)
     assert run("toybox", tmp_path, videos, progress=progress) == []
     assert files(videos) == before and shown(tmp_path) == toybox_frames(videos)
+    cup = tmp_path / "images/households/cup_01_pivothead"
+    assert [video_frame_number(cup / f"cup_01_pivothead_rxplus_{number}.png") for number in (1, 2)] == [0, 5]
+    with Image.open(cup / "cup_01_pivothead_rxplus_1.png") as image:
+        assert image.size == (224, 224)
     assert (
         FrameTable.from_csv(tmp_path / "toybox.csv", tmp_path).content_hash() == ToyboxFrames(tmp_path).content_hash()
     )
@@ -91,24 +95,6 @@ def test_a_bad_video_does_not_stop_the_others(videos, tmp_path, run):
     shutil.copy(videos / bad.relative_to(source), bad)
     assert run("toybox", tmp_path / "root", source) == []
     assert shown(tmp_path / "root") == toybox_frames(videos)
-
-
-def test_frames_of_the_clips_that_are_used(tmp_path):
-    pytest.importorskip("av")
-    write_toybox_videos(tmp_path / "videos", FOUR)
-    root, steps = tmp_path / "root", []
-    assert extract_toybox(tmp_path / "videos", root, progress=lambda *step: steps.append(step)) == []
-    cup, truck = "images/households/cup_01_pivothead", "images/vehicles/truck_12_pivothead"
-    assert files(root) == [
-        f"{cup}/.cup_01_pivothead_rxplus.json",
-        *(f"{cup}/cup_01_pivothead_rxplus_{number}.png" for number in (1, 2)),
-        f"{truck}/.truck_12_pivothead_hodgepodge.json",
-        *(f"{truck}/truck_12_pivothead_hodgepodge_{number}.png" for number in (1, 2)),
-    ]
-    assert [video_frame_number(root / f"{cup}/cup_01_pivothead_rxplus_{k}.png") for k in (1, 2)] == [0, 5]
-    with Image.open(root / cup / "cup_01_pivothead_rxplus_1.png") as image:
-        assert image.size == (224, 224)
-    assert steps == [(1, 2, 2), (2, 2, 4)]
 
 
 @pytest.mark.parametrize(
