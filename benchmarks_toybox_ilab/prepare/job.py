@@ -90,12 +90,12 @@ class Job:
         """A context manager for the `progress` argument of one step."""
         return nullcontext() if self.progress is None else self.progress(title, unit)
 
-    def unpack(self, archive: Path) -> None:
+    def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
         """Unpack the files that are needed below the root."""
         if archive.is_file() and archive.stat().st_size >= _LARGE:
             self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
         with self.bar(f"unpacking {archive.name}", " files") as step:
-            count = unpack(archive, self.root, step, self.data.files.place)
+            count = unpack(archive, self.root, step, only or self.data.files.place)
         self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:

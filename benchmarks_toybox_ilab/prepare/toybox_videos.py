@@ -22,8 +22,14 @@ def bring_toybox(job: Job) -> list[str]:
     """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one."""
     source, unpacked = job.source or job.root, job.root / toybox.VIDEOS
     archives = archives_in(source)
+    # Videos that the user has unpacked beside their archive are not unpacked again.
+    before = {video.name.lower() for video in toybox_videos(source) if unpacked not in video.parents}
+
+    def chosen(name: str) -> str | None:
+        return None if name.lower().rpartition("/")[2] in before else job.data.files.place(name)
+
     for archive in archives:
-        job.unpack(archive)
+        job.unpack(archive, chosen)
     places = [source] if toybox_videos(source) else []
     if archives and not job.in_place and toybox_videos(unpacked):
         places.append(unpacked)
