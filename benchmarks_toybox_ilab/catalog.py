@@ -6,7 +6,11 @@ __all__ = ["BENCHMARKS", "Benchmark", "get_benchmark"]
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of that name, such as "core50"; ValueError lists the known names."""
+    """Return the benchmark of that `name`, such as "core50".
+
+    Raises:
+        ValueError: If there is none; lists the known names.
+    """
     if name not in BENCHMARKS:
         raise ValueError(f"unknown benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")
     return BENCHMARKS[name]

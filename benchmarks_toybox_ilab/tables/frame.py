@@ -62,7 +62,7 @@ def _where(number: int, row: Frame) -> str:
 
 
 def natural_key(text: str) -> tuple:
-    """Sort key that compares digits as numbers: object2 before object10."""
+    """Sort key of a `text` that compares digits as numbers: object2 before object10."""
     parts = _DIGITS.split(text)
     # Every other part is digits, so numbers are only compared with numbers; int() refuses thousands of digits.
     parts[1::2] = ((len(number), number) for number in (digits.lstrip("0") for digits in parts[1::2]))

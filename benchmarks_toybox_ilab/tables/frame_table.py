@@ -144,7 +144,11 @@ class FrameTable:
         return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
 
     def read(self, row: int) -> Image.Image:
-        """Read a frame as an RGB image of Pillow, 8 bits a channel; BadFrameError if the file cannot be decoded."""
+        """Read the frame of a `row` as an RGB image of Pillow, 8 bits a channel, in the size of the file.
+
+        Raises:
+            BadFrameError: If the file is missing, truncated or not an image.
+        """
         path = self.path[row]
         source = path if self.root is None else str(self.root / path)
         try:
