@@ -154,26 +154,7 @@ def run_learner(folder):
 
 def images(folder):
     root = write_clips(folder / "clips")
-    return _frames(folder, root, sorted(path for path in root.rglob("*") if path.is_file()))
-
-
-def videos(folder):
-    av = pytest.importorskip("av")
-    root = write_clips(folder / "clips")
-    (root / "a" / "object2").mkdir()
-    with av.open(str(root / "a" / "object2" / "clip.mp4"), "w") as container:
-        stream = container.add_stream("libx264", rate=1)
-        stream.width = stream.height = 32
-        stream.pix_fmt = "yuv420p"
-        for frame in range(3):
-            picture = np.tile(np.roll(PHOTO, frame), (2, 2, 1))
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, "rgb24")))
-        container.mux(stream.encode(None))
-    ClipFolderFrames(root)
-    return _frames(folder, root, [path for path in root.rglob("*") if path.is_file() and path.suffix in (".mp4", "")])
-
-
-def _frames(folder, root, paths):
+    paths = sorted(path for path in root.rglob("*") if path.is_file())
     _, again = run_of(folder)
     usual = []
 
@@ -188,7 +169,7 @@ def _frames(folder, root, paths):
     return paths, act
 
 
-KINDS = (checkpoint, pretrained, weights, maps, learners, index, records, run_learner, images, videos)
+KINDS = (checkpoint, pretrained, weights, maps, learners, index, records, run_learner, images)
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def parser(only: str | None = None) -> Any:
         command = Parser(
             prog=f"crumb {name}",
             # argparse prints the usage before every error: a list of all options would fill a page.
-            usage=f"crumb {name} {_usage(name)}[--OPTION VALUE ...]",
+            usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
             description=(settings.__doc__ or "").split("\n")[0],
             allow_abbrev=False,
         )
@@ -169,7 +169,7 @@ def _add_options(command: Any, name: str, settings: type) -> None:
     command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
 
 
-def _usage(name: str) -> str:
+def usage(name: str) -> str:
     """Return the arguments of a command that have no flag, as its usage shows them."""
     shown = ""
     for place, count, _ in POSITIONAL.get(name, ()):

@@ -5,7 +5,7 @@ import functools
 from dataclasses import MISSING, fields
 from typing import Any
 
-from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, parser
+from crumb_avalanche.cli.parser import COMMANDS, parser, usage
 from crumb_avalanche.runs.settings import EXPERT
 
 HIDDEN = ("help", "config", "print_config")
@@ -46,7 +46,7 @@ def page(name: str) -> str:
     """Return the page of a command."""
     settings, summary = COMMANDS[name]
     lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
-    lines += ["```bash", f"crumb {name} {POSITIONAL.get(name, '')}[--OPTION VALUE ...]", "```", ""]
+    lines += ["```bash", f"crumb {name} {usage(name)}[--OPTION VALUE ...]", "```", ""]
     for group in subparsers()[name]._action_groups:
         rows = []
         for action in group._group_actions:
@@ -59,7 +59,7 @@ def page(name: str) -> str:
     text = (
         "`--config FILE` reads settings from a YAML file, and `--print_config` prints the present ones as such a file."
     )
-    return "\n".join([*lines, "## Settings from a file", "", f"{text}.", ""])
+    return "\n".join([*lines, "## Settings from a file", "", text, ""])
 
 
 def pages() -> dict[str, str]:

@@ -149,17 +149,10 @@ def real_images(benchmark: str) -> str:
 
 
 def _real_eth80() -> str:
-    names = {
-        ("finetune", ""): "`finetune` (lower bound)",
-        ("image_replay", ""): "`image_replay`, 15 images",
-        ("crumb", ""): "**`crumb`**, 417 memories",
-        ("crumb", "cifar100"): "**`crumb`** after CRUMB pretraining on CIFAR-100",
-        ("offline", ""): "`offline` (upper bound; one order for both)",
-    }
     rows = []
-    for key, label in names.items():
+    for *key, label in LABELS["real_eth80"]:
         lines = read(RUNS / "eth80_runs.csv")
-        found = [line for line in lines if (line["strategy"], line["pretrained"].partition(".")[0]) == key]
+        found = [line for line in lines if [line["strategy"], line["pretrained"].partition(".")[0]] == key]
         cells = [label, f"{int(float(found[0]['memory_bytes'])):,} B"]
         for protocol in ("class_instance", "class_iid"):
             its = [line for line in found if line["protocol"] in (protocol, "either")]
@@ -169,14 +162,6 @@ def _real_eth80() -> str:
 
 
 def _real_cifar100() -> str:
-    memory = {"finetune": 0, "image_replay": 15_053_000, "crumb": 15_067_004, "offline": 0}
-    labels = {
-        "finetune": "`finetune` (lower bound)",
-        "image_replay": "`image_replay`, 100 images",
-        "crumb": "**`crumb`**, 2,782 memories",
-        "offline": "`offline` (upper bound), 3 epochs",
-    }
-    names = {"finetune": "lower_bound", "offline": "upper_bound"}
     paper = {
         line["method_or_row"]: line["value"]
         for line in read(ROOT / "experiments" / "support" / "paper_values.csv")
@@ -184,14 +169,14 @@ def _real_cifar100() -> str:
     }
     groups = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")
     rows = []
-    for name, label in labels.items():
+    for name, (label, memory, its_name) in LABELS["real_cifar100"].items():
         curves = [list(map(float, line["accuracy_after"].split())) for line in groups[(name,)]]
         after = [
             f"{statistics.fmean(curve[number - 1] for curve in curves):.1f}" if len(curves[0]) == 20 else ""
             for number in (1, 5, 10, 15)
         ]
         final = mean_text(floats(groups[(name,)], "final_accuracy"))
-        rows.append([label, f"{memory[name]:,} B", *after, final, paper.get(names.get(name, name), "-")])
+        rows.append([label, f"{memory:,} B", *after, final, paper.get(its_name, "-")])
     return markdown(["strategy", "memory", "1", "5", "10", "15", "all 20", "paper, final"], rows)
 
 
@@ -224,24 +209,20 @@ def tuned() -> str:
     return markdown(["stream", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
 
 
-TABLES: dict[str, Callable[..., str]] = {
-    "recommended": recommended,
-    "small_budgets": partial(recommended, "_small"),
-    "readme": readme,
-    "methods_side_by_side": methods_side_by_side,
-    "competitors": competitors,
-    "real_images": real_images,
-    "task_incremental": recorded_tables.task_incremental,
-    "feature_cache": recorded_tables.feature_cache,
-    "tuned": tuned,
-    "open_set": recorded_tables.open_set,
-    "recorded": recorded_tables.recorded,
-    "crumb_as_expert": recorded_tables.crumb_as_expert,
-    "bytes_dial": recorded_tables.bytes_dial,
-    "rival_settings": recorded_tables.rival_settings,
-    "ablations": paper_tables.ablations,
-    "codes_and_images": paper_tables.codes_and_images,
-}
+OWN = (recommended, readme, methods_side_by_side, competitors, real_images, tuned)
+OTHERS = [
+    "task_incremental",
+    "feature_cache",
+    "open_set",
+    "recorded",
+    "crumb_as_expert",
+    "bytes_dial",
+    "rival_settings",
+]
+TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in OWN}
+TABLES |= {name: getattr(recorded_tables, name) for name in [*OTHERS, "rival_settings"]}
+TABLES |= {"ablations": paper_tables.ablations, "codes_and_images": paper_tables.codes_and_images}
+TABLES["small_budgets"] = partial(recommended, "_small")
 
 
 if __name__ == "__main__":

@@ -126,9 +126,8 @@ def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, 
 
 
 def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, crumb):
-    pytest.importorskip("onnxruntime")
     run, page = fake_run(tmp_path / "run"), tmp_path / "page.html"
-    for arguments in (["export", mine], ["predict", mine, place / "photos", "--html", page], ["report", run]):
+    for arguments in (["predict", mine, place / "photos", "--html", page], ["report", run]):
         assert [crumb(*arguments)[0] for _ in range(2)] == [0, 0], arguments
 
 
