@@ -25,11 +25,11 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from support.bench import bench_parser, clock_of, photos
+from support.common_options import run_script
 from support.pictures import set_title
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.models import stopwatch
 from crumb_avalanche.report.palette import COLOURS
 from crumb_avalanche.report.pictures import STYLE, save
@@ -137,5 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with safe_output():
-        main()
+    run_script(main)

@@ -14,9 +14,9 @@ from functools import partial
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from support.bench import bench_parser, clock_of, crumb_of, dataset_of, fastest, report
+from support.common_options import run_script
 from torch.nn import functional
 
-from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
@@ -64,5 +64,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with safe_output():
-        main()
+    run_script(main)

@@ -15,9 +15,9 @@ from functools import partial
 
 import torch
 from support.bench import bench_parser, clock_of, fastest, report
+from support.common_options import run_script
 from torch import Tensor
 
-from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -86,5 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with safe_output():
-        main()
+    run_script(main)

@@ -20,11 +20,11 @@ from functools import partial
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from support.bench import bench_parser, clock_of, crumb_of, dataset_of, fastest, report, seconds
+from support.common_options import run_script
 from support.memory import reset_peak, resident
 from torch import nn
 from torch.nn import functional
 
-from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
@@ -161,5 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with safe_output():
-        main()
+    run_script(main)

@@ -167,14 +167,9 @@ class Pair:
 def cells_of(options: CommonOptions, stream: str, names: Sequence[str]) -> list:
     """Return the cells of the named experts on a benchmark, with all or with half of its bytes."""
     budget = int(RunPlan.of(options.settings(stream, preset=OURS)).budget)
-    changes = {
-        name: {
-            **SETTINGS[name.removesuffix(HALF)],
-            "protocol": "class_instance",
-            "budget_bytes": budget // 2 if name.endswith(HALF) else budget,
-        }
-        for name in names
-    }
+    changes = {name: {**SETTINGS[name.removesuffix(HALF)], "protocol": "class_instance"} for name in names}
+    for name, settings in changes.items():
+        settings["budget_bytes"] = budget // 2 if name.endswith(HALF) else budget
     return grid(options.settings(stream), options.output / stream, options.runs, changes)
 
 

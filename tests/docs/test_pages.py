@@ -144,6 +144,7 @@ def flags_of(command: str) -> set[str]:
 def test_every_setting_stands_on_a_page(made):
     for command, (settings, _) in COMMANDS.items():
         actions = command_pages.subparsers()[command]._actions
+        assert not re.search(r"^crumb .*'", made[f"cli/{command}.md"], re.MULTILINE), "names as in a terminal"
         positional = {action.dest for action in actions if not action.option_strings}
         for item in dataclasses.fields(settings):
             flag = f"`--{item.name.replace('_', '-')}`"
