@@ -204,10 +204,15 @@ class Classifier:
         return self.statistics.tensors()
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Compute what is learned or asked of ``(n, 3, h, w)`` uint8 pixels: ``(n, V * D)`` features of ``V`` views."""
+        """Compute what is learned or asked: ``(n, V * D)`` features of ``V`` views.
+
+        Args:
+            model: a model.
+            pixels: a batch of what ``Looks.transform`` returns for ``n`` images.
+        """
         found: list[Tensor] = []
-        for crop, windows in zip(self.looks.crops(pixels), self.looks.windows(self.features)):
-            layers = self.features.layers(model, model.features(crop))
+        for look, windows in zip(self.looks.of(pixels), self.looks.windows(self.features)):
+            layers = self.features.layers(model, model.features(look))
             found += [window.of_layers(layers) for window in windows]
         return torch.cat(found, 1)
 
@@ -299,17 +304,17 @@ class Classifier:
         """Attribute the margin of an answer to the places of an image; see ``evidence_by_location``.
 
         Args:
-            pixels: ``(1, 3, h, w)`` uint8.
+            pixels: what ``Looks.transform`` returns for an image, ``(1, ...)``.
 
         Returns:
-            ``(h, w)`` float64.
+            ``(h, w)`` float64, of the whole image.
         """
-        shares, weights = torch.zeros(pixels.shape[2:], dtype=torch.float64), iter(self.look_weights.weights())
+        shares, weights = torch.zeros(pixels.shape[-2:], dtype=torch.float64), iter(self.look_weights.weights())
         windows = self.looks.windows(self.features_of_statistics(model))
-        for share, crop, some in zip(self.looks.shares, self.looks.crops(pixels), windows):
-            views = (evidence_by_location(model, one, self.statistics, crop, self.taught) for one in some)
+        for share, look, some in zip(self.looks.shares, self.looks.of(pixels), windows):
+            views = (evidence_by_location(model, one, self.statistics, look, self.taught) for one in some)
             found = sum(weight * view for view, weight in zip(views, weights))
-            (top, bottom), (left, right) = (middle_of(length, share) for length in pixels.shape[2:])
+            (top, bottom), (left, right) = (middle_of(length, share) for length in shares.shape)
             size = bottom - top, right - left
             enlarged = torch.nn.functional.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
             shares[top:bottom, left:right] += enlarged

@@ -202,8 +202,11 @@ def teach_shard(
     unread: list[BadImage] = []
     report = unread.append if task.skip else None
     clips = opened(shard, "skip" if task.skip else "raise", unread.append)
+    transform = task.looks.transform(network.image_size, network.interpolation)
     compute = partial(classifier.compute, network.model)
-    lesson = learn(classifier, ((label_of(clip), values_of(clip, network, compute, report)) for clip in clips), unread)
+    lesson = learn(
+        classifier, ((label_of(clip), values_of(clip, transform, compute, report)) for clip in clips), unread
+    )
     return classifier.state_dict(), classifier.asked, lesson
 
 

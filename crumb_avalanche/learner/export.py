@@ -20,12 +20,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.looks import enlarged
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.replay import REPLAY
-from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of
+from crumb_avalanche.learner.sources import AT_A_TIME, clips_of
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.penultimate import unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
@@ -164,16 +164,18 @@ FILTERS = {"bilinear": lambda distances: (1 - distances).clamp_min(0), "bicubic"
 
 
 class Resize(nn.Module):
-    """Resize ``(B, H, W, 3)`` uint8 images of any size; ``(B, 3, size, size)`` float64 pixels, whole numbers 0 to 255.
+    """Resize the middle of ``(B, H, W, 3)`` uint8 images of any size; see ``Looks.transform``.
+
+    Pixels are ``(B, 3, size, size)`` float64, whole numbers 0 to 255.
 
     Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their sums are
     exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with a tie,
     and of images that Pillow resizes along their height first. ONNX's own ``Resize`` is up to 19 levels from Pillow.
     """
 
-    def __init__(self, size: int, interpolation: str = "bilinear"):
+    def __init__(self, size: int, interpolation: str = "bilinear", share: float = 1.0):
         super().__init__()
-        self.size, self.filter = size, FILTERS[interpolation]
+        self.size, self.filter, self.margin = size, FILTERS[interpolation], (1 - share) / 2
 
     def forward(self, images: Tensor) -> Tensor:
         """Resize images."""
@@ -182,16 +184,19 @@ class Resize(nn.Module):
         return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
 
     def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
-        """Compute ``2**22`` times the weights of the filter, from ``length`` pixels on ``axis`` to ``size``.
+        """Compute ``2**22`` times the weights of the filter, from the middle of ``length`` pixels to ``size``.
 
         Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
         """
         places = torch.arange(length, device=device).double()
         # From the tensor, because exporters trace it; of one axis, because they take scalars to be float32.
-        scale = (places[-1:] + 1) / self.size
-        centres = (torch.arange(self.size, device=device).double() + 0.5) * scale
+        last = places[-1:]
+        margin = torch.minimum(((last + 1) * self.margin + 0.5).floor(), (last / 2).floor())
+        scale = (last + 1 - 2 * margin) / self.size
+        centres = (torch.arange(self.size, device=device).double() + 0.5) * scale + margin
         differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
-        weights = self.filter((differences + 0.5).abs() * (1 / scale.clamp_min(1)))
+        inside = ((places >= margin) & (places <= last - margin)).double()
+        weights = self.filter((differences + 0.5).abs() * (1 / scale.clamp_min(1))) * inside.unsqueeze(1 - axis)
         return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
 
 
@@ -233,7 +238,9 @@ class Graph(nn.Module):
     def __init__(self, learner: Learner):
         super().__init__()
         network, known = learner.network, learner._classifier
-        self.resize = Resize(network.image_size, network.interpolation)
+        self.resize = nn.ModuleList(
+            Resize(network.image_size, network.interpolation, share) for share in known.looks.shares
+        )
         self.moments, self.known = known.features_of_statistics(network.model), known
         self.layers = Layers(network.model, self.moments)
         # What follows from the classes alone is found here, so that it is a constant of the graph.
@@ -241,10 +248,9 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        pixels, known = self.resize(images), self.known
-        features: list[Tensor] = []
-        for share, windows in zip(known.looks.shares, known.looks.windows(self.moments)):
-            layers = self.layers(pixels if share == 1 else enlarged(pixels.float(), share))
+        known, features = self.known, list[Tensor]()
+        for resize, windows in zip(self.resize, known.looks.windows(self.moments)):
+            layers = self.layers(resize(images))
             features += [window.of_layers(layers, moments=_mean_and_deviation) for window in windows]
         found = known.evidence(torch.cat(features, 1))
         familiarity = known.confidence.familiarity(found)
@@ -347,17 +353,21 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     known, network = learner._classifier, learner.network
     count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
     frames = (frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames)
+    whole = PixelTransform(network.image_size, network.interpolation)
+    transform = known.looks.transform(network.image_size, network.interpolation)
     while some := list(itertools.islice(frames, AT_A_TIME)):
-        ((_, pixels),) = batches(some, AT_A_TIME, network.image_size, network.interpolation)
+        resized = torch.stack([whole(image) for _, image in some]).permute(0, 2, 3, 1).contiguous().numpy()
+        pixels = torch.stack([transform(Image.fromarray(image)) for image in resized])
         found = known.evidence(known.compute(network.model, pixels))
         scores = (found.scores * known.statistics.temperature).numpy()
         familiarity = known.confidence.familiarity(found).numpy()
-        given = {"images": pixels.permute(0, 2, 3, 1).contiguous().numpy()}
-        same_input, same_familiarity = session.run(["scores", "familiarity"], given)
+        same_input, same_familiarity = session.run(["scores", "familiarity"], {"images": resized})
         familiarity_error = max(familiarity_error, _largest(same_familiarity - familiarity))
         largest = np.abs(scores).max(1, keepdims=True).clip(1e-300)
         error = max(error, _largest((same_input - scores) / largest))
-        for (_, image), expected, is_known in zip(some, scores.argmax(1), familiarity >= 0):
+        found = known.evidence(known.compute(network.model, torch.stack([transform(image) for _, image in some])))
+        answers, known_ones = found.scores.argmax(1).tolist(), (known.confidence.familiarity(found) >= 0).tolist()
+        for (_, image), expected, is_known in zip(some, answers, known_ones):
             answer, found_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
             other += int(answer[0].argmax() != expected)
             other_known += int(found_known[0] != is_known)

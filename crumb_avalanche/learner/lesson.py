@@ -16,7 +16,6 @@ from torch import Tensor
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, Frames, path_of
-from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.sources import AT_A_TIME, batches
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.system.counted import counted
@@ -261,7 +260,7 @@ def _pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
 
 def values_of(
     clip: Clip,
-    network: FrozenNetwork,
+    transform: Callable[[Image.Image], Tensor],
     compute: Callable[[Tensor], Tensor],
     report: Callable[[BadImage], object] | None,
 ) -> Iterator[tuple[list[str], Tensor]]:
@@ -269,14 +268,14 @@ def values_of(
 
     Args:
         clip: its frames are read.
-        network: says how they are resized.
-        compute: function of ``(B, 3, h, w)`` uint8 pixels that returns ``(B, ...)`` values.
+        transform: makes pixels of each; see ``Looks.transform``.
+        compute: function of a batch of pixels that returns ``(B, ...)`` values.
         report: called with each image that is left out; ``None`` raises instead.
 
     Raises:
         BadFeaturesError: features are not finite or too large; names the first such image.
     """
-    for paths, pixels in batches(clip.frames, AT_A_TIME, network.image_size, network.interpolation):
+    for paths, pixels in batches(clip.frames, AT_A_TIME, transform):
         try:
             values = _checked(compute, pixels)
         except BadFeaturesError:

@@ -7,13 +7,14 @@ pass of the network.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.nn import functional
 
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 MOST = 3
@@ -24,10 +25,10 @@ PRIOR = 8.0  # cost of the squared distance from equal weights, in units of the 
 
 @dataclass(frozen=True)
 class Looks:
-    """Central squares of an image, each brought to the size of the image.
+    """Middle parts of an image, each resized to what the network takes.
 
     Args:
-        shares: sides of the squares in units of the image's side, one to three numbers from 0.1 to 1.
+        shares: sides of the parts in units of the image's sides, one to three numbers from 0.1 to 1.
 
     Raises:
         ValueError: they are none of these.
@@ -54,21 +55,29 @@ class Looks:
             windows[closest].append(replace(features, inner=inner, window=window))
         return windows
 
-    def crops(self, pixels: Tensor) -> Iterator[Tensor]:
-        """Yield ``(B, 3, h, w)`` uint8 pixels for each look at ``(B, 3, h, w)`` uint8 pixels."""
-        for share in self.shares:
-            yield pixels if share == 1 else enlarged(pixels.float(), share).to(torch.uint8)
+    def transform(self, size: int, interpolation: str) -> Callable[[Image.Image], Tensor]:
+        """Return a function of an RGB image: ``(3, size, size)`` uint8 of the whole image, else ``(L, 3, size, size)``.
+
+        Each look is cut out of the image as it is, so that small objects keep their details, and resized as
+        ``PixelTransform`` does.
+        """
+        resized = PixelTransform(size, interpolation)
+        if self == WHOLE:
+            return resized
+
+        def looks(image: Image.Image) -> Tensor:
+            boxes = ([middle_of(length, share) for length in image.size] for share in self.shares)
+            crops = (image.crop((left, top, right, bottom)) for (left, right), (top, bottom) in boxes)
+            return torch.stack([resized(crop) for crop in crops])
+
+        return looks
+
+    def of(self, pixels: Tensor) -> Sequence[Tensor]:
+        """Return ``(B, 3, h, w)`` of each look, from a batch of what ``transform`` returns."""
+        return [pixels] if self == WHOLE else pixels.unbind(1)
 
 
 WHOLE = Looks()
-
-
-def enlarged(pixels: Tensor, share: float) -> Tensor:
-    """Enlarge the middle of ``(B, 3, h, w)`` floating-point pixels from 0 to 255 to their size, in whole levels."""
-    (top, bottom), (left, right) = (middle_of(length, share) for length in pixels.shape[2:])
-    part = pixels[:, :, top:bottom, left:right]
-    size = [int(length) for length in pixels.shape[2:]]
-    return functional.interpolate(part, size=size, mode="bilinear", align_corners=False).round()
 
 
 class LookWeights:

@@ -213,9 +213,9 @@ class Predictor:
         self._check_taught()
         self._take_fastest_runtime()
         path, frames = frames_of(source, bgr, live, fps)
-        smoothed, size, interpolation = Smoothed(self, window), self.network.image_size, self.network.interpolation
+        smoothed = Smoothed(self, window)
         for seconds, image, dropped in frames:
-            ((_, pixels),) = batches([(path, image)], 1, size, interpolation)
+            ((_, pixels),) = batches([(path, image)], 1, self._transform)
             values = self._compute(pixels)
             with self._lock:
                 classifier = self._classifier
@@ -261,17 +261,20 @@ class Predictor:
         """
         self.check_teachable()
         self._check_taught()
-        size, interpolation = self.network.image_size, self.network.interpolation
-        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, size, interpolation)]
+        pixels = [some for clip in clips_of(photo) for _, some in batches(clip.frames, 2, self._transform)]
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
             shares = self._classifier.explain(self.network.model, pixels[0])
-        return torch.nn.functional.interpolate(shares[None, None], size=size, mode="bilinear")[0, 0].float()
+        return torch.nn.functional.interpolate(shares[None, None], self.image_size, mode="bilinear")[0, 0].float()
 
     def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
         """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
-        return values_of(clip, self.network, self._compute, report)
+        return values_of(clip, self._transform, self._compute, report)
+
+    @property
+    def _transform(self) -> Callable[[Any], Tensor]:
+        return self._classifier.looks.transform(self.image_size, self.network.interpolation)
 
     def _compute(self, pixels: Tensor) -> Tensor:
         with self._lock:  # the network's hooks serve one batch at a time

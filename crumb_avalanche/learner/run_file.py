@@ -18,6 +18,7 @@ from torch import Tensor
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP, ClassInfo
 from crumb_avalanche.learner.lesson import now
+from crumb_avalanche.learner.looks import WHOLE
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone
@@ -245,6 +246,7 @@ class RunAnswers:
         LearnerError: see ``load_learner``.
     """
 
+    looks = WHOLE
     note = "confidence is the softmax of the method's outputs, not calibrated, and unknown images are not told"
 
     def __init__(self, path: Path):

@@ -332,23 +332,19 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def batches(
-    frames: Iterable[tuple[str, Image.Image]], size: int, image_size: int, interpolation: str = "bilinear"
+    frames: Iterable[tuple[str, Image.Image]], size: int, transform: "Callable[[Image.Image], torch.Tensor]"
 ) -> "Iterator[tuple[list[str], torch.Tensor]]":
-    """Yield the paths of images, and the images resized to a square as `crumb run` does (`PixelTransform`), in batches.
+    """Yield the paths of images, and the images transformed, in batches.
 
     Images are taken one at a time. The reduced decoding of large JPEG files is not used, because its result differs.
 
     Args:
         frames: Pairs of path and image, such as `Clip.frames`.
         size: Number of images in a batch; the last one may have less.
-        image_size: Side in pixels; the batches are `(B, 3, image_size, image_size)` uint8.
-        interpolation: Filter, as for `PixelTransform`.
+        transform: Function of an image that returns a tensor, such as `PixelTransform`.
     """
     import torch
 
-    from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
-
-    transform = PixelTransform(image_size, interpolation)
     paths: list[str] = []
     pixels: list[torch.Tensor] = []
     for path, image in frames:
@@ -391,6 +387,7 @@ def sample(source: Any, image_size: int, interpolation: str, count: int = 64) ->
     Of other sources the first images are taken. Files that cannot be read are left out, and reported where they are
     learned.
     """
+    from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
     def spread(items: Sequence[Any], count: int) -> list[Any]:
         return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, count).astype(int))]
@@ -404,4 +401,6 @@ def sample(source: Any, image_size: int, interpolation: str, count: int = 64) ->
     else:
         clips = clips_of(source, **how)
     frames = chain.from_iterable(islice(clip.frames, each) for clip in clips)
-    return (pixels for _, pixels in batches(islice(frames, count), AT_A_TIME, image_size, interpolation))
+    return (
+        pixels for _, pixels in batches(islice(frames, count), AT_A_TIME, PixelTransform(image_size, interpolation))
+    )

@@ -137,7 +137,7 @@ class FeatureMoments(InRange):
 def middle_of(length: int, share: float) -> tuple[int, int]:
     """Return where the middle of an axis begins and ends, at least one place of it."""
     places = int(length)  # a tensor where an exporter traces
-    margin = min(round(places * (1 - share) / 2), (places - 1) // 2)
+    margin = min(int(places * ((1 - share) / 2) + 0.5), (places - 1) // 2)
     return margin, places - margin
 
 

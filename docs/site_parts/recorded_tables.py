@@ -16,6 +16,7 @@ from site_parts.csv_tables import (
     read,
     rows_of,
 )
+from support.statistics import interval
 
 
 def task_incremental() -> str:
@@ -74,6 +75,47 @@ def rival_settings() -> str:
         for (stream, strategy), found in groups.items()
     ]
     return markdown(["held-out data of", "strategy", "best settings", "accuracy", "lowest", "tried"], cells)
+
+
+ASKED = {
+    "same": "taught objects, other views on their photo",
+    "other": "taught objects on the photo of another class's object",
+    "new": "held-out objects on new photos",
+    "size 1": "the same, 0.9 of the height",
+    "size 0.5": "0.45 of the height",
+    "size 0.33": "0.3 of the height",
+    "dark": "at 0.45 of the light",
+    "warm": "in warm light",
+    "empty": "new photos without an object, called known",
+}
+
+
+def scenes(part: str) -> str:
+    """Return a table of ``scenes.csv``: ``streams`` of the default learner, or ``learners`` in the stream ``own``."""
+    streams = part == "streams"
+    groups = grouped(read(RECORDED / "scenes.csv"), "backbone", "method", "looks", "stream", "asked")
+    cases = [
+        case
+        for case in dict.fromkeys(key[:4] for key in groups)
+        if (case[3] == "own" or streams) and (case[:2] == ("efficientnet_lite0", "recommended") or not streams)
+    ]
+
+    def cell(case: tuple[str, ...], asked: str) -> str:
+        lines, counted = groups.get((*case, asked), []), "known" if asked == "empty" else "right"
+        shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
+        if not shares:
+            return ""
+        mean, half = interval(shares)
+        return f"{mean:.1f} ± {half:.1f}" if len(shares) > 2 else f"{mean:.1f}"
+
+    numbers = {case: str(len(groups[(*case, "same")])) for case in cases}
+    if streams:
+        header = ["asked", *(f"{case[3]}, looks {case[2]}" for case in cases)]
+        rows = [[label, *(cell(case, asked) for case in cases)] for asked, label in ASKED.items()]
+        return markdown(header, [*rows, ["splits", *numbers.values()]])
+    shown = [asked for asked in ASKED if asked not in ("same", "size 1", "size 0.5")]
+    rows = [[*case[:3], numbers[case], *(cell(case, asked) for asked in shown)] for case in cases]
+    return markdown(["backbone", "method", "looks", "splits", *shown[:-1], "empty, called known"], rows, left=3)
 
 
 def crumb_as_expert() -> str:

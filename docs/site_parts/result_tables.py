@@ -218,9 +218,10 @@ OTHERS = [
     "crumb_as_expert",
     "bytes_dial",
     "rival_settings",
+    "scenes",
 ]
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in OWN}
-TABLES |= {name: getattr(recorded_tables, name) for name in [*OTHERS, "rival_settings"]}
+TABLES |= {name: getattr(recorded_tables, name) for name in OTHERS}
 TABLES |= {"ablations": paper_tables.ablations, "codes_and_images": paper_tables.codes_and_images}
 TABLES["small_budgets"] = partial(recommended, "_small")
 

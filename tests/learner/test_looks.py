@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import LOOKS, Learner
-from crumb_avalanche.learner.looks import Looks, LookWeights, enlarged
+from crumb_avalanche.learner.looks import Looks, LookWeights
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 SIDE, CHOSEN = 32, (0.75, 0.5)
@@ -26,22 +28,16 @@ def pictures(colour, surroundings, number=6, seed=0):
     return images.clip(0, 255).astype(np.uint8)
 
 
-def test_a_look_is_the_middle_at_the_size_of_the_image():
-    pixels = torch.arange(3 * 8 * 8, dtype=torch.uint8).view(1, 3, 8, 8)
-    whole, half = Looks((1.0, 0.5)).crops(pixels)
-    assert torch.equal(whole, pixels)
-    # Worked by hand: columns 2 to 5 of a row, each pixel between its neighbours at a quarter and three quarters.
-    row = pixels[0, 0, 2, 2:6].double()
-    places = torch.tensor([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3])
-    expected = row[0] + places
-    assert half.shape == pixels.shape and half.dtype == torch.uint8
-    assert torch.equal(half[0, 0, 0].double(), expected.round())
-
-
-@pytest.mark.parametrize("share", CHOSEN)
-def test_looks_of_the_default_have_no_rounding_errors(share):
-    pixels = torch.randint(0, 256, (2, 3, 224, 224), generator=torch.Generator().manual_seed(0))
-    assert torch.equal(enlarged(pixels.float(), share), enlarged(pixels.double(), share).float())
+def test_a_look_is_cut_out_of_the_image_as_it_is():
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+    whole, half = Looks((1.0, 0.5)).transform(8, "bilinear")(Image.fromarray(pixels))
+    assert torch.equal(whole, PixelTransform(8)(Image.fromarray(pixels)))
+    assert half.shape == (3, 8, 8) and half.dtype == torch.uint8
+    assert torch.equal(half, PixelTransform(8)(Image.fromarray(pixels[4:12, 6:18])))
+    # All details of the half are there: it has as many pixels as it is resized to.
+    square = Looks((0.5,)).transform(8, "bilinear")(Image.fromarray(pixels[:, :16]))[0]
+    assert np.array_equal(square.permute(1, 2, 0).numpy(), pixels[4:12, 4:12])
+    assert torch.equal(Looks().transform(8, "bilinear")(Image.fromarray(pixels)), whole)
 
 
 @pytest.mark.parametrize("shares", [(), (0.5,) * 4, (0.05,), (1.1,)])
@@ -85,9 +81,9 @@ def test_the_closest_look_has_a_second_view_close_to_the_middle():
 
 
 def test_the_views_of_a_learner_are_those_of_each_crop(learner):
-    pixels = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (2, 2, 3, SIDE, SIDE), dtype=torch.uint8)
     classifier, model = learner._classifier, learner.network.model
-    wide, near = classifier.looks.crops(pixels)
+    wide, near = pixels.unbind(1)
     (first,), (second, third) = classifier.looks.windows(classifier.features)
     slow = torch.cat([first(model, wide), second(model, near), third(model, near)], 1)
     torch.testing.assert_close(classifier.compute(model, pixels), slow, rtol=0, atol=0)

@@ -62,7 +62,7 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
     known, model, random = learner._classifier, learner.network.model, torch.Generator().manual_seed(0)
     for photo in right_answers(learner, photos)[::6]:
-        ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, 224)
+        ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, learner._transform)
         shares = known.explain(model, pixels).flatten()
         if method in REPLAY:
             maps, scores = known.network.inputs(known.compute(model, pixels)), known._scores

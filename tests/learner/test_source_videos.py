@@ -12,6 +12,7 @@ from counted_images import Counted
 from fake_videos import frame_number, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import sources
 from crumb_avalanche.learner.sources import batches, clips_of
@@ -100,5 +101,5 @@ def test_frames_of_a_video_are_decoded_one_at_a_time(video, monkeypatch, no_cycl
     (clip,) = clips_of(video)
     next(clip.frames)
     assert counted.calls == 1
-    assert sum(len(paths) for paths, _ in batches(clip.frames, 4, 8)) == 14
+    assert sum(len(paths) for paths, _ in batches(clip.frames, 4, PixelTransform(8))) == 14
     assert counted.calls == 15 and counted.most <= 2

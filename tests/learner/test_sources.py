@@ -208,12 +208,12 @@ def test_values_that_break_the_rule_are_refused_or_left_out(array, fact):
 def test_batches_are_resized_as_in_a_run():
     noise = np.random.default_rng(0).integers(0, 256, (5, 40, 60, 3), dtype=np.uint8)
     (clip,) = clips_of(noise)
-    found = list(batches(clip.frames, 2, 24))
+    found = list(batches(clip.frames, 2, PixelTransform(24)))
     assert [paths for paths, _ in found] == [["source[0]", "source[1]"], ["source[2]", "source[3]"], ["source[4]"]]
     assert all(images.dtype == torch.uint8 and images.shape[1:] == (3, 24, 24) for _, images in found)
     expected = torch.stack([PixelTransform(24)(Image.fromarray(image)) for image in noise])
     assert torch.equal(torch.cat([images for _, images in found]), expected)
-    assert list(batches([], 2, 24)) == []
+    assert list(batches([], 2, PixelTransform(24))) == []
 
 
 @pytest.mark.parametrize("kind", ["folder", "pattern", "list", "array", "tensor"])
@@ -230,7 +230,7 @@ def test_one_image_at_a_time_is_decoded(tmp_path, monkeypatch, no_cycles, kind):
     place, name = (Image, "fromarray") if kind in ("array", "tensor") else (sources, "read_image")
     counted = Counted(getattr(place, name))
     monkeypatch.setattr(place, name, counted)
-    assert sum(len(paths) for clip in clips_of(source) for paths, _ in batches(clip.frames, 8, 4)) == 20
+    assert sum(len(paths) for clip in clips_of(source) for paths, _ in batches(clip.frames, 8, PixelTransform(4))) == 20
     assert counted.calls == 20 and counted.most == 1
     list(clips_of(source))  # clips alone decode nothing
     assert counted.calls == 20
