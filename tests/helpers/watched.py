@@ -1,5 +1,6 @@
 """A method trained on the small stream, and plugins that record what it does."""
 
+import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
@@ -22,6 +23,41 @@ class Answers(SupervisedPlugin):
 
     def load_state_dict(self, state):
         self.given = list(state["given"])
+
+
+class Outputs(SupervisedPlugin):
+    """Outputs and images of evaluations."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs, self.images = [], []
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.outputs.append(strategy.mb_output.clone())
+        self.images.append(strategy.mb_x.clone())
+
+
+def outputs_of(strategy, stream):
+    """``(N, classes)`` outputs on the images of a stream, and these."""
+    watch = Outputs()
+    strategy.plugins.append(watch)
+    strategy.eval(stream)
+    strategy.plugins.remove(watch)
+    return torch.cat(watch.outputs), torch.cat(watch.images)
+
+
+class Losses(SupervisedPlugin):
+    """The loss of every step, and what ``expect(strategy)`` returns before it, when nothing is drawn yet."""
+
+    def __init__(self, expect):
+        super().__init__()
+        self.losses, self.expected, self.expect = [], [], expect
+
+    def before_backward(self, strategy, **kwargs):
+        self.expected.append(float(self.expect(strategy)))
+
+    def before_update(self, strategy, **kwargs):
+        self.losses.append(float(strategy.loss.detach()))
 
 
 def unseen_in(logits):

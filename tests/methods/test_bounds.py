@@ -7,29 +7,22 @@ from watched import Answers, built
 
 from crumb_avalanche.methods.bounds import one_cycle
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def guesses(make_model, make_stream, seed, times=50):
-    answers, stream = Answers(), make_stream(classes_per_experience=3, classes=("fish", "house", "key", "leaf"))
-    model = make_model(codebook=False)
-    strategy = built("chance", model, 0, seed=seed, plugins=[answers])
-    before = [weight.clone() for weight in model.parameters()]
-    strategy.train(stream.train_stream[0])
-    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before)), "nothing is learned"
-    for _ in range(times):
-        strategy.eval(stream.test_stream[:1])
-    return answers.given, stream.original_classes_in_exp[0]
-
 
 def test_seen_classes_come_equally_often_and_the_seed_decides(make_model, make_stream):
-    given, seen = guesses(make_model, make_stream, 0)
-    expected = len(given) / 3
-    deviation = (len(given) * 2 / 9) ** 0.5  # of a binomial count with p = 1/3
-    assert set(given) == set(seen) and len(given) >= 1500
-    assert all(abs(given.count(label) - expected) < 5 * deviation for label in seen)
-    assert guesses(make_model, make_stream, 0, 2)[0] == given[: 2 * len(given) // 50]
-    assert guesses(make_model, make_stream, 1, 2)[0] != given[: 2 * len(given) // 50]
+    stream = make_stream(classes_per_experience=3, classes=("fish", "house", "key", "leaf"))
+    given = []
+    for seed, times in ((0, 50), (0, 2), (1, 2)):
+        answers, model = Answers(), make_model(codebook=False)
+        strategy = built("chance", model, 0, seed=seed, plugins=[answers])
+        strategy.train(stream.train_stream[0])
+        for _ in range(times):
+            strategy.eval(stream.test_stream[:1])
+        given.append(answers.given)
+    many, again, other = given
+    seen, deviation = stream.original_classes_in_exp[0], (len(many) * 2 / 9) ** 0.5  # binomial with p = 1/3
+    assert set(many) == set(seen) and len(many) >= 1500
+    assert all(abs(many.count(label) - len(many) / 3) < 5 * deviation for label in seen)
+    assert again == many[: len(again)] != other
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 10, 37])
@@ -44,23 +37,17 @@ def test_the_cycle_is_torchs(steps):
             schedule.step()
 
 
-class Rates(SupervisedPlugin):
-    """The learning rate of each step."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def before_update(self, strategy, **kwargs):
-        self.seen.append(strategy.optimizer.param_groups[0]["lr"])
-
-
 @pytest.mark.parametrize("peak", [0.02, 0.0])
 def test_the_bound_trains_in_one_cycle_over_all_epochs(make_model, make_stream, peak):
-    rates, settings = Rates(), dict(learning_rate=0.003, first_epochs=3, batch_size=8)
+    rates = []
+
+    class Rates(SupervisedPlugin):
+        def before_update(self, strategy, **kwargs):
+            rates.append(strategy.optimizer.param_groups[0]["lr"])
+
+    settings = dict(learning_rate=0.003, first_epochs=3, batch_size=8)
     strategy = built("offline", make_model(codebook=False), 0, settings, method={"peak_rate": peak})
-    strategy.plugins.append(rates)
+    strategy.plugins.append(Rates())
     strategy.train(make_stream(4, protocol="offline").train_stream[0], shuffle=True)
-    assert len(rates.seen) == 15  # 40 images, three times
-    expected = [one_cycle(step, 15, peak)[0] for step in range(15)] if peak else [0.003] * 15
-    assert rates.seen == pytest.approx(expected)
+    expected = [one_cycle(step, 15, peak)[0] for step in range(15)] if peak else [0.003] * 15  # 40 images, three times
+    assert rates == pytest.approx(expected)

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_models import make_model, make_stream
+from watched import Losses, learned, outputs_of
 
 from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.session import rate_trials
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
@@ -17,44 +17,16 @@ from crumb_avalanche.training.ledger import LedgerMetric
 
 CRUMB = STRATEGIES["crumb"]
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-SETTINGS = LearningSettings(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 
 
-class Outputs(SupervisedPlugin):
-    """Collects outputs and images of evaluations."""
-
-    def __init__(self):
-        super().__init__()
-        self.outputs, self.images = [], []
-
-    def after_eval_iteration(self, strategy, **kwargs):
-        self.outputs.append(strategy.mb_output.clone())
-        self.images.append(strategy.mb_x.clone())
-
-
-def taught(readout, experiences=2, mem_size=12, plugins=()):
+def taught(readout, experiences=2, plugins=()):
     """A learner after some experiences, and its stream."""
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=CLASSES)
     model = calibrate(make_model(n_classes=6), stream.train_stream[0].dataset)
-    evaluator = EvaluationPlugin(loggers=[])
-    strategy = build_strategy(
-        *("crumb", model, SETTINGS, mem_size, 0), method={"readout": readout}, plugins=plugins, evaluator=evaluator
-    )
-    for experience in stream.train_stream[:experiences]:
-        strategy.train(experience)
-    return strategy, stream
-
-
-def outputs_of(strategy, stream):
-    watch = Outputs()
-    strategy.plugins.append(watch)
-    strategy.eval(stream.test_stream)
-    strategy.plugins.remove(watch)
-    return torch.cat(watch.outputs), torch.cat(watch.images)
+    return learned("crumb", model, stream, 12, experiences, method={"readout": readout}, plugins=plugins), stream
 
 
 def test_a_line_by_hand():
@@ -90,7 +62,7 @@ def slow_features(model, codes):
 def test_answers_of_a_slow_twin(readout):
     strategy, stream = taught(readout)
     model, storage = strategy.model.eval(), strategy.storage_policy
-    outputs, images = outputs_of(strategy, stream)
+    outputs, images = outputs_of(strategy, stream.test_stream)
     memories, labels = [], []
     for label, slots in storage.slots.by_class.items():
         for slot in slots:
@@ -117,19 +89,14 @@ def test_answers_of_a_slow_twin(readout):
 
 
 def test_stock_layers_stay_and_each_image_is_seen_once():
-    shown = []
-
-    class Count(SupervisedPlugin):
-        def before_forward(self, strategy, **kwargs):
-            shown.append(len(strategy.mb_x))
-
-    strategy, stream = taught("closed_form_stock", experiences=0, plugins=[Count()])
+    shown = Losses(lambda strategy: len(strategy.mb_x))
+    strategy, stream = taught("closed_form_stock", experiences=0, plugins=[shown])
     before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
     for experience in stream.train_stream[:2]:
         strategy.train(experience)
     assert all(torch.equal(value, before[name]) for name, value in strategy.model.state_dict().items())
     assert not strategy.optimizer.state and all(weight.grad is None for weight in strategy.model.parameters())
-    assert sum(shown) == sum(len(one.dataset) for one in stream.train_stream[:2])
+    assert sum(shown.expected) == sum(len(one.dataset) for one in stream.train_stream[:2])
 
 
 def test_trained_layers_end_as_those_of_crumb():
@@ -147,23 +114,18 @@ def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
     assert plain["derived_bytes"] == 0
     # Four classes seen: 24 weights and an offset of float32 each, and an int64 label.
     assert ours["derived_bytes"] == 4 * (4 * (24 + 1) + 8)
-    outputs_of(strategy, stream)
+    outputs_of(strategy, stream.test_stream)
     assert ours["derived_bytes"] == tensor_bytes(strategy._fitted().values()) == strategy.derived_bytes
 
 
-@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
-def test_without_memories_there_is_no_answer_and_no_error(readout):
-    strategy, stream = taught(readout, experiences=0)
-    assert strategy.derived_bytes == 0
-    assert not outputs_of(strategy, stream)[0].any()
+def test_without_memories_there_is_no_answer_and_no_error():
+    strategy, stream = taught("closed_form", experiences=0)
+    assert strategy.derived_bytes == 0 and not outputs_of(strategy, stream.test_stream)[0].any()
 
 
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
     assert rate_trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
-    assert [CrumbSettings(readout=name).own_rate for name in ("head", "closed_form", "closed_form_stock")] == [
-        False,
-        False,
-        True,
-    ]
+    own = {name: CrumbSettings(readout=name).own_rate for name in ("head", "closed_form", "closed_form_stock")}
+    assert own == {"head": False, "closed_form": False, "closed_form_stock": True}
     assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"

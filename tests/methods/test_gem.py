@@ -1,6 +1,5 @@
 """GEM: the projection against another solver and its own definition, the memory against its shares."""
 
-from collections import Counter
 from itertools import chain
 
 import pytest
@@ -14,10 +13,6 @@ from watched import built
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.gem import ExperienceShares, project
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No loggers specified"),
-    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
-]
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 
 
@@ -97,29 +92,8 @@ def test_shares_shrink_and_are_always_filled():
         assert len(rule.past(slots)) == number
 
 
-def test_every_image_of_an_experience_has_the_same_chance():
-    counts = Counter()
-    for seed in range(600):
-        rule, slots, held = ExperienceShares(), Slots(4, seed), {}
-        rule.begin_experience(slots, {0: 12}, 3)
-        for first in range(0, 12, 3):
-            for position, slot in rule.choose(slots, [0] * 3):
-                held[slot] = first + position
-        counts.update(held.values())
-    assert sorted(counts) == list(range(12))
-    assert all(abs(count - 200) < 5 * (600 * 1 / 3 * 2 / 3) ** 0.5 for count in counts.values())
-
-
-def test_shares_follow_a_buffer_that_is_made_smaller_within_an_experience():
-    rule, slots = ExperienceShares(), Slots(10, seed=1)
-    for _ in range(2):
-        rule.begin_experience(slots, {0: 9}, 3)
-        rule.choose(slots, [0] * 9)
-    smaller = Slots(5, seed=1)
-    smaller.by_class = {0: [smaller.free.pop() for _ in range(3)], 1: [smaller.free.pop() for _ in range(2)]}
-    assert len(rule.shrink(smaller)) == 1 and rule.share == 2
-    rule.choose(smaller, [0] * 30)
-    assert [smaller.count(group) for group in (0, 1)] == [2, 2]
+def test_more_experiences_than_memories_are_refused():
+    rule = ExperienceShares(experience=1)
     rule.check_capacity(2)
     with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
         rule.check_capacity(1)
@@ -149,24 +123,11 @@ class Watch(SupervisedPlugin):
         self.products.append(row)
 
 
-@pytest.fixture(scope="module")
-def learnt(make_model, make_stream):
-    """A strategy after three experiences, with the memory's contents after each."""
-    stream = make_stream(classes=CLASSES).train_stream
-    watch, filled = Watch(), []
-    method, model = {"margin": 0.0}, make_model(n_classes=6, codebook=False)
-    strategy = built("gem", model, 12, plugins=[watch], method=method)
-    strategy.plugins.remove(watch)  # it is to look after the correction
-    strategy.plugins.append(watch)
-    for experience in stream:
+def test_no_step_raises_the_loss_of_a_past_experience(make_model, make_stream):
+    watch, model = Watch(), make_model(n_classes=6, codebook=False)
+    strategy = built("gem", model, 12, method={"margin": 0.0})
+    strategy.plugins.append(watch)  # after the correction
+    for experience in make_stream(classes=CLASSES).train_stream:
         strategy.train(experience)
-        policy = strategy.storage_policy
-        groups = {number: list(held) for number, held in policy.slots.by_class.items()}
-        filled.append((groups, policy.rows.clone(), policy.labels.clone()))
-    return strategy, stream, watch, filled
-
-
-def test_no_step_raises_the_loss_of_a_past_experience(learnt):
-    _, _, watch, _ = learnt
     assert [len(row) for row in watch.products] == [0] * 8 + [1] * 4 + [2] * 4
     assert min(product for row in watch.products for product in row) > -1e-5

@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from watched import built
 
 from crumb_avalanche.memory.buffers import StreamBatch
@@ -12,10 +11,6 @@ from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSe
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No loggers specified"),
-    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
-]
 MEMORY_RECALL = STRATEGIES["memory_recall"]
 BOTH = [MemoryRecallSettings(), MemoryRecallSettings(per_channel=False)]
 
@@ -85,46 +80,6 @@ def test_draws_are_clamped_where_no_value_was_negative(model):
         feed(buffer, model, maps, labels, [16])
         lowest = [float(buffer.replay(torch.full((50,), slot), model)[0].min()) for slot in (0, 1)]
         assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0
-
-
-class Watch(SupervisedPlugin):
-    """The labels of new and replayed batches."""
-
-    def __init__(self, buffer):
-        super().__init__()
-        self.new, self.replayed = [], []
-        replay = buffer.replay
-
-        def watched(slots, model):
-            maps, labels = replay(slots, model)
-            self.replayed.append((len(self.new) - 1, labels.tolist()))
-            return maps, labels
-
-        buffer.replay = watched
-
-    def before_forward(self, strategy, **kwargs):
-        self.new.append(strategy.mb_y.tolist())
-
-
-def test_old_classes_are_replayed_after_every_new_batch_and_every_image_counts_once(make_model, make_stream):
-    torch.manual_seed(0)
-    stream = make_stream()
-    strategy = built("memory_recall", make_model(codebook=False), 50, dict(batch_size=4, learning_rate=1e-3))
-    buffer = strategy.storage_policy
-    watch = Watch(buffer)
-    strategy.plugins.append(watch)
-    for experience in stream.train_stream:
-        strategy.train(experience)
-    first = 2 * 5  # two epochs of five batches
-    assert [number for number, _ in watch.replayed] == list(range(first, first + 5))
-    known = set(watch.new[0]) | set().union(*watch.new[:first])
-    for number, labels in watch.replayed:
-        old = known - set(watch.new[number])
-        known |= set(watch.new[number])
-        rounds = -(-len(watch.new[number]) // len(old))
-        assert sorted(labels) == sorted(list(old) * rounds)
-    assert sorted(buffer.classes) == [0, 1, 2, 3] and buffer.rows[:, -1].tolist() == [10] * 4
-    assert buffer.max_size == 4  # a row a class, however many the budget would buy
 
 
 def test_bytes():

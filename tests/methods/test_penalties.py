@@ -19,10 +19,8 @@ from crumb_avalanche.methods.penalties import (
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import distillation_loss
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
 PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}
 RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
@@ -222,21 +220,3 @@ def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers_without_dropo
 
 
 # Bytes, settings, registry.
-
-
-@pytest.mark.parametrize(
-    "entry, settings, copies",
-    [(EWC, {}, [2, 4]), (MAS, {}, [2, 2]), (SI, {}, [7, 7]), (LWF, {}, [1, 1])],
-    ids=lambda value: value.name if hasattr(value, "name") else "",
-)
-def test_bytes_are_copies_of_the_weights_that_learn(entry, settings, copies, make_model, make_stream):
-    stream, model = make_stream().train_stream, make_model(codebook=False)
-    plugin = PLUGINS[entry](entry.method_settings(settings))
-    weights = sum(weight.numel() for weight in model.plastic_layers.parameters())
-    assert plugin.statistics_bytes == 0
-    strategy = learn(model, stream[:1], plugin)
-    found = [plugin.statistics_bytes]
-    strategy.train(stream[1])
-    found.append(plugin.statistics_bytes)
-    assert found == [4 * weights * count for count in copies]
-    assert statistics_bytes(strategy) == found[-1] == LedgerMetric().count(strategy)["memory_bytes"]

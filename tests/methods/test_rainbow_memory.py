@@ -24,10 +24,6 @@ from crumb_avalanche.methods.rainbow_memory import (
 )
 from crumb_avalanche.models.calibration import calibrate
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No loggers specified"),
-    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
-]
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
 
 

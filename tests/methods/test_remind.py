@@ -17,7 +17,6 @@ from crumb_avalanche.methods.remind import RemindSettings
 from crumb_avalanche.methods.remind_memory import PQCodeBuffer, make_quantizer
 from crumb_avalanche.models.backbones import split_backbone
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 REMIND = STRATEGIES["remind"]
 BATCH, RATE = 5, 0.002
 PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)

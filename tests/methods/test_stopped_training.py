@@ -12,7 +12,6 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = LearningSettings(learning_rate=0.02, batch_size=6, eval_batch_size=8, first_epochs=2, epochs=2)
 BATCHES = 4  # of an epoch of 20 images
 # Epochs and batches of the last of them that are trained on.
@@ -88,19 +87,6 @@ def test_each_image_is_offered_once(name, place, make_model, make_stream):
     assert stop.images == [trained, trained]
     assert set(strategy.storage_policy.classes) == {0, 1} if name == "gem" else {0, 1, 2, 3}
     strategy.eval(stream.test_stream)
-
-
-@pytest.mark.parametrize("name", OFFERING)
-def test_without_a_stop_nothing_is_drawn_after_an_experience(name, make_model, make_stream):
-    """What is drawn from the global RNG decides the dropout of all later experiences."""
-
-    class Watch(SupervisedPlugin):
-        def after_training_exp(self, strategy, **kwargs):
-            self.state = torch.get_rng_state()
-
-    watch = Watch()
-    build(name, make_model, watch).train(make_stream().train_stream[0])
-    assert torch.equal(watch.state, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("place", ["at once", "within the last"])

@@ -14,10 +14,6 @@ from crumb_avalanche.training.plugins import TaskIncrementalPlugin
 
 GEM, EWC, SI, MAS, LWF, FINETUNE = (STRATEGIES[name] for name in ("gem", "ewc", "si", "mas", "lwf", "finetune"))
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No loggers specified"),
-    pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),
-]
 # Red and green; then two other reds, which call old and new answers into question.
 COLOURS = torch.tensor([[200, 60, 60], [60, 200, 60], [220, 30, 120], [200, 140, 20]], dtype=torch.float)
 
