@@ -59,7 +59,6 @@ VARIANTS = {
     ],
     "er, ring": ["--strategy", "er", "--method.ring_below", "100"],
     "slda, maps": ["--strategy", "slda", "--method.maps", "true", "--budget-images", "300"],
-    "fecam, one covariance": ["--strategy", "fecam", "--method.covariance", "common"],
     "rda, preset recommended": ["--preset", "recommended", "--strategy", "rda"],
 }
 METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac", "crumb", "remind", "er", "icarl")

@@ -209,6 +209,8 @@ class AANetsPlugin(HerdingPlugin):
     evaluation mode, so that only the share changes.
     """
 
+    kept = ("random", "_old", "_steps", "_branch_bytes", "old_network")
+
     def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):
         super().__init__(storage_policy)
         self.settings = settings
@@ -287,21 +289,6 @@ class AANetsPlugin(HerdingPlugin):
         strategy.replay_loss = strategy.replay_loss.detach()
         with torch.no_grad():
             share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
-
-    def state_dict(self):
-        return super().state_dict() | {
-            "random": self.random.bit_generator.state,
-            "old": list(self._old),
-            "steps": self._steps,
-            "branch_bytes": self._branch_bytes,
-            "old_network": self.old_network.state_dict(),
-        }
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.random.bit_generator.state = state["random"]
-        self._old, self._steps, self._branch_bytes = list(state["old"]), state["steps"], state["branch_bytes"]
-        self.old_network.load_state_dict(state["old_network"])
 
 
 @register(

@@ -173,6 +173,8 @@ class BiCPlugin(ImageMemoryPlugin):
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
     """
 
+    kept, answering = ("_old", "old_network"), ("alpha", "beta")
+
     def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
         super().__init__(storage_policy)
         self.old_network = old_network
@@ -260,23 +262,6 @@ class BiCPlugin(ImageMemoryPlugin):
 
     def after_eval_forward(self, strategy, **kwargs):
         strategy.mb_output = strategy.seen_classes.mask_answers(self.correct(strategy.mb_output))
-
-    def state_dict(self):
-        own = {"old": list(self._old), "old_network": self.old_network.state_dict()}
-        return super().state_dict() | self.answer_state(None) | own
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.load_answer_state(state)
-        self._old = list(state["old"])
-        self.old_network.load_state_dict(state["old_network"])
-
-    def answer_state(self, strategy):
-        return {"alpha": self.alpha, "beta": self.beta}
-
-    def load_answer_state(self, state):
-        self.alpha.copy_(state["alpha"])
-        self.beta.copy_(state["beta"])
 
 
 @register(

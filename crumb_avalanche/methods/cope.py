@@ -89,6 +89,8 @@ class CoPEPlugin(ImageMemoryPlugin):
         prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
     """
 
+    answering = ("prototypes",)
+
     def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int):
         super().__init__(storage_policy)
         self.settings = settings
@@ -172,19 +174,6 @@ class CoPEPlugin(ImageMemoryPlugin):
         features = self._head.release()
         if self.known.any():
             strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
-
-    def state_dict(self):
-        return super().state_dict() | self.answer_state(None)
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.load_answer_state(state)
-
-    def answer_state(self, strategy):
-        return {"prototypes": self.prototypes}
-
-    def load_answer_state(self, state):
-        self.prototypes.copy_(state["prototypes"])
 
 
 @register(

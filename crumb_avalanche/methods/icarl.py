@@ -52,6 +52,8 @@ class ICaRLPlugin(HerdingPlugin):
     exemplars than classes, the latest classes get none and are never predicted.
     """
 
+    kept = ("_old", "old_network")
+
     def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork):
         super().__init__(storage_policy)
         self.old_network = old_network
@@ -123,14 +125,6 @@ class ICaRLPlugin(HerdingPlugin):
 
     def after_eval(self, strategy, **kwargs):
         self._means = None
-
-    def state_dict(self):
-        return super().state_dict() | {"old": list(self._old), "old_network": self.old_network.state_dict()}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self._old, self._loaded = list(state["old"]), None
-        self.old_network.load_state_dict(state["old_network"])
 
     @torch.no_grad()
     def answer_state(self, strategy):

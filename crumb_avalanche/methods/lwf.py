@@ -33,6 +33,8 @@ class StreamLwF(BatchPlugin):
         old_classes: the classes they were trained on.
     """
 
+    kept = ("old_classes", "old_network")
+
     def __init__(self, settings: LwFSettings):
         super().__init__()
         self.settings = settings
@@ -54,17 +56,6 @@ class StreamLwF(BatchPlugin):
     def after_training_exp(self, strategy, **kwargs):
         self.old_network.take(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)
-
-    def state_dict(self):
-        return super().state_dict() | {
-            "old_classes": list(self.old_classes),
-            "old_network": self.old_network.state_dict(),
-        }
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.old_classes = list(state["old_classes"])
-        self.old_network.load_state_dict(state["old_network"])
 
 
 @register(

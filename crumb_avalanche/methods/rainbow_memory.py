@@ -151,6 +151,8 @@ class RainbowPlugin(ExperienceReplayPlugin):
     train several epochs, has the full rate.
     """
 
+    kept = ("random",)
+
     def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
         super().__init__(storage_policy)
         self.rate = rate
@@ -244,13 +246,6 @@ class RainbowPlugin(ExperienceReplayPlugin):
             if own < 1:
                 loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
             memory_step(strategy, loss, **kwargs)
-
-    def state_dict(self):
-        return super().state_dict() | {"random": self.random.bit_generator.state}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.random.bit_generator.state = state["random"]
 
 
 @register(

@@ -34,6 +34,8 @@ class BatchPlugin(StatefulPlugin):
         batch: the images of the iteration, from ``after_forward`` to ``after_training_iteration``; else ``None``.
     """
 
+    kept = ("_position",)
+
     def __init__(self):
         super().__init__()
         self.batch: StreamBatch | None = None
@@ -68,12 +70,6 @@ class BatchPlugin(StatefulPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         self._position += len(strategy.mb_y)
         self.batch = None
-
-    def state_dict(self):
-        return {"position": self._position}
-
-    def load_state_dict(self, state):
-        self._position = state["position"]
 
     def _stop_recording(self) -> None:
         if self._handle is not None:

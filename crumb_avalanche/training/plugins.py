@@ -132,6 +132,8 @@ class EpochSchedule(StatefulPlugin):
         first: epochs on the first experience, at least 1.
     """
 
+    kept = ("_later",)
+
     def __init__(self, first: int):
         super().__init__()
         check_count("first_epochs", first, Epochs)
@@ -149,12 +151,6 @@ class EpochSchedule(StatefulPlugin):
         if self._later is not None and strategy.train_epochs == self.first:  # else set by the user meanwhile
             strategy.train_epochs = self._later
         self._later = None
-
-    def state_dict(self):
-        return {"later": self._later}
-
-    def load_state_dict(self, state):
-        self._later = state["later"]
 
 
 class ClampGradients(StatefulPlugin):

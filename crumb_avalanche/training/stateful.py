@@ -7,8 +7,9 @@ write or copy it before the next training step.
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
@@ -22,22 +23,55 @@ FROZEN = "feature_extractor."
 class StatefulPlugin(SupervisedPlugin):
     """Base class of plugins with a state.
 
-    ``answer_state`` is the part of the state that evaluation needs, besides the model and the classes seen.
+    Attributes:
+        kept: names of attributes that training resumes from, besides a replay buffer in ``storage_policy``: values,
+            lists, tensors, NumPy generators, and objects with a state of their own. Those of base classes count, too.
+        answering: names of those that evaluation needs, besides the model and the classes seen.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ()
+    answering: ClassVar[tuple[str, ...]] = ()
+
+    def _attributes(self, *lists: str) -> list[str]:
+        return [name for kind in type(self).__mro__ for held in lists for name in vars(kind).get(held, ())]
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, which does not include a replay buffer in ``storage_policy``."""
-        return {}
+        """Return the state, by names of attributes without leading underscore."""
+        return {name.lstrip("_"): _state_of(getattr(self, name)) for name in self._attributes("kept", "answering")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
+        for name in self._attributes("kept", "answering"):
+            _load(self, name, state[name.lstrip("_")])
 
     def answer_state(self, strategy) -> dict[str, Any]:
         """Return the part of the state that evaluation needs."""
-        return {}
+        return {name.lstrip("_"): _state_of(getattr(self, name)) for name in self._attributes("answering")}
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned; training cannot resume from it."""
+        for name in self._attributes("answering"):
+            _load(self, name, state[name.lstrip("_")])
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, torch.Tensor):
+        return value
+    return value.state_dict() if hasattr(value, "state_dict") else copy.copy(value)
+
+
+def _load(plugin: StatefulPlugin, name: str, state: Any) -> None:
+    held = getattr(plugin, name)
+    if isinstance(held, np.random.Generator):
+        held.bit_generator.state = state
+    elif isinstance(held, torch.Tensor):
+        held.copy_(state)
+    elif hasattr(held, "load_state_dict"):
+        held.load_state_dict(state)
+    else:
+        setattr(plugin, name, copy.copy(state))
 
 
 def parts(strategy) -> dict[str, Any]:

@@ -34,9 +34,6 @@ MAKE = {
     "ranpac, sigmoid": lambda n_classes: FOAL(n_classes, D, projection=20, ridge=0.01, seed=3),
     "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
     "fecam": lambda n_classes: FeCAM(n_classes, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0),
-    "fecam, common scatter": lambda n_classes: FeCAM(
-        n_classes, D, covariance="common", shrink_diagonal=2.0, shrink_others=1.0
-    ),
     "srda": lambda n_classes: StreamingRda(n_classes, D, directions=D, own=0.4, shrinkage=0.1),
     "lr-rgda, common scatter": lambda n_classes: LowRankRda(
         n_classes, D, D, whole=True, own=0.5, common=0.8, ridge=0.1
@@ -144,7 +141,6 @@ class Twin:
         common = self.common if "common" in name else self.within() / self.total()
         owns = [self.scatter(label) / len(self.images[label]) for label in labels]
         if name.startswith("fecam"):
-            owns = [common] * len(labels) if "common" in name else owns
             return torch.stack([-mahalanobis(features, mean, own) for mean, own in zip(means, owns)], 1)
         if name.startswith("rda"):
             return self.log_densities(features, labels, means, common)

@@ -105,7 +105,6 @@ def test_features_are_those_of_the_settings(model):
     ("name", "method", "facts"),
     [
         ("slda", {"shrinkage": 0.0}, "shrinkage is 0.0; give more than 0, but 1 or less"),
-        ("fecam", {"covariance": "all"}, "covariance is 'all'; give one of class, common"),
         ("fecam", {"shrink_others": 4.0}, "shrink_diagonal is 3.0 and shrink_others 4.0; .*from 0 to shrink_diagonal"),
         ("rda", {"span": 1}, "span is 1; give true or false"),
         ("rda", {"least": 1}, "rda has no setting 'least'; it has maps, .*own"),
@@ -145,7 +144,6 @@ def test_random_features_fill_the_budget(model, name):
     ("name", "method", "directions", "scatter"),
     [
         ("fecam", {}, 273, False),  # (2,257,920 - 16,512) / 1,024 by eight classes
-        ("fecam", {"covariance": "common"}, 0, True),
         ("srda", {}, 273, False),
         ("lr_rgda", {}, 64, True),  # 201 beside the common scatter; the paper's rank is less
         ("lr_rgda", {"rank": 250}, 201, True),
