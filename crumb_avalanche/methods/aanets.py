@@ -55,12 +55,7 @@ def put(network: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class ScaledConv(nn.Module):
-    """A frozen convolution with trainable factors of its weights and trainable shifts of its biases, if any.
-
-    Attributes:
-        scale: ``(O, I, 1, 1)``, initially one.
-        shift: ``(O,)``, initially zero; or ``None``.
-    """
+    """A frozen convolution with trainable factors ``scale``, ``(O, I, 1, 1)``, and shifts of its biases, if any."""
 
     def __init__(self, conv: nn.Conv2d):
         super().__init__()
@@ -113,15 +108,9 @@ class BlendedHead(nn.Module):
 class AggregatedLayers(nn.Module):
     """Plastic layers with two branches before one head; the stable branch is used after ``aggregate``.
 
-    The stable branch is frozen except for the factors of its convolutions (``ScaledConv``); its batch norms stay in
-    evaluation mode. It is a copy whose head only returns its input, so the layers may be any module, also a traced one.
-
-    Args:
-        layers: ``(B, C, H, W)`` -> ``(B, classes)``; they become the plastic branch and the head.
-        head: qualified name of the head in ``layers``.
-
-    Attributes:
-        head: qualified name of the head in this module.
+    The stable branch is a copy, whose head only returns its input, frozen except for the factors of its convolutions
+    (``ScaledConv``); its batch norms stay in evaluation mode. ``layers`` become the plastic branch and the head, whose
+    qualified name ``head`` is another one in this module.
     """
 
     def __init__(self, layers: nn.Module, head: str):

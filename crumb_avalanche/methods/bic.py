@@ -30,8 +30,7 @@ class BiCSettings(InRange):
         validation_share: share of a class's exemplars that only the bias stage uses; at least one.
         bias_epochs: steps of the bias stage, each over the whole validation set.
         bias_learning_rate: learning rate of Adam in that stage, divided by ten after each quarter of the steps. (The
-            authors use SGD with this rate; Adam's steps do not depend on the scale of the logits, which the feature
-            scale sets here.)
+            authors use SGD; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
         bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
     """
 
@@ -53,9 +52,9 @@ class SplitExemplars(FieldsRule):
     """Exemplars evenly spread over the frames of each class; the first ones of each list are for validation.
 
     Validation frames must not be trained on, so they have to be known in advance and are not herded after training. If
-    a new exemplar needs room, the class most above its quota gives up the last of its list: training exemplars go
-    first, and an exemplar that was trained on never becomes a validation exemplar. One exception: the only exemplar of
-    a class is used for validation and replayed as well, since otherwise a small budget would replay nothing.
+    a new exemplar needs room, the class most above its quota gives up the last of its list: an exemplar that was
+    trained on never becomes a validation exemplar. The only exemplar of a class is used for both: otherwise a small
+    budget would replay nothing.
 
     Attributes:
         share: share of a class's exemplars for validation; at least one.
@@ -128,15 +127,9 @@ class SplitExemplars(FieldsRule):
 
 
 def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
-    """Fit the bias correction: ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes.
+    """Fit ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes on ``(B, classes)`` balanced logits.
 
-    ``alpha`` stays positive: for a few validation images, reversing the order of the new classes may have a lower loss.
-
-    Args:
-        logits: ``(B, classes)`` of a balanced validation set; constants.
-        labels: ``(B,)``.
-        new: the newest classes.
-        settings: see ``BiCSettings``.
+    ``alpha`` stays positive: for a few images, reversing the order of the new classes may have a lower loss.
     """
     is_new = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     is_new[list(new)] = True
@@ -159,15 +152,13 @@ def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSe
 class BiCPlugin(ImageMemoryPlugin):
     """Distillation with replay, and two scalars for each experience that correct the bias to new classes.
 
-    Stage 1, with every batch: cross-entropy and distillation on new frames and as many exemplars of old classes.
-
-    Stage 2, after each experience from the second on: fits the two scalars of its classes on the validation exemplars
-    of all classes, equally many of each. The experience is not changed: frames held out for validation have weight 0
-    in the loss.
+    Stage 1, with every batch: cross-entropy and distillation on new frames and as many exemplars of old classes; frames
+    held out for validation have weight 0. Stage 2, after each experience from the second on, fits the two scalars of
+    its classes on equally many validation exemplars of each class.
 
     Each experience keeps its scalars, in predictions, in the loss and in the answers of the old network. (The authors
-    drop them after the next experience, when distillation has trained the network to make the same correction; one
-    pass is too short for that.)
+    drop them after the next experience, when distillation has trained the network to make the same correction; one pass
+    is too short for that.)
 
     Attributes:
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.

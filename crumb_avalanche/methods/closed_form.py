@@ -38,13 +38,12 @@ class ClosedForm(FitsBudget, ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
     A subclass declares the settings of the method as annotated attributes, whose types carry their range and whose
-    values are the defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the constructor and attributes
-    of an instance, and ``registry.register`` makes flags of them.
+    values are the defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the constructor, attributes of
+    an instance, and flags of the command line.
 
     ``grow`` adds classes at any time; the statistics do not depend on when. The time of ``update`` depends on the batch
     and the number of features, not on the number of classes. The first ``scores`` after a change solves for the
-    classifier and caches the solution. ``grow`` keeps it and reserves room, so that adding classes one by one copies
-    each row a constant number of times. ``copy.deepcopy`` returns an independent instance that shares the solution.
+    classifier and caches the solution, which ``copy.deepcopy`` shares.
 
     Attributes:
         moments: arguments of ``FeatureMoments`` that differ from its defaults in a run, where they are settings, too.
@@ -63,13 +62,9 @@ class ClosedForm(FitsBudget, ABC):
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
 
     def __init__(self, n_classes: int, length: int, *decided: Any, **keywords: Any) -> None:
-        """Check and record all arguments, and allocate the statistics.
+        """Check and record all arguments, and allocate the statistics of ``n_classes`` classes of ``length`` features.
 
-        Args:
-            n_classes: number of classes, which ``grow`` raises.
-            length: number of features ``D``.
-            decided: what else ``_allocate`` takes, such as ``seed``; also by keyword.
-            keywords: settings.
+        ``decided`` and ``keywords`` are settings, and what else ``_allocate`` takes, such as ``seed``.
 
         Raises:
             ValueError: a value has another type or is out of its range.
@@ -146,8 +141,8 @@ class ClosedForm(FitsBudget, ABC):
             labels: ``(B,)`` int64, on the CPU.
 
         Raises:
-            ValueError: a shape does not fit, a feature is not finite or too large (names the first such row), or there
-                is no such class. The statistics are unchanged then.
+            ValueError: a shape does not fit, a feature is not finite or too large, or there is no such class. The
+                statistics are unchanged then.
         """
         self._check_batch(features, labels)
         if len(labels):
@@ -155,14 +150,11 @@ class ClosedForm(FitsBudget, ABC):
             self._solution = None
 
     def scores(self, features: Tensor) -> Tensor:
-        """Score the classes; the largest score is the answer.
-
-        Args:
-            features: ``(B, D)`` float, on the CPU.
+        """Score the classes for ``(B, D)`` float features on the CPU; the largest score is the answer.
 
         Returns:
-            ``(B, n_classes)`` float64. Scores of classes without images are ``NO_DENSITY``, -1e30, and all others are
-            at least -1e29: a class without images is no answer while another has images.
+            ``(B, n_classes)`` float64; -1e30 (``NO_DENSITY``) for classes without images, and at least -1e29 for all
+            others.
         """
         seen = self.image_counts > 0
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
@@ -171,10 +163,7 @@ class ClosedForm(FitsBudget, ABC):
         return scores
 
     def solution(self) -> "Scores":
-        """Return the classifier of the classes with images, of which there must be one, in the order of their numbers.
-
-        It maps ``(B, D)`` float features to ``(B, C)`` float64 scores.
-        """
+        """Return the classifier ``(B, D)`` -> ``(B, C)`` of the classes with images, of which there must be one."""
         return Scores(self, self.solved())
 
     def solved(self) -> Any:
@@ -200,8 +189,7 @@ class ClosedForm(FitsBudget, ABC):
     def forget(self, label: int) -> None:
         """Remove all that is held of one class alone; it can be taught again from the start.
 
-        ``remains_after_forget`` names what a matrix shared by all classes keeps. Nothing is kept when the last class
-        with images is removed. Does nothing for a class without images.
+        ``remains_after_forget`` names what a matrix shared by all classes keeps until the last class is removed.
 
         Raises:
             ValueError: there is no such class.
@@ -212,18 +200,18 @@ class ClosedForm(FitsBudget, ABC):
             self._solution = None
 
     def merge(self, other: "ClosedForm", labels: Mapping[int, int] | None = None) -> None:
-        """Add the statistics of another instance.
+        """Add the statistics of another instance of the same class and settings, which is not changed.
 
         The result is that of one instance trained on both parts, up to rounding, unless the class says otherwise.
 
         Args:
-            other: an instance of the same class and the same settings except ``n_classes``; it is not changed.
+            other: the other instance; ``n_classes`` may differ.
             labels: the number in this instance of each class of ``other`` that has images; default the same numbers.
                 Classes are added where a number needs it. Two classes may get the same number.
 
         Raises:
             StateError: the other instance has another class or other settings.
-            ValueError: ``labels`` lacks a class, or has a negative number. The statistics are unchanged in both cases.
+            ValueError: ``labels`` lacks a class, or has a negative number.
         """
         if type(other) is not type(self):
             raise StateError(f"{type(other).__name__} cannot be merged into {type(self).__name__}; give the same kind")
@@ -273,8 +261,7 @@ class ClosedForm(FitsBudget, ABC):
         """Load what ``state_dict`` returned.
 
         Raises:
-            StateError: the settings differ, or a tensor is missing or has another shape. The statistics are unchanged
-                then.
+            StateError: the settings differ, or a tensor is missing or has another shape; nothing is changed then.
         """
         self._check(state["settings"], "loaded")
         mine = self.named_tensors()
@@ -285,11 +272,7 @@ class ClosedForm(FitsBudget, ABC):
 
     @classmethod
     def from_state(cls: type[Form], state: dict[str, Any]) -> Form:
-        """Build an instance from what ``state_dict`` returned, with its number of classes.
-
-        Raises:
-            StateError: the state is one of another class, or a tensor does not fit the settings.
-        """
+        """Build an instance from what ``state_dict`` returned; raise ``StateError`` if another class did."""
         try:
             settings, counts = state["settings"], state["counts"]
             # Checked first, because the constructor allocates memory for this number.
@@ -346,7 +329,7 @@ class ClosedForm(FitsBudget, ABC):
 
 
 def grown(rows: Tensor, count: int) -> Tensor:
-    """Return a tensor of at least as many rows: those of ``rows``, which it may share, followed by zeros.
+    """Return at least as many rows: those of ``rows``, whose memory it may share, followed by zeros.
 
     ``rows`` is a tensor of its own or what this function returned: it reserves an eighth more room for later calls.
     """
@@ -359,11 +342,7 @@ def grown(rows: Tensor, count: int) -> Tensor:
 
 
 def copy_tensors(new: dict[str, Tensor], held: dict[str, Tensor]) -> None:
-    """Copy the values of named tensors into tensors of the same names.
-
-    Raises:
-        StateError: a shape differs; nothing is copied then.
-    """
+    """Copy values into tensors of the same names; raise ``StateError`` and copy nothing if a shape differs."""
     for name, tensor in held.items():
         if new[name].shape != tensor.shape:
             raise StateError(

@@ -53,8 +53,7 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
     Args:
         embeddings: ``(B, D)``, of length 1.
         labels: ``(B,)`` int64; all of them have a prototype.
-        prototypes: ``(classes, D)``, of length 1.
-        known: ``(classes,)`` bool, which classes have a prototype.
+        prototypes, known: ``(classes, D)``, of length 1, and ``(classes,)`` bool, which of them there are.
         temperature: divisor of similarities.
 
     Returns:

@@ -51,17 +51,13 @@ class CrumbSettings(InRange):
 def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Tensor]:
     """Fit a linear discriminant with one covariance, which is shrunk more the fewer features there are.
 
-    The scores ``features @ weights + offsets`` differ from those of ``RegularizedDiscriminant`` without directions by a
-    number for each image.
-
     Args:
-        features: ``(N, D)`` float, on the CPU, of at least one image.
-        labels: ``(N,)`` int64.
+        features, labels: ``(N, D)`` float on the CPU, at least one, and ``(N,)`` int64.
         n_classes: number of classes.
 
     Returns:
-        ``weights``, ``(D, C)`` float32; ``offsets``, ``(C,)`` float32; ``labels``, ``(C,)`` int64, the ``C`` classes
-        with features.
+        ``weights``, ``(D, C)`` float32, ``offsets``, ``(C,)`` float32, and ``labels``, ``(C,)`` int64, of the ``C``
+        classes with features; scores are ``features @ weights + offsets``.
     """
     statistics = RegularizedDiscriminant(n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True)
     statistics.update(features, labels)
@@ -75,15 +71,9 @@ def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Te
 class ReadoutStrategy(CRUMBStrategy):
     """CRUMB that answers by a linear discriminant of its memories instead of its head.
 
-    The memories are decoded, and the discriminant is fitted to features of the decoded maps: means and deviations over
-    locations, of the map and of the head's input. Images to evaluate are encoded and decoded too. It is fitted from
-    scratch to all memories in the first evaluation after training, and nothing but the codes is kept for it.
-
-    Raises:
-        ValueError: see ``CRUMBStrategy``.
-
-    Attributes:
-        features: the features of maps.
+    The discriminant is fitted to features of the decoded memories: means and deviations over locations, of the map and
+    of the head's input. Images to evaluate are encoded and decoded too. It is fitted from scratch to all memories in
+    the first evaluation after training, and nothing but the codes is kept for it.
     """
 
     def __init__(self, *, train_layers: bool = True, **crumb_arguments):
@@ -166,11 +156,7 @@ class ReadoutStrategy(CRUMBStrategy):
 
 
 def make_rule(name: str) -> SelectionRule:
-    """A new selection rule by name.
-
-    Raises:
-        ValueError: unknown name; the known are listed.
-    """
+    """Return a new selection rule by name; raise ``ValueError`` with the known names for another."""
     if name not in RULES:
         raise ValueError(f"selection rule {name!r} is unknown; known are {', '.join(RULES)}")
     return RULES[name]()

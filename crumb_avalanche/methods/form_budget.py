@@ -53,23 +53,15 @@ class FitsBudget:
 
     @classmethod
     def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
-        """Return the bytes that are charged to the budget of a run before any item.
+        """Return the bytes that a run charges to its budget before any item.
 
-        Args:
-            n_classes: number of classes of the stream.
-            length: number of features.
-            kept: number of the last features, those of the head's input; see ``narrow``.
-            settings: settings of the method.
+        ``length`` features, of which the last ``kept`` are those of the head's input, as in ``narrow``.
         """
         return cls.bytes_of(n_classes, length, **settings)
 
     @classmethod
     def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the constructor that follow from the items that the budget of a run buys.
-
-        Raises:
-            ValueError: they are too few.
-        """
+        """Return the constructor arguments that follow from what a budget buys; ``ValueError`` for too little."""
         return {}
 
     @classmethod
@@ -102,26 +94,18 @@ class FitsBudget:
         return self._bytes_without_images(1) - self._bytes_without_images(0)
 
     def narrow(self, classes: int, budget: int, kept: int) -> str:
-        """Drop all features but the last ``kept``, in forms that do so where a budget in bytes gets small.
-
-        Returns:
-            What is given up for it, or an empty text.
-        """
+        """Drop all features but the last ``kept`` where a budget gets small; return what is given up, in words."""
         return ""
 
     def share(self, classes: int, budget: int) -> str:
-        """Fit the statistics of a number of classes into a budget in bytes, in forms that can give something up.
-
-        Returns:
-            What is given up for it, or an empty text.
-        """
+        """Fit the statistics of so many classes into a budget in bytes; return what is given up for it, in words."""
         return ""
 
     def make_room(self, classes: int, budget: int, kept: int) -> str:
-        """Fit the statistics of a number of classes into a budget, before any image of a new one is learned.
+        """Fit the statistics of so many classes into a budget, before any image of a new one is learned.
 
         Returns:
-            What is given up for it, or an empty text; see ``narrow`` and ``share``.
+            What is given up for it, in words; see ``narrow`` and ``share``.
 
         Raises:
             BudgetError: even the least does not fit.

@@ -19,14 +19,10 @@ BLOCK = 64
 
 
 class PackedScatter:
-    """Running sum ``X^T X`` of batches of rows, stored as strips of its lower half.
+    """Running sum ``X^T X`` of batches of rows of ``length`` columns, stored as strips of its lower half.
 
-    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2`` (8,650,752 at 2,048). Strips are replaced, never changed in
-    place: copies share them.
-
-    Attributes:
-        length: number of columns ``D``.
-        strips: float32; strip ``i`` holds rows ``64 i`` to ``64 (i + 1)``, up to and including the diagonal block.
+    Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2``. Strip ``i`` of ``strips`` holds rows ``64 i`` to
+    ``64 (i + 1)`` up to the diagonal block, float32; strips are replaced, never changed in place: copies share them.
     """
 
     def __init__(self, length: int):
@@ -91,13 +87,11 @@ def mirrored(matrix: Tensor) -> Tensor:
 class ClassGaussians(ClosedForm):
     """Base class of classifiers by class means, class covariances and a common covariance.
 
-    A class covariance is stored as principal directions, in half precision if a subclass says nothing else. It is
-    exact, up to rounding, for a class of at most one image more than ``directions``, and for all classes where
-    ``directions`` is the number of features, which take ``2 D**2`` bytes a class. Without a common scatter, the common
-    covariance is the sum over the classes. With a common scatter and ``directions=0``, classes have no covariance of
-    their own, and no bytes for one.
-
-    ``merge`` and ``forget`` do what ``RegularizedDiscriminant`` says of its own.
+    A class covariance is stored as principal directions. It is exact, up to rounding, for a class of at most one image
+    more than ``directions``, and for all classes where ``directions`` is the number of features. Without a common
+    scatter, the common covariance is the sum over the classes. With a common scatter and ``directions=0``, classes have
+    no covariance of their own, and no bytes for one. ``merge`` and ``forget`` do what ``RegularizedDiscriminant`` says
+    of its own.
 
     Attributes:
         classes: means and counts.
@@ -160,10 +154,9 @@ class ClassGaussians(ClosedForm):
         return f"{held - total} of {held} directions of classes are given up, the weakest first" if total < held else ""
 
     def limit(self, total_directions: int | None) -> None:
-        """Set the largest number of directions of all classes.
+        """Set the largest number of directions of all classes, now and in later updates; ``None`` is no limit.
 
-        It holds at once and in every later ``update`` and ``merge``: the classes with the most directions lose their
-        weakest ones, which count as spread in no particular direction from then on. ``None`` is no limit.
+        The classes with the most directions lose their weakest ones, which count as spread in no particular direction.
 
         Raises:
             ValueError: the number is negative.
@@ -193,8 +186,8 @@ class ClassGaussians(ClosedForm):
 
         Returns:
             The common covariance within classes, ``(D, D)``, weighted by images. Rows ``U`` of each class, ``(k, D)``;
-            ``U^T U`` is the part of its covariance that the directions hold. Of the traces the parts that these leave
-            out, ``(classes,)``. Without directions there are no rows, and the parts are 0.
+            ``U^T U`` is the part of its covariance that the directions hold. The parts of the traces that these leave
+            out, ``(classes,)``.
         """
         counts = self.classes.counts[seen].double()
         if self.directions is None:

@@ -43,8 +43,7 @@ class ExperienceShares(FieldsRule):
     """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
 
     GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
-    experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here, not
-    classes.
+    experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here.
 
     Attributes:
         experience: number of the current experience.
@@ -96,9 +95,9 @@ class ExperienceShares(FieldsRule):
 def dual_solution(gram: np.ndarray, products: np.ndarray, least: np.ndarray) -> np.ndarray:
     """Compute the weights of past gradients in GEM's step (eq. 12): minimise ``v P v / 2 + b v``, ``v >= least``.
 
-    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares problem ``min |A u - c|``, solved
-    exactly by an active-set method. The authors add 0.001 to the diagonal of ``P`` at any scale, so that products of
-    small gradients stay negative. Here it is relative to ``P``.
+    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares problem ``min |A u - c|``. The authors
+    add 0.001 to the diagonal of ``P`` at any scale, so that products of small gradients stay negative; here it is
+    relative.
 
     Args:
         gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
@@ -115,12 +114,9 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     """The gradient nearest to the present one whose product with no past gradient is negative (eq. 8 to 12).
 
     Args:
-        gradient: ``(n,)``.
+        gradient: ``(n,)``, returned itself where no product is negative.
         references: ``(t, n)`` past gradients.
         margin: see ``GEMSettings``; above 0 a corrected step goes along every past gradient.
-
-    Returns:
-        ``(n,)``, of the type of ``gradient``; ``gradient`` itself where no product is negative.
     """
     past, present = references.double(), gradient.double()
     # Rows of length 1: gradients of an experience known by heart are tiny beside others.
@@ -143,13 +139,10 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
 class GEMPlugin(StatefulPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
-    For a strategy whose ``storage_policy`` is an ``ImageBuffer`` with ``ExperienceShares``. At every step P runs
-    forward and backward on the memories of each past experience, one experience at a time, which is the cost of the
-    method. No gradients are kept, so the memories are all the bytes. Only trainable weights count; losses are over the
-    classes seen so far and in training mode, as for the new batch.
-
-    Only the gradient is corrected. Momentum, weight decay and clamping come after it, so the step may still go slightly
-    against a past gradient; GEM's authors use none of them, the paper's port uses the first two.
+    At every step P runs forward and backward on the memories of each past experience, in training mode and with the
+    loss over the classes seen so far. No gradients are kept, so the memories are all the bytes. Momentum, weight decay
+    and clamping come after the correction, so the step may still go slightly against a past gradient; GEM's authors use
+    none of them, the paper's port uses the first two.
     """
 
     def __init__(self, settings: GEMSettings):

@@ -41,8 +41,7 @@ def sample_gradients(
 
     Args:
         model: gradients are of its trainable weights in the plastic layers.
-        maps: ``(B, C, H, W)``.
-        labels: ``(B,)`` int64.
+        maps, labels: ``(B, C, H, W)``, and ``(B,)`` int64.
         mask: masks the logits of unseen classes.
         chunk: images at a time.
     """
@@ -93,12 +92,7 @@ class GreedyDiversity(SelectionRule):
             )
 
     def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
-        """Set the gradients for the next ``choose``.
-
-        Args:
-            gradients: ``(B + n, D)`` of the next batch, then of the memories it is compared with.
-            drawn: the ``n`` slots of these memories.
-        """
+        """Set ``(B + n, D)`` gradients for the next ``choose``: of its batch, then of the memories in ``n`` slots."""
         self._offered = gradients, list(drawn)
 
     def choose(self, slots, labels):
@@ -144,9 +138,8 @@ class GSSPlugin(ImageMemoryPlugin):
     """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
 
     Gradients of memories change with the weights; they are computed for each comparison and not kept. The batch is
-    compared with the memories that were replayed with it, which are a random draw as well: their maps are available,
-    so F runs once for each image, as in plain replay. (The authors draw again, and use one gradient of several
-    memories.)
+    compared with the memories that were replayed with it, so F runs once for each image. (The authors draw again, and
+    use one gradient of several memories.)
     """
 
     def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings):

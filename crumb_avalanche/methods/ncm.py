@@ -38,9 +38,7 @@ class ClassMeans(ClosedForm):
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
-        """Add images to the means and return the increments of the scatters.
-
-        Pairwise update of Chan, Golub and LeVeque, 1979.
+        """Add images to the means and return the increments of the scatters (Chan, Golub and LeVeque, 1979).
 
         Returns:
             ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its scatter grows by ``R^T R``.
@@ -54,11 +52,7 @@ class ClassMeans(ClosedForm):
         return rows
 
     def absorb_means(self, other: "ClassMeans", labels: dict[int, int]) -> list[tuple[int, int, Tensor]]:
-        """Add the means of classes of another instance.
-
-        Args:
-            other: the other instance.
-            labels: its classes, with their numbers in this instance.
+        """Add the means of another instance's classes, with their numbers in this one by the values of ``labels``.
 
         Returns:
             The class's numbers in the other and in this instance, and ``(1, D)`` float64 rows ``R``; add ``R^T R`` to

@@ -86,13 +86,7 @@ def make_perturbations(count: int, random: np.random.Generator) -> list[Callable
 
 
 def uncertainties(images: Tensor, answers, perturbations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-    """Compute ``1 - votes of the most voted class / copies`` of each image.
-
-    Args:
-        images: ``(n, 3, h, w)`` ``uint8``.
-        answers: function from images to ``(n, classes)`` logits.
-        perturbations: one for each copy.
-    """
+    """Compute ``1 - votes of the most voted class / copies`` of each ``uint8`` image; ``answers`` gives logits."""
     votes = torch.stack([answers(perturb(images)).argmax(1) for perturb in perturbations], 1)  # (n, copies)
     most = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
     return 1 - most / len(perturbations)
@@ -128,8 +122,7 @@ def augment(images: Tensor, random: np.random.Generator) -> Tensor:
 def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
     """Replace a box of each image by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
 
-    Returns:
-        The images, ``(n,)`` positions of the other images, and the share of the area that is not replaced.
+    Returns the images, ``(n,)`` positions of the other images, and the share of the area that is not replaced.
     """
     height, width = images.shape[-2:]
     side = math.sqrt(1 - random.random())
@@ -182,8 +175,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
     def _choose_memories(self, strategy) -> None:
         """Diversity-aware update: equally many of each class, from easy to hard; free slots are filled at random.
 
-        After the first experience too, where the authors draw equally many of each class at random. A candidate is
-        ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
+        A candidate is ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
         """
         candidates = self._candidates(strategy)
         count = self.storage_policy.max_size // len(candidates)

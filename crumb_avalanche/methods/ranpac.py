@@ -28,16 +28,12 @@ BETTER = 1e-3  # share by which a smaller ridge has to lower the error, so that 
 
 
 def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
-    """Return the one of ``RIDGES`` with the smallest generalised cross validation error.
+    """Return the one of ``RIDGES`` with the smallest generalised cross validation error of ``images`` one-hot targets.
 
-    For ``N`` images with one-hot targets the error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and
-    the number of effective parameters ``p``. Both follow from the Gram matrix and the class sums. Ridges with ``p``
-    above 95 % of the images are left out; if all are, the largest ridge is returned, and so it is of equally good ones.
-
-    Args:
-        values: eigenvalues of the Gram matrix, ``(M,)``.
-        energies: squared lengths of the class sums along its eigenvectors, ``(M,)``.
-        images: ``N``.
+    The error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and the number of effective parameters
+    ``p``. Both follow from the eigenvalues of the Gram matrix, ``(M,)``, and the squared lengths ``energies`` of the
+    class sums along its eigenvectors. Ridges with ``p`` above 95 % of the images are left out; if all are, and of
+    equally good ones, the largest ridge is returned.
     """
     best, least = RIDGES[-1], float("inf")
     for ridge in reversed(RIDGES):

@@ -31,10 +31,8 @@ SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
 class Span(NamedTuple):
     """The space that the class means span, where the shrunk common covariance is the unit matrix.
 
-    Attributes:
-        projection: ``(D, r)``; ``(x - centre) projection`` maps features to the space.
-        means: ``(C, r)``.
-        lengths: ``(r,)``, deviations of the means along the axes of the space, times the root of ``C``.
+    ``(x - centre) projection`` maps features to it, with a projection of ``(D, r)``; ``means`` are ``(C, r)``, and
+    ``lengths`` ``(r,)`` are the deviations of the means along its axes, times the root of ``C``.
     """
 
     projection: Tensor
@@ -51,8 +49,7 @@ class Group(NamedTuple):
         members: ``(C,)`` int64, columns of the classes in the scores.
         rows: ``W``, ``(C k, r)``.
         offsets: ``W m``, ``(C, k)``.
-        round_part: ``a``, ``(C,)``.
-        log_determinants: ``(C,)``, of the covariances.
+        round_part, log_determinants: ``a`` and those of the covariances, ``(C,)``.
     """
 
     members: Tensor
@@ -90,12 +87,9 @@ class Solution:
         projection: ``(D, r)``, from features minus ``centre`` to the space; ``None`` for that of all features.
         root: ``(D, D)`` Cholesky root of the shrunk common covariance.
         means: ``(C, r)``, or ``(C, D)``.
-        groups: the classes.
-        order: ``(C,)`` int64, the place of each class among those of the groups.
-        span: the space that the class means span.
-        part: the solution of the last features alone, or ``None``.
-        part_share: the share of its answer.
-        temperature: see ``ClosedForm``; of both answers.
+        groups, order: the classes, and the place of each class among those of the groups.
+        part, part_share, temperature: the solution of the last features alone, the share of its answer, and the
+            temperature of both.
     """
 
     centre: Tensor
@@ -143,21 +137,13 @@ class RegularizedDiscriminant(ClassGaussians):
     nearly the common covariance. Scores are log-densities, of all features or, with ``span``, of their projections on
     the space that the class means span where ``S`` is the unit matrix.
 
-    With ``part``, the last features answer alone, too, from the same statistics: ``p = (1 - w) p_all + w p_part``,
-    where ``w`` is the share of the part, and ``p_all`` and ``p_part`` are softmaxes of log-densities that are divided
-    by the temperature ``T``. Scores are ``T log p`` then.
+    With ``part``, the last features answer alone, too, from the same statistics: ``p = (1 - w) p_all + w p_part`` for
+    softmaxes of log-densities divided by the temperature ``T``; scores are ``T log p`` then.
 
     ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
-    instances together, as an update does; they equal those of one instance trained on both parts only if ``directions``
-    spans the whole scatter of a class. Under the same condition the order of the images does not matter, up to the
-    rounding of the directions.
-
-    ``forget`` leaves nothing of a class, unless there is a full common scatter: this keeps the share of the removed
-    images, and counts from then on as the scatter of the images that are left.
-
-    ``update`` takes an eigendecomposition of as many rows as a class has directions and new images, 512 images at a
-    time. The first ``scores`` after a change factors the ``(D, D)`` common covariance and the ``(D, C)`` means of ``C``
-    classes, and projects all directions.
+    instances together, as an update does; they equal those of one instance trained on both parts, and the order of
+    images does not matter, only where ``directions`` spans the whole scatter of a class. ``forget`` leaves nothing of a
+    class but its share of a full common scatter, which counts from then on as that of the images that are left.
 
     Attributes:
         own: share ``a`` of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
@@ -173,9 +159,6 @@ class RegularizedDiscriminant(ClassGaussians):
         head_share: share ``w`` of the answer that the head's input alone gives, where there are other features, too.
         drop_features: give up the features of the map, for good, when a further class leaves less than 8 directions of
             each class with them.
-        classes: means and counts.
-        directions: the directions, and the parts of the scatters' traces that these leave out.
-        scatter: the full common scatter, or ``None``.
 
     Raises:
         ValueError: ``part``, the number of the last features that answer alone, too, is not below ``length``.
@@ -241,11 +224,7 @@ class RegularizedDiscriminant(ClassGaussians):
         )
 
     def keep_features(self, kept: int) -> None:
-        """Keep the last ``kept`` features; the statistics are those of them alone from then on.
-
-        Means, counts and a full common scatter are exact. What the directions of a class leave out of the trace of its
-        scatter is divided as their squared lengths are.
-        """
+        """Keep the last features; what directions leave out of a trace is divided as their squared lengths are."""
         if self.scatter is not None:
             self.scatter.keep(kept)
         self.classes.keep_features(kept)

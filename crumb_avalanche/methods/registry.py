@@ -318,20 +318,16 @@ def build_strategy(
     method: dict[str, Any] | None = None,
     **host,
 ) -> "StreamStrategy":
-    """Build a strategy.
+    """Build a strategy for one stream.
 
     Args:
         name: a name in ``STRATEGIES``.
         model: a split model, with a codebook if the entry needs one.
         settings: settings that all strategies share; default ``LearningSettings()``.
         mem_size: capacity of the buffer, in memories.
-        seed: seed of the method's random draws.
-        device: device of the strategy, as in Avalanche.
+        seed, device: of the method's random draws; of the strategy, as in Avalanche.
         method: settings of the method that differ from their defaults.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
-
-    Returns:
-        A strategy for one stream.
 
     Raises:
         ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a method that stores memories.
@@ -348,20 +344,14 @@ def build_strategy(
 def recommended_strategy(
     model: "SplitModel", n_classes: int | None = None, *, mem_size: int, **host
 ) -> "StreamStrategy":
-    """Build the most accurate strategy at the same bytes: regularised discriminant analysis.
-
-    It is not in the paper; ``methods.rda`` names the sources of its parts.
+    """Build the most accurate strategy at the same bytes: ``rda``, which is not in the paper, with its defaults.
 
     Args:
         model: a split model, which computes the features.
-        n_classes: number of classes of the whole stream; default the model's. A model with another number of outputs
-            gets a new head.
+        n_classes: number of classes of the whole stream; default the model's, else the model gets a new head.
         mem_size: principal directions of all classes, at least one for each class. For a budget in bytes it is
             ``get_strategy("rda").memories_in_budget(model, budget_bytes, n_classes)``.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
-
-    Returns:
-        The strategy ``rda`` with its default settings.
     """
     if n_classes not in (None, model.n_classes):
         model.reset_head(n_classes)

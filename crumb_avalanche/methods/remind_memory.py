@@ -27,13 +27,7 @@ def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256
 class LocationSample:
     """Random locations of images evenly spread over an experience, on which the quantizer is fitted.
 
-    Args:
-        images: number of images in the experience.
-        most: number of locations; equally many of each image, so there may be a few more.
-        random: draws the locations.
-
-    Attributes:
-        vectors: ``(N, C)`` float32, allocated once; rows not filled yet are zero.
+    Of ``images`` images about ``most`` locations are drawn, equally many of each. ``vectors`` are ``(N, C)`` float32.
     """
 
     def __init__(self, images: int, most: int, random: np.random.Generator):
@@ -137,13 +131,10 @@ def balanced_choice(labels: list[int], count: int, random) -> list[int]:
 
 
 def random_boxes(count: int, height: int, width: int, scale: float, random: np.random.Generator) -> np.ndarray:
-    """Draw boxes inside a map.
+    """Draw boxes inside a map, ``(count, 4)`` int64: first row, first column, rows, columns.
 
     The area is uniform between ``scale`` and 1 times that of the map, the ratio log-uniform between 3/4 and 4/3. A box
     that does not fit is drawn again; after ten tries it is the whole map.
-
-    Returns:
-        ``(count, 4)`` int64: first row, first column, rows, columns.
     """
     area = random.uniform(scale, 1, (count, TRIES)) * height * width
     ratio = np.exp(random.uniform(*np.log(RATIOS), (count, TRIES)))
@@ -160,11 +151,7 @@ def random_boxes(count: int, height: int, width: int, scale: float, random: np.r
 
 
 def _weights(start: Tensor, size: Tensor, length: int) -> Tensor:
-    """Compute ``(n, length, length)`` weights of each old row (last axis) in each new one.
-
-    ``size`` old rows from ``start`` on are stretched to ``length`` (linear interpolation, pixel centres, as
-    ``interpolate`` does).
-    """
+    """Compute ``(n, length, length)`` weights of each old row (last axis) in each new one, as ``interpolate`` does."""
     size = size.unsqueeze(1)
     place = ((torch.arange(length, device=size.device) + 0.5) * size / length - 0.5).clamp_min(0)
     low = place.floor().long().minimum(size - 1)
@@ -176,15 +163,7 @@ def _weights(start: Tensor, size: Tensor, length: int) -> Tensor:
 
 
 def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
-    """Crop a box of each map and resize it to the size of the map, bilinearly.
-
-    Args:
-        maps: ``(n, C, H, W)`` float32.
-        boxes: ``(n, 4)``, see ``random_boxes``.
-
-    Returns:
-        ``(n, C, H, W)``, channels-last in memory.
-    """
+    """Crop a box of each ``(n, C, H, W)`` map and resize it to the size of the map, bilinearly."""
     count, channels, height, width = maps.shape
     top, left, rows, columns = torch.from_numpy(boxes).to(maps.device).unbind(1)
     values = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)

@@ -31,10 +31,7 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 class Reservoir(FieldsRule):
     """Stores every frame of the stream with the same probability, regardless of its class (Vitter 1985, algorithm R).
 
-    ``ClassBalancedReservoir`` of ``memory.selection`` balances the classes; the papers on ER and DER++ use this one.
-
-    Attributes:
-        seen: frames offered so far.
+    The papers on ER and DER++ use it. ``seen`` is the number of frames offered so far.
     """
 
     seen: int = 0
@@ -67,9 +64,8 @@ class Reservoir(FieldsRule):
 class RingBuffer(SelectionRule):
     """Stores every frame; a full buffer gives up the oldest memory of the largest class, that of the frame if equal.
 
-    So each class has a ring of its latest frames, and a class that came holds a memory however few there are, which a
-    reservoir does not grant. The authors set the rings' sizes by the number of classes of the whole stream, which
-    leaves memories unused until the last class comes; here the rings shrink when a class comes.
+    So each class has a ring of its latest frames, and every class that came holds a memory. The authors set the rings'
+    sizes by the number of classes of the whole stream; here the rings shrink when a class comes.
     """
 
     evenly_spread = False
@@ -113,19 +109,13 @@ class HerdedFrames(ChosenFrames):
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
-    """Allot exemplars to classes: equal shares of all slots, and the remainder one each to the first classes.
-
-    With more classes than slots, the last classes get none.
-    """
+    """Allot equal shares of all slots to classes, and the remainder one each to the first; the last may get none."""
     share, left_over = divmod(capacity, len(classes))
     return {label: share + (place < left_over) for place, label in enumerate(classes)}
 
 
 def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
-    """Cut the lists of some classes to their quotas and return the freed slots.
-
-    It keeps the first members of each list, which is in order of priority; ``Slots.trim`` gives up random members.
-    """
+    """Cut the lists of some classes, which are in order of priority, to their quotas; return the freed slots."""
     freed: list[int] = []
     for label, quota in quotas.items():
         members = slots.by_class.get(label, [])
@@ -136,12 +126,7 @@ def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
 
 
 def herd(features: Tensor, count: int) -> list[int]:
-    """Choose rows whose running mean stays closest to the mean of all, best first (iCaRL, algorithm 4).
-
-    Args:
-        features: ``(N, D)``.
-        count: number of rows; all rows if there are fewer.
-    """
+    """Choose up to ``count`` of ``(N, D)`` rows whose running mean stays closest to that of all (iCaRL, algorithm 4)."""
     mean, total = features.mean(0), torch.zeros_like(features[0])
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
@@ -207,8 +192,7 @@ class ImageMemoryPlugin(StoringPlugin):
 class HerdingPlugin(ImageMemoryPlugin):
     """Stores exemplars that are herded after each experience, from its frames, by the features of the network then.
 
-    Args:
-        storage_policy: an image buffer with the rule ``HerdedFrames``.
+    Its image buffer has the rule ``HerdedFrames``.
     """
 
     @torch.no_grad()
@@ -255,10 +239,7 @@ def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_chang
 
 
 class OldNetwork:
-    """Copy of the plastic layers after the latest experience, in evaluation mode, for distillation.
-
-    With ``half`` the weights are kept as float16, in half the bytes; computation is in float32.
-    """
+    """Copy of the plastic layers after the latest experience, for distillation; its weights are float16 with ``half``."""
 
     def __init__(self, half: bool = True):
         self.half = half
@@ -304,15 +285,10 @@ class OldNetwork:
 
 
 def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
-    """Compute the mean Kullback-Leibler divergence of the answers over some classes from the old ones.
+    """Compute the mean Kullback-Leibler divergence of ``(B, n)`` answers over some classes from the old ones.
 
-    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten.
-
-    Args:
-        logits: ``(B, n)``.
-        old_logits: ``(B, n)``; without a gradient.
-        classes: the outputs in both softmaxes.
-        temperature: divisor of the logits.
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten. Logits are divided
+    by the temperature; ``old_logits`` have no gradient.
     """
     answers = (logits[:, classes] / temperature).log_softmax(1)
     old_answers = (old_logits[:, classes] / temperature).log_softmax(1)

@@ -208,29 +208,9 @@ def taught(learner, features, labels, size=16):
     return learner
 
 
-def accuracy(learner, features, labels):
-    length = learner.statistics.settings["length"]
-    return float((learner.statistics.scores(features[:, -length:]).argmax(1) == labels).double().mean())
-
-
 def same_statistics(one, other):
     pairs = zip(one.statistics.tensors(), other.statistics.tensors(), strict=True)
     return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
-def test_many_classes_one_by_one(make_learner):
-    classes = 60
-    features, labels = gaussians(classes, 3)
-    fresh, truth = gaussians(classes, 2000 // classes, seed=1)
-    budget = 150 * classes
-    growing = taught(make_learner(classes, budget), features, labels, size=3)
-    assert growing.statistics.settings["length"] == OF_HEAD
-    assert growing.decided_settings == {"maps": False, "cells": 1}
-    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(3))
-    mixed = taught(make_learner(classes, budget), features[shuffled], labels[shuffled], size=100)
-    narrow = taught(make_learner(classes, budget, maps=False), features[:, OF_MAP:], labels, size=100)
-    found = [accuracy(learner, fresh, truth) for learner in (growing, mixed, narrow)]
-    assert max(found) - min(found) <= 0.02 and min(found) > 10 / classes, found
 
 
 @pytest.mark.parametrize("classes", [3, 60])

@@ -81,7 +81,7 @@ def test_which_class_loses_directions_by_hand(total, kept, outside, eight_bits):
     assert [scales.untyped_storage().nbytes() for scales in directions.scales] == (one_each if eight_bits else [4] * 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     most=st.integers(0, 6),
@@ -107,13 +107,6 @@ def test_never_more_directions_than_images_need_and_no_energy_is_lost(counts, mo
         if total is None:
             assert len(statistics.directions.of_class(label)) == min(count - 1, most, D)
     assert statistics.scores(features).isfinite().all()
-
-
-def test_equal_images_have_no_direction():
-    statistics = discriminant(1, D, directions=4)
-    for size in (1, 3, 2):
-        statistics.update(torch.full((size, D), 0.1), torch.zeros(size, dtype=torch.int64))
-    assert statistics.directions.counts.tolist() == [0] and not statistics.directions.outside.any()
 
 
 def test_a_limit_holds_in_every_later_step():

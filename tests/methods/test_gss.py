@@ -63,20 +63,6 @@ def test_scores_by_hand_while_the_buffer_fills():
     assert torch.allclose(rule.scores[:5], torch.tensor([1.1, 1, 1 + 0.5**0.5, 1, 1]), atol=1e-6)
 
 
-def test_a_replaced_memory_is_compared_with_no_more():
-    both = 0
-    for seed in range(10):
-        rule, slots = GreedyDiversity(1), Slots(1, seed)
-        slots.take(0)
-        rule.scores = torch.tensor([2.0])
-        # The second frame is like the memory that the first one took the place of: only afterwards may it enter.
-        rule.offer(torch.tensor([[1.0, 0], [-1.0, 0], [-1.0, 1.0]]), [0])
-        chosen = rule.choose(slots, [1, 2])
-        assert chosen in ([], [(0, 0), (1, 0)])
-        both += len(chosen) // 2
-    assert both > 5
-
-
 def test_replacement_has_the_papers_chances():
     rule, counts = GreedyDiversity(3), Counter()
     for seed in range(4000):

@@ -17,7 +17,6 @@ from crumb_avalanche.methods.rainbow_memory import (
     cut_out,
     cutmix,
     easy_to_hard,
-    make_perturbations,
     memory_rate,
     shift,
     uncertainties,
@@ -71,17 +70,6 @@ def test_perturbations_by_hand():
     holed = cut_out(image, 0.5, 1.0, 0.0)[0, 0]
     assert holed.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 11, 12], [0, 0, 15, 16]]
     assert int(image.min()) == 1  # the images themselves are left alone
-
-
-def test_twelve_perturbations_of_four_kinds_and_three_strengths():
-    made = make_perturbations(12, np.random.default_rng(3))
-    kinds = [torch.flip, shift, brighten, cut_out]
-    assert [one.func for one in made] == 3 * kinds
-    assert [one.keywords["dims"] for one in made[::4]] == [(-1,), (-2,), (-2, -1)]
-    assert [abs(one.keywords["down"]) for one in made[1::4]] == pytest.approx([1 / 8, 1 / 4, 3 / 8])
-    assert [abs(one.keywords["factor"] - 1) for one in made[2::4]] == pytest.approx([1 / 4, 1 / 2, 3 / 4])
-    assert [one.keywords["share"] for one in made[3::4]] == pytest.approx([1 / 4, 1 / 2, 3 / 4])
-    assert [len(make_perturbations(count, np.random.default_rng(0))) for count in (1, 5, 13)] == [1, 5, 13]
 
 
 def test_memory_rates_by_hand():

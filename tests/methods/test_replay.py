@@ -7,20 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.replay import (
     OldNetwork,
     Reservoir,
     RingBuffer,
     allot,
-    draw_from,
     herd,
     trim,
 )
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.storage_policies import ImageBuffer
 
 
 def conv_head_model() -> SplitModel:
@@ -44,18 +41,6 @@ def test_herding_by_hand():
     # Mean 2. First 2.5 (0.5 away), then 1 ((2.5 + 1) / 2 = 1.75; 0 gives 1.25), then 2.5 + 1 + 0 or + 4.5: 8 / 3 = 2.67
     # or 3.5 / 3 = 1.17; the former is nearer.
     assert herd(torch.tensor([[0.0], [4.5], [1.0], [2.5]]), 3) == [3, 2, 1]
-
-
-def test_herding_takes_no_row_twice_even_if_it_lies_at_the_mean():
-    features = torch.cat([torch.zeros(1, 2), torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])])
-    chosen = herd(features, 5)
-    assert chosen[0] == 0 and sorted(chosen) == [0, 1, 2, 3, 4]
-
-
-def test_drawing_gives_all_before_any_again():
-    drawn = draw_from(np.random.default_rng(0), [3, 5, 9], 7).tolist()
-    assert sorted(drawn[:3]) == sorted(drawn[3:6]) == [3, 5, 9] and drawn[6] == drawn[0]
-    assert sorted(draw_from(np.random.default_rng(1), [3, 5, 9], 2).tolist())[0] in (3, 5)
 
 
 def test_trimming_keeps_the_first_of_each_list():
@@ -142,18 +127,3 @@ def test_rings_by_hand():
     assert holds(8, [1, 1]) == {0: [6], 1: [9], 2: [7]}  # each class has its ring of one
     with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
         rule.begin_experience(slots, {3: 5}, 2)
-
-
-def test_a_smaller_ring_keeps_the_latest(make_model):
-    buffer = filled(make_model(codebook=False), [0, 0, 0, 1, 1, 1], rule=RingBuffer())
-    buffer.set_capacity(4)
-    images = {label: [int(buffer.rows[slot][0, 0, 0]) for slot in buffer.slots.by_class[label]] for label in (0, 1)}
-    assert images == {0: [1, 2], 1: [4, 5]}
-
-
-def filled(model, labels, mem_size=8, rule=None):
-    buffer = ImageBuffer(mem_size, Reservoir() if rule is None else rule)
-    images = torch.arange(len(labels), dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
-    batch = StreamBatch(torch.tensor(labels), torch.empty(0), None, lambda places: images[list(places)])
-    buffer.store(batch, model)
-    return buffer
