@@ -126,7 +126,7 @@ def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
 
 
 def herd(features: Tensor, count: int) -> list[int]:
-    """Choose up to ``count`` of ``(N, D)`` rows whose running mean stays closest to that of all (iCaRL, algorithm 4)."""
+    """Choose up to ``count`` of ``(N, D)`` rows whose running mean stays closest to that of all (iCaRL, alg. 4)."""
     mean, total = features.mean(0), torch.zeros_like(features[0])
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
@@ -239,7 +239,7 @@ def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_chang
 
 
 class OldNetwork:
-    """Copy of the plastic layers after the latest experience, for distillation; its weights are float16 with ``half``."""
+    """Copy of the plastic layers after the latest experience, for distillation; float16 with ``half``."""
 
     def __init__(self, half: bool = True):
         self.half = half

@@ -121,7 +121,7 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
         tables.train(read(0, count).reshape(-1, channels))
     else:
         from crumb_avalanche.memory.product_quantizer import ProductQuantizer
-        from crumb_avalanche.methods.remind_memory import LocationSample
+        from crumb_avalanche.methods.remind import LocationSample
 
         sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
         for start in range(0, count, 16):

@@ -17,8 +17,7 @@ from watched import unseen_in
 from crumb_avalanche.methods.bounds import ChanceStrategy
 from crumb_avalanche.methods.closed_form_strategy import ClosedFormStrategy
 from crumb_avalanche.methods.ncm import ClassMeans
-from crumb_avalanche.methods.remind import RemindSettings, RemindStrategy
-from crumb_avalanche.methods.remind_memory import PQCodeBuffer
+from crumb_avalanche.methods.remind import PQCodeBuffer, RemindSettings, RemindStrategy
 from crumb_avalanche.system.tensor_file import StateError
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import (
