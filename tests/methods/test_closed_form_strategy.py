@@ -3,6 +3,7 @@
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from watched import outputs_of
 
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.ranpac import PAGE
@@ -81,10 +82,7 @@ def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
     learner, stream = built("slda", make_model(codebook=False), shrinkage=1e-9), make_stream()
     learner.train(stream.train_stream[0])
     learner.statistics.classes.means *= 1e4  # scores far below the -10,000 of an unseen class
-    outputs = []
-    learner._after_eval_iteration = lambda **kwargs: outputs.append(learner.mb_output)
-    learner.eval(stream.test_stream[:1])
-    outputs, seen = torch.cat(outputs), learner.seen_classes.seen
+    outputs, seen = outputs_of(learner, stream.test_stream[:1])[0], learner.seen_classes.seen
     assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
 
 
@@ -208,11 +206,6 @@ def taught(learner, features, labels, size=16):
     return learner
 
 
-def same_statistics(one, other):
-    pairs = zip(one.statistics.tensors(), other.statistics.tensors(), strict=True)
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
-
-
 @pytest.mark.parametrize("classes", [3, 60])
 def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes):
     features, labels = gaussians(60, 6)
@@ -223,7 +216,8 @@ def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes):
     assert (fresh.decided_settings == {}) == (classes == 3)
     for learner in (whole, fresh):
         taught(learner, *(tensor.flip(0) for tensor in (features, labels)))
-    assert same_statistics(whole, fresh)
+    pairs = zip(whole.statistics.tensors(), fresh.statistics.tensors(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     with pytest.raises(StateError, match=f"the state has .* features, but this strategy {OF_HEAD}"):
         make_learner(60, 24_000, maps=False).load_state_dict(make_learner(3, drop_features=False).state_dict())
 
