@@ -213,16 +213,13 @@ class BiCPlugin(ImageMemoryPlugin):
                 old_logits = self.correct(self.old_network.logits(model, maps))
         losses = cross_entropy(logits, labels, reduction="none")
         if self._old:
-            distilled = self._distillation(logits[:, self._old], old_logits[:, self._old])
+            # Cross-entropies of softened answers over the old classes, not scaled by the squared temperature.
+            soft, targets = (one[:, self._old] / self.settings.temperature for one in (logits, old_logits))
+            distilled = -(targets.softmax(1) * soft.log_softmax(1)).sum(1)
             share = len(self._old) / len(strategy.seen_classes.seen)
             losses = share * distilled + (1 - share) * losses
         weights = weights.to(losses.device)
         strategy.loss = (weights * losses).sum() / weights.sum().clamp(min=1)
-
-    def _distillation(self, logits: Tensor, old_logits: Tensor) -> Tensor:
-        """Compute ``(B,)`` cross-entropies of softened answers over the old classes (not scaled by ``T ** 2``)."""
-        targets = (old_logits / self.settings.temperature).softmax(1)
-        return -(targets * (logits / self.settings.temperature).log_softmax(1)).sum(1)
 
     def after_training_iteration(self, strategy, **kwargs):
         if not in_last_epoch(strategy):

@@ -50,33 +50,26 @@ class ClosedFormStrategy(StreamStrategy):
 
     def forward(self):
         with without_autocast(self.device):  # sums of bfloat16 features would part from those of float32
-            return self._forward()
-
-    def _forward(self) -> Tensor:
-        if not self.is_training:
-            return self._answers(self.features(self.model, self.mb_x))
-        if self.clock.train_exp_epochs == 0:
-            features = self.features(self.model, self.mb_x)
-            with self.model.stopwatch.measure("plastic"):
-                self._learn(features.cpu(), self.mb_y.cpu())
-        return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
+            if not self.is_training:
+                return self._answers(self.features(self.model, self.mb_x))
+            if self.clock.train_exp_epochs == 0:
+                features = self.features(self.model, self.mb_x)
+                with self.model.stopwatch.measure("plastic"):
+                    self._learn(features.cpu(), self.mb_y.cpu())
+            return torch.zeros(len(self.mb_y), self.model.n_classes, device=self.device)
 
     def _learn(self, features: Tensor, labels: Tensor) -> None:
-        """Add a batch to the statistics, on the CPU."""
-        classes = int(labels.max()) + 1
-        if classes > self.statistics.settings["n_classes"]:
-            self._make_room(classes)
-        self.statistics.update(features[:, -self.statistics.settings["length"] :], labels)
-
-    def _make_room(self, classes: int) -> None:
-        statistics = self.statistics
-        statistics.grow(classes)
-        if self.budget is not None:
-            kept = self.features.of_head().length(self.model)
-            places = statistics.places  # some of them in reserve, which takes bytes, too
-            if statistics.narrow(places, self.budget, kept):
-                places = classes
-            statistics.share(places, self.budget)
+        """Add a batch to the statistics, on the CPU, after making room for classes beyond those they have."""
+        statistics, classes = self.statistics, int(labels.max()) + 1
+        if classes > statistics.settings["n_classes"]:
+            statistics.grow(classes)
+            if self.budget is not None:
+                kept = self.features.of_head().length(self.model)
+                places = statistics.places  # some of them in reserve, which takes bytes, too
+                if statistics.narrow(places, self.budget, kept):
+                    places = classes
+                statistics.share(places, self.budget)
+        statistics.update(features[:, -statistics.settings["length"] :], labels)
 
     def _answers(self, features: Tensor) -> Tensor:
         """Shift the scores to logits: 0 for the best seen class, negative for the others."""

@@ -63,12 +63,6 @@ class LogitImageBuffer(ImageBuffer):
         return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
 
 
-def dark_loss(logits: Tensor, stored: Tensor) -> Tensor:
-    """Compute the mean squared difference of ``(n, classes)`` logits from stored ones, over the classes seen then."""
-    known = stored != UNSEEN_LOGIT
-    return (logits - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
-
-
 class DarkReplayPlugin(ImageMemoryPlugin):
     """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
 
@@ -87,7 +81,8 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         with strategy.model.stopwatch.measure("replay"):
             logits, labels = self.memory_logits(strategy, torch.cat([first, second]))
             stored = self.storage_policy.logits(first, strategy.model)
-            dark = dark_loss(logits[: len(first)], stored)
+            known = stored != UNSEEN_LOGIT  # the mean is over the classes seen then
+            dark = (logits[: len(first)] - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
 

@@ -1,7 +1,6 @@
 """iCaRL in one pass: herded exemplars, distillation, nearest mean of exemplars (Rebuffi et al., CVPR 2017)."""
 
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +15,11 @@ from crumb_avalanche.methods.replay import (
     memory_strategy,
 )
 from crumb_avalanche.models.penultimate import HeadInput
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-def icarl_targets(labels: Tensor, classes: int, old: Sequence[int], old_logits: Tensor | None) -> Tensor:
-    """Compute targets ``(B, classes)``: one-hot labels, the old network's answers for ``old`` classes (algorithm 3)."""
-    targets = one_hot(labels, classes).float()
-    if old:
-        targets[:, old] = old_logits[:, old].sigmoid()
-    return targets
-
-
-def relu_follows_head(model: SplitModel) -> bool:
-    """Return whether the logits of a model pass a ReLU."""
-    parent, _, name = model.head.rpartition(".")
-    layers = dict(model.plastic_layers.get_submodule(parent).named_children())
-    return any(isinstance(layer, nn.ReLU) for layer in list(layers.values())[list(layers).index(name) :])
 
 
 class ICaRLPlugin(HerdingPlugin):
@@ -77,7 +60,6 @@ class ICaRLPlugin(HerdingPlugin):
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
         logits, labels, maps = strategy.mb_output, self.batch.labels, self.batch.feature_map
-        old_logits = None
         if self._old:
             with model.stopwatch.measure("replay"):
                 # A class whose first experience was interrupted has no exemplars.
@@ -87,7 +69,9 @@ class ICaRLPlugin(HerdingPlugin):
                     logits = torch.cat([logits, model.classify(replayed)])
                     labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
                 old_logits = self.old_network.logits(model, maps)
-        targets = icarl_targets(labels, logits.shape[1], self._old, old_logits)
+        targets = one_hot(labels, logits.shape[1]).float()
+        if self._old:  # the answers of the old network (algorithm 3)
+            targets[:, self._old] = old_logits[:, self._old].sigmoid()
         seen = strategy.seen_classes.seen
         loss = binary_cross_entropy_with_logits(logits[:, seen], targets[:, seen], reduction="none")
         strategy.loss = loss.sum(1).mean()
@@ -146,7 +130,9 @@ class ICaRLPlugin(HerdingPlugin):
 )
 def build_icarl(recipe: Recipe) -> StreamStrategy:
     """Build iCaRL on the plastic layers."""
-    if relu_follows_head(recipe.model):
+    parent, _, head = recipe.model.head.rpartition(".")
+    layers = dict(recipe.model.plastic_layers.get_submodule(parent).named_children())
+    if any(isinstance(layer, nn.ReLU) for layer in [*layers.values()][[*layers].index(head) :]):
         warnings.warn(
             "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
             "class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
