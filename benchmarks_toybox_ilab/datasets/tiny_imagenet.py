@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, single_image
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
-from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 FOLDER = "tiny-imagenet-200"  # in the official archive
@@ -54,9 +54,7 @@ def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
     Raises:
         FrameTableError: If a folder or `val_annotations.txt` is missing, the layout is another one, or the splits
             differ in their classes.
-        ValueError: If run is not a whole number of at least 0.
     """
-    whole_number("run", run, 0)
     found = LAYOUT.find(Path(root)) or Path(root)
     official = (found / "val").is_dir()
     layout = replace(LAYOUT, folders=("train", "val" if official else "test"))

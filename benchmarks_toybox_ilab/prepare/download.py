@@ -5,7 +5,6 @@ import os
 import re
 import ssl
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks_toybox_ilab.tables.disk import add_rest, check_room, readable_size
-from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 TIMEOUT = 60  # seconds without a byte
 
 _CHUNK = 1 << 18
-_SCHEMES = ("http", "https", "file")
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+|\*)")
 _PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416
 # Not OSError, which the local disk raises, too.
@@ -47,13 +44,10 @@ def download(
         The path of the file.
 
     Raises:
-        FrameTableError: If the address has another scheme, or the disk has too little room.
+        FrameTableError: If the disk has too little room.
         DownloadError: If the connection fails (partial data are kept), or the checksum is wrong (the file is deleted).
     """
     file = Path(file)
-    scheme = urllib.parse.urlsplit(url).scheme.lower()
-    if scheme not in _SCHEMES:
-        raise FrameTableError(f"cannot download {url}: give an address that begins with {', '.join(_SCHEMES)}.")
     if file.exists():
         if md5 is not None and (got := md5_of(file)) != md5:
             raise DownloadError(

@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.disk import digest_of
-from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_frames
 
 
@@ -49,14 +49,6 @@ class Job:
     digits: int = 1
     fps: float = 1.0
     size: Size = None
-
-    def __post_init__(self) -> None:
-        frame_rate(self.fps)
-        sides = self.size if isinstance(self.size, tuple) else (self.size,) * 2
-        if len(sides) != 2:
-            raise ValueError(f"size is {self.size!r}, but must be width and height, the short side's limit, or None.")
-        for pixels in sides if self.size is not None else ():
-            whole_number("size", pixels, 1)
 
     def name(self, number: int) -> str:
         """File name of frame `number`, which counts from 1."""
@@ -175,7 +167,6 @@ def extract_many(
         FrameTableError, ImportError: As `Job.extract`.
     """
     jobs = list(jobs)
-    workers = whole_number("workers", workers, 1)
     done = frames = 0
     failures: dict[int, str] = {}
 

@@ -100,12 +100,6 @@ def test_errors_of_the_server_and_of_the_network(server, tmp_path):
     assert names(tmp_path) == ["x.zip.part"]
 
 
-@pytest.mark.parametrize("url", ["ftp://example.org/x.zip", "data:,x", "x.zip", "C:\\x.zip"])
-def test_other_addresses_are_refused(tmp_path, url):
-    with pytest.raises(FrameTableError, match=r"cannot download .*begins with http, https, file"):
-        download(url, tmp_path / "x.zip")
-
-
 def test_a_redirection_is_followed_but_not_to_local_files(server, tmp_path, monkeypatch):
     with LocalServer(b"elsewhere") as other:
         server.redirect = f"{other.url}/x.zip"

@@ -108,22 +108,6 @@ def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     assert corners.pop(corner) > 240 and max(corners.values()) < 50
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"fps": 0}, "fps is 0, but must be a number above 0"),
-        ({"fps": float("nan")}, "fps is nan"),
-        ({"fps": True}, "fps is True"),
-        ({"size": 0}, "size is 0, but must be a whole number of at least 1"),
-        ({"size": (224, 0)}, "size is 0"),
-        ({"size": (1, 2, 3)}, r"size is \(1, 2, 3\), but must be width and height"),
-    ],
-)
-def test_arguments_out_of_range(tmp_path, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        Job(tmp_path / "clip.mp4", tmp_path, **arguments)
-
-
 def bad_file(folder, kind):
     path = folder / f"{kind}.mp4"
     if kind == "random":
