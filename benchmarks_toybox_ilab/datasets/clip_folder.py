@@ -150,11 +150,7 @@ def _utf8(name: str, root: Path) -> str:
 
 
 def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> tuple[set[_Clip], list[_Clip]]:
-    """The clips that are wholly in the test split, and those of which a part is: the only ones of their classes.
-
-    Raises:
-        FrameTableError: If `held_out` leaves nothing of a class for training.
-    """
+    """The clips that are wholly in the test split, and those of which a part is: the only ones of their classes."""
     tested: set[_Clip] = set()
     parted: list[_Clip] = []
     for name, found in groupby(clips, lambda clip: clip.class_name):
@@ -208,11 +204,7 @@ class UprightImages:
 
 
 def _clips_of_class(folder: Path, class_name: str, ignored: Counter) -> dict[_Clip, list[Path]]:
-    """The clips of a class in natural order, each with its images; [] for a video.
-
-    A folder of photos is a clip, and so is a video, at any depth. The first folder below that of the class is the
-    object; the folders below it name the clip. Without such folders the one that there is names them.
-    """
+    """The clips of a class in natural order, each with its images; [] for a video."""
     clips: dict[_Clip, list[Path]] = {}
     names: dict[tuple[str, str], Path] = {}
 

@@ -222,11 +222,8 @@ def _seen(path: str) -> bool:
 def single_image(image: re.Match[str], class_name: str | None = None) -> Frame:
     """The row of an image that is a clip of its own; its class is the folder's unless given.
 
-    Object is the file name without extension, session "0" for training and "1" for testing, frame 0.
-
-    Args:
-        image: A match with groups "folder" (a key of `SPLIT_OF_FOLDER`), "class_name" and "name".
-        class_name: Name of the class.
+    Object is the file name without extension, session "0" for training and "1" for testing, frame 0. `image` is a match
+    with the groups "folder" (a key of `SPLIT_OF_FOLDER`), "class_name" and "name".
     """
     session, split = SPLIT_OF_FOLDER[image["folder"]]
     return Frame(image[0], class_name or image["class_name"], image["name"], session, 0, split)

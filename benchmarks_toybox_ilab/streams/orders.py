@@ -15,11 +15,7 @@ _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
 
 
 class PortableDraws:
-    """The orders of a run, each drawn from a child of its seed, so that they do not influence each other.
-
-    Args:
-        run: Seed of the draws.
-    """
+    """The orders of a `run`, its seed, each drawn from a child of it, so that they do not influence each other."""
 
     def __init__(self, run: int) -> None:
         self.run = run

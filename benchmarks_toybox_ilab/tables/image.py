@@ -108,8 +108,8 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
     """Convert an opened image to 8-bit RGB as `read_image` does; the result shares no memory with the image.
 
     Raises:
-        ValueError: If the pixels are floating-point or 32-bit numbers, whose range is unknown, or there are none, or
-            the file is a raw photo or for HDR screens.
+        ValueError: If the range of the pixels is unknown (floats, 32 bits, 10 to 14 bits of a colour), there are none,
+            or the file is a raw photo or for HDR screens.
         OSError: If Pillow cannot decode the image; it may raise other errors, too.
     """
     if 0 in image.size:

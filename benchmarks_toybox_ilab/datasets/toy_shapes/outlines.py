@@ -331,12 +331,7 @@ OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {draw.__name__[1:]: draw 
 
 
 def outline(class_name: str, u: Uniform) -> list[Part]:
-    """Draw the polygons of one object, centred, the longer side of its bounding box from -1 to 1.
-
-    Args:
-        class_name: A key of `OUTLINES`.
-        u: `u(low, high)` returns the object's next uniform random number; use a new source for each object.
-    """
+    """Draw the polygons of one object, centred, the longer side of its bounding box from -1 to 1."""
     parts = OUTLINES[class_name](u)
     everything = np.concatenate([points for role, points in parts if role == FILL])
     low, high = everything.min(axis=0), everything.max(axis=0)

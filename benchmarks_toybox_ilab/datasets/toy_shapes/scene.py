@@ -182,11 +182,8 @@ def render(
         class_name: One of `CLASSES`.
         object_index, session_index: Number of the object in its class and of its clip, from 0; there is no limit.
         frame_index: Position in the clip, 0 to `frames_per_clip` - 1.
-        size: Side of the image in pixels, 16 or more.
+        size: Side of the RGB image in pixels, 16 or more.
         frames_per_clip: Number of frames of the clip; more frames mean smaller steps.
-
-    Returns:
-        An RGB image of `size` x `size` pixels.
 
     Raises:
         ValueError: If the class is unknown or the frame is not in the clip.
@@ -235,15 +232,7 @@ def check_classes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def as_dots(image: Image.Image, name: str) -> Image.Image:
-    """Draw white dots on black, dense where brightness changes, unlike the images that networks are pretrained on.
-
-    Args:
-        image: Any image.
-        name: Seed of the random dots; it gives the same dots on every machine.
-
-    Returns:
-        An RGB image of the same size.
-    """
+    """Draw white dots on black in RGB, dense where brightness changes; `name` seeds them, alike on every machine."""
     brightness = np.asarray(image.convert("L"), dtype=np.float64) / 255
     edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
     edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
