@@ -38,15 +38,9 @@ def make_strategy(name: str):
     """Build a strategy with dropout and momentum, which shuffles batches."""
     kind, settings = STRATEGIES[name]
     model = nn.Sequential(Pixels(), nn.Linear(3 * 16 * 16, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
-    return kind(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=5,
-        train_epochs=2,
-        evaluator=EvaluationPlugin(loggers=[]),
-        **settings,
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    own = dict(criterion=nn.CrossEntropyLoss(), evaluator=EvaluationPlugin(loggers=[]), **settings)
+    return kind(model=model, optimizer=optimizer, train_mb_size=5, train_epochs=2, **own)
 
 
 def save(strategy, path) -> None:

@@ -51,14 +51,8 @@ def host_benchmark(kind: str = "nc", per_class: int = PER_CLASS, n_classes: int 
     train, test = coloured_images(per_class, 0, n_classes), coloured_images(2, 1, n_classes)
     experiences = n_classes // PER_EXPERIENCE
     if kind.startswith("nc"):
-        return nc_benchmark(
-            train,
-            test,
-            n_experiences=experiences,
-            task_labels=kind == "nc_tasks",
-            shuffle=False,
-            fixed_class_order=list(range(n_classes)),
-        )
+        order = dict(shuffle=False, fixed_class_order=list(range(n_classes)))
+        return nc_benchmark(train, test, n_experiences=experiences, task_labels=kind == "nc_tasks", **order)
     if kind == "class_incremental":
         parts = {"train": train, "test": test}
         return class_incremental_benchmark(parts, class_order=list(range(n_classes)), num_experiences=experiences)

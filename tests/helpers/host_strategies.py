@@ -56,28 +56,14 @@ def without_head(model: SplitModel) -> nn.Module:
 def _icarl(model, optimizer, **arguments):
     del arguments["criterion"]  # iCaRL has its own
     head = without_head(model)
-    return supervised.ICaRL(
-        feature_extractor=model,
-        classifier=head,
-        optimizer=optimizer,
-        memory_size=MEM_SIZE,
-        buffer_transform=None,
-        fixed_memory=True,
-        **arguments,
-    )
+    memory = dict(memory_size=MEM_SIZE, buffer_transform=None, fixed_memory=True)
+    return supervised.ICaRL(feature_extractor=model, classifier=head, optimizer=optimizer, **memory, **arguments)
 
 
 def _slda(model, criterion, evaluator, train_mb_size, eval_mb_size, **_):
-    return supervised.StreamingLDA(
-        slda_model=model,
-        criterion=criterion,
-        input_size=8,
-        num_classes=N_CLASSES,
-        output_layer_name="plastic_layers.flatten",
-        train_mb_size=train_mb_size,
-        eval_mb_size=eval_mb_size,
-        evaluator=evaluator,
-    )
+    own = dict(criterion=criterion, evaluator=evaluator, train_mb_size=train_mb_size, eval_mb_size=eval_mb_size)
+    own |= dict(input_size=8, num_classes=N_CLASSES, output_layer_name="plastic_layers.flatten")
+    return supervised.StreamingLDA(slda_model=model, **own)
 
 
 def _rwalk(**arguments):

@@ -26,12 +26,7 @@ def made_run(folder: Path, right: int, images: int = 200, first: float = 90.0, j
     labels = np.arange(images) % 2
     answers = np.where(np.arange(images) < right, labels, 1 - labels)
     rows = np.arange(images) + shift
-    np.savez(
-        folder / "predictions.npz",
-        row=rows.astype(np.int32),
-        label=labels,
-        answer=answers,
-        confidence=np.full(images, 0.5),
-    )
+    columns = dict(row=rows.astype(np.int32), label=labels, answer=answers, confidence=np.full(images, 0.5))
+    np.savez(folder / "predictions.npz", **columns)
     (folder / "result.json").write_text(json.dumps(result))
     return folder

@@ -20,15 +20,8 @@ def make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> Spli
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         extractor = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        plastic = nn.Sequential(
-            OrderedDict(
-                conv=nn.Conv2d(8, 8, 3, padding=1),
-                relu=nn.ReLU(),
-                pool=nn.AdaptiveAvgPool2d(1),
-                flatten=nn.Flatten(),
-                head=nn.Linear(8, n_classes),
-            )
-        )
+        layers = dict(conv=nn.Conv2d(8, 8, 3, padding=1), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
+        plastic = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), head=nn.Linear(8, n_classes)))
         images = torch.randn(16, 3, SIZE, SIZE)
     table = Codebook(8, 4) if codebook else None
     model = SplitModel(extractor, plastic, "head", codebook=table, image_size=SIZE)
@@ -56,9 +49,8 @@ def make_stream(classes_per_experience: int = 2, run: int = 0, protocol: str = "
     """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 
-    table = ToyShapesFrames(
-        classes=classes, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
-    )
+    shown = dict(objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,))
+    table = ToyShapesFrames(classes=classes, **shown)
     table.reader = DrawnOnce()
     transform = pixel_transform(SIZE)
     return make_benchmark(table, protocol, run, classes_per_experience, transform, transform)
