@@ -6,6 +6,7 @@ before the last stride.
 
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -75,20 +76,6 @@ def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
     return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between, **({"head": head} if head else {})}
 
 
-def _features(network: Any) -> Layers:
-    return network.features
-
-
-def _resnet_layers(network: Any) -> Layers:
-    n = network
-    return [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4]
-
-
-def _slim_resnet_layers(network: Any) -> Layers:
-    n = network
-    return [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4]
-
-
 def _every_second(maps: torch.Tensor) -> torch.Tensor:
     """Return every second row and column of ``(B, C, H, W)``."""
     return maps[:, :, ::2, ::2]
@@ -109,6 +96,7 @@ def _mobilenet_ends(network: Any) -> Ends:
     return _pooled(network.classifier[1], dropout=network.classifier[0])
 
 
+_features = attrgetter("features")
 _SQUEEZENET = Backbone(12, _features, _squeezenet_ends)
 BACKBONES: dict[str, Backbone] = {
     "squeezenet1_0": _SQUEEZENET,
@@ -117,12 +105,16 @@ BACKBONES: dict[str, Backbone] = {
     "efficientnet_lite0": Backbone(12, _features, _mobilenet_ends),
     "efficientnet_lite1": Backbone(16, _features, _mobilenet_ends),
     "efficientnet_lite2": Backbone(16, _features, _mobilenet_ends),
-    "resnet18": Backbone(8, _resnet_layers, lambda n: _pooled(n.fc)),  # REMIND's cut, between the last two blocks
+    "resnet18": Backbone(  # REMIND's cut, between the last two blocks
+        8,
+        lambda n: [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4],
+        lambda n: _pooled(n.fc),
+    ),
     "small_cnn": Backbone(12, _features, lambda n: _pooled(n.classifier)),
     # For small images, not cut; the networks of some of the paper's competitors.
     "slim_resnet18": Backbone(
         0,
-        _slim_resnet_layers,
+        lambda n: [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4],
         lambda n: _pooled(n.linear),
         lambda side: _of_avalanche("SlimResNet18", 10, nf=20),
     ),

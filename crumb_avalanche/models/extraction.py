@@ -143,26 +143,6 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
     )
 
 
-def normalized(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Normalise ``(B, 3, h, w)`` pixels to float32; return float images as float32."""
-    return (images.float() / 255 - mean) / std if images.dtype == torch.uint8 else images.float()
-
-
-def pixels_of(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Convert ``(B, 3, h, w)`` normalised images to uint8 pixels; see ``SplitModel.pixels``."""
-    if images.dtype == torch.uint8:
-        return images
-    pixels = (images * std + mean) * 255
-    low, high = torch.stack(pixels.aminmax()).tolist()
-    if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
-        means, deviations = _rounded(mean), _rounded(std)
-        raise ValueError(
-            f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {means} "
-            f"and deviation {deviations}: say how they are, with model.set_normalization(mean, std)"
-        )
-    return pixels.round().clamp(0, 255).to(torch.uint8)
-
-
 def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
     """Warn if ``(B, 3, h, w)`` float images seem to be from 0 to 255 or from 0 to 1 where normalised ones are meant."""
     low, high = map(float, images.aminmax())
@@ -176,11 +156,12 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
     elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
         warnings.warn(
             f"the images have values from {low:.1f} to {high:.1f}, where black is expected to be about {black:.1f} and "
-            f"white {white:.1f}: add Normalize({_rounded(mean)}, {_rounded(std)}) behind ToTensor, or, for a network "
+            f"white {white:.1f}: add Normalize({rounded(mean)}, {rounded(std)}) behind ToTensor, or, for a network "
             "that takes images from 0 to 1, call model.set_normalization([0], [1])",
             stacklevel=2,
         )
 
 
-def _rounded(values: Tensor) -> list[float]:
+def rounded(values: Tensor) -> list[float]:
+    """Return a number for each channel, to four decimals."""
     return [round(value, 4) for value in values.flatten().tolist()]

@@ -9,7 +9,8 @@ import functools
 import hashlib
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -36,7 +37,6 @@ from crumb_avalanche.system.process import return_freed_memory
 
 IMAGES = 64  # that ranges are measured on
 SAME = 1e-2  # largest relative rms difference of ``Calibration.means`` from those where the ranges were measured
-NEEDED = "give another --runtime, or pip install 'crumb-avalanche[openvino,onnx]'"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def open_int8(model: Split, calibration: Calibration | None, images: Iterable[Te
     """
     refuse_elsewhere(model, "int8")
     measured = torch.empty(0) if calibration is not None else _measured(model, images)
-    try:
+    with refused("int8", "openvino,onnx"):
         if calibration is None:
             calibration, run = _calibrated(model, measured)
         else:
@@ -88,15 +88,25 @@ def open_int8(model: Split, calibration: Calibration | None, images: Iterable[Te
                     "learn anew with another --runtime"
                 )
         named = f"{version('openvino')}-{calibration.key}"
+    return_freed_memory()  # of the quantisation
+    return Runtime("int8", named, difference=calibration.difference, run=run, calibration=calibration)
+
+
+@contextmanager
+def refused(name: str, extras: str) -> Iterator[None]:
+    """Raise RuntimeRefusedError for the errors of a runtime's libraries, each of which has its own kinds."""
+    try:
+        yield
     except RuntimeRefusedError:
         raise
     except ImportError as error:
-        raise RuntimeRefusedError(f"runtime int8 is not installed ({error}): {NEEDED}") from error
-    except Exception as error:  # each library has its own kinds
+        raise RuntimeRefusedError(
+            f"runtime {name} is not installed ({error}): pip install 'crumb-avalanche[{extras}]', or give --runtime "
+            "torch"
+        ) from error
+    except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        raise RuntimeRefusedError(f"runtime int8 cannot run F ({reason}): give --runtime torch") from error
-    return_freed_memory()  # of the quantisation
-    return Runtime("int8", named, difference=calibration.difference, run=run, calibration=calibration)
+        raise RuntimeRefusedError(f"runtime {name} cannot run F ({reason}): give --runtime torch") from error
 
 
 def _measured(model: Split, images: Iterable[Tensor] | None) -> Tensor:

@@ -33,7 +33,7 @@ from crumb_avalanche.models.engines import (
     noise,
     refuse_elsewhere,
 )
-from crumb_avalanche.models.int8 import open_int8
+from crumb_avalanche.models.int8 import open_int8, refused
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.process import return_freed_memory
 
@@ -81,18 +81,9 @@ def open_runtime(model: Split, name: str, calibration: Any = None, images: Itera
     if name == "onnxruntime":
         refuse_elsewhere(model, name)
     example = noise(model, 2)
-    try:
+    with refused(name, "onnx"):
         run = BUILDERS[name](model.feature_extractor, example)
         expected, found = maps_of(model, None, example), maps_of(model, run, example)
-    except RuntimeRefusedError:
-        raise
-    except ImportError as error:
-        raise RuntimeRefusedError(
-            f"runtime {name} is not installed ({error}): pip install 'crumb-avalanche[onnx]', or give --runtime torch"
-        ) from error
-    except Exception as error:  # each library has its own kinds
-        reason = str(error).strip().partition("\n")[0]
-        raise RuntimeRefusedError(f"runtime {name} cannot run F ({reason}): give --runtime torch") from error
     difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not difference <= TOLERANCE[model.precision]:
         raise RuntimeRefusedError(

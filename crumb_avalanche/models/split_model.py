@@ -23,8 +23,7 @@ from crumb_avalanche.models.extraction import (
     check_maps,
     classify_in_parts,
     extract_in_parts,
-    normalized,
-    pixels_of,
+    rounded,
     usable,
     warn_of_range,
     warn_where_bf16_is_slow,
@@ -239,7 +238,17 @@ class SplitModel(nn.Module):
         Raises:
             ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
         """
-        return pixels_of(images, self.pixel_mean, self.pixel_std)
+        if images.dtype == torch.uint8:
+            return images
+        pixels = (images * self.pixel_std + self.pixel_mean) * 255
+        low, high = torch.stack(pixels.aminmax()).tolist()
+        if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
+            means, deviations = rounded(self.pixel_mean), rounded(self.pixel_std)
+            raise ValueError(
+                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {means} "
+                f"and deviation {deviations}: say how they are, with model.set_normalization(mean, std)"
+            )
+        return pixels.round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
@@ -280,7 +289,9 @@ class SplitModel(nn.Module):
 
     def normalized(self, images: Tensor) -> Tensor:
         """Normalise ``(B, 3, h, w)`` ``uint8`` ``images`` to float32; others are normalised already."""
-        return normalized(images, self.pixel_mean, self.pixel_std)
+        return (
+            (images.float() / 255 - self.pixel_mean) / self.pixel_std if images.dtype == torch.uint8 else images.float()
+        )
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:

@@ -22,10 +22,8 @@ MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it may look like
 FEW_IMAGES = 50
 FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
-OF_MISTAKES = 0.25  # share of all mistakes above which two classes count as confused
-LEAST_CONFUSED = 3
 UNREAD = 0.05  # share of unread files that is worth mending
-NAMED = 3  # classes or pairs that a line names
+NAMED = 3  # classes that a line names
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ def write_mistakes(
         (table.classes[label], table.classes[answer])
         for label, answer in zip(predictions["label"].tolist(), predictions["answer"].tolist())
     )
-    confused = Counter({pair: number for pair, number in pairs.items() if pair[0] != pair[1]})
     classes = counts_of(table, pairs)
     wrong = np.flatnonzero(predictions["label"] != predictions["answer"])
     worst = wrong[np.argsort(-predictions["confidence"][wrong], kind="stable")]
@@ -67,7 +64,7 @@ def write_mistakes(
         right=right,
         unread=unread,
         size=training_size(classes),
-        advice=advice(classes, confused, unread, preset, strategy),
+        advice=advice(classes, len(wrong), unread, preset, strategy),
         classes=class_table(classes),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
@@ -134,22 +131,18 @@ def training_size(classes: Sequence[ClassCounts]) -> str:
 
 def advice(
     classes: Sequence[ClassCounts],
-    confused: Counter[tuple[str, str]],
+    mistakes: int,
     unread: int = 0,
     preset: str = "recommended",
     strategy: str = "rda",
 ) -> list[str]:
-    """Return what would help most, the most helpful first as far as the counts tell.
-
-    ``confused`` are mistakes by true and answered class, ``unread`` files that were left out.
-    """
+    """Return what would help most, the most helpful first as far as the counts tell; ``unread`` files were left out."""
     found = []
     read = sum(one.images + one.tested for one in classes)
     if unread >= UNREAD * (read + unread):
         found.append(f"Restore or convert the files that could not be read: {unread} of {read + unread}.")
     found += _few_objects(classes)
-    found += _confused(confused)
-    if preset != "recommended" and sum(confused.values()):
+    if preset != "recommended" and mistakes:
         found.append(
             f"Try --preset recommended: this run had preset {preset} and strategy {strategy}; the README compares the "
             "presets on other images than yours."
@@ -178,21 +171,6 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
         f"{counted(one.objects, 'object')} in {counted(one.clips, 'clip')} ({counted(one.images, 'image')}); the "
         f"median of the classes is {usual:g} object{'s' * (usual != 1)}."
         for one in sorted(few, key=lambda one: (one.share, one.objects))[:NAMED]
-    ]
-
-
-def _confused(confused: Counter[tuple[str, str]]) -> list[str]:
-    """Name the pairs of classes that a large part of all mistakes is between."""
-    pairs: Counter[tuple[str, str]] = Counter()
-    for (truth, label), number in confused.items():
-        pairs[min(truth, label), max(truth, label)] += number
-    total = sum(pairs.values())
-    return [
-        f"Look at {one} and {other}: {number} of {total} mistakes are between them ({one} taken for {other}: "
-        f"{confused[one, other]}, {other} for {one}: {confused[other, one]}). Check the names of their folders, add "
-        "clips that show how they differ, or make them one class."
-        for (one, other), number in pairs.most_common(NAMED)
-        if number >= LEAST_CONFUSED and number >= OF_MISTAKES * total
     ]
 
 

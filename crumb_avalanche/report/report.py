@@ -1,6 +1,5 @@
 """``crumb report``: tables, pictures and an HTML page of the finished runs in some folders."""
 
-from itertools import pairwise
 from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.text import ListedError
@@ -21,7 +20,7 @@ from crumb_avalanche.report.runs import (
 from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
-from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, number, table, usage_of
+from crumb_avalanche.runs.tables import cell, ledger_table, matrix_table, table, usage_of
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
 
@@ -73,19 +72,12 @@ def main(settings: ReportSettings) -> None:
 def report_run(group: Group, output: Path) -> list[Path]:
     """Print a group's only run and draw it; returns the paths of the pictures."""
     run = group.runs[0]
-    settings, accuracy_after = run.settings, run.result["accuracy_after"]
+    settings = run.settings
     usual = usual_settings(settings["benchmark"], settings["preset"], settings["strategy"])
     special = [name for name in settings if name not in NOT_COMPARED and settings[name] != usual.get(name)]
     names = [name for name in dict.fromkeys(MAIN_SETTINGS + special) if settings.get(name) is not None]
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))
-    print(matrix_table(run.matrix, accuracy_after, run.joint))
-    if run.classes_seen and not run.joint:
-        rows = []
-        for i, ((old, new), acc) in enumerate(zip(pairwise([0, *run.classes_seen]), accuracy_after)):
-            names = cell(run.result["classes_order"][old:new])
-            rows.append([f"exp {i + 1}", names, str(new), number(acc, ".2f"), f"{100 / new:.2f}"])
-        print("\naccuracy over all classes seen, percent")
-        print(table(["after", "new classes", "classes seen", "accuracy", "chance"], rows))
+    print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
     title = f"{settings['strategy']} on {settings['benchmark']}, {settings['protocol']}, run {run.result['run']}: "
     title += f"final accuracy {run.result['final_accuracy']:.2f} %"

@@ -6,38 +6,25 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 RESTARTS = 3  # of a call whose worker or node died
 Handle = Any
 
 
-class Engine(Protocol):
-    """Calls functions in workers; results stay there, and are named by handles."""
+class Engine:
+    """Calls functions at once, in this process; subclasses call them in workers, where results stay."""
 
     def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
         """Call a function of a module; arguments may be handles. Returns a handle, or as many as it has results."""
-
-    def share(self, value: Any) -> Handle:
-        """Send a value to all workers that need it."""
-
-    def fetch(self, handles: Sequence[Handle], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
-        """Return the results of handles; ``done`` is called with each as soon as it is there."""
-
-
-class Here:
-    """Engine without workers: each call is made at once, in this process."""
-
-    def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
-        """Call a function; return its result."""
         return function(*arguments)
 
     def share(self, value: Any) -> Handle:
-        """Return a value."""
+        """Send a value to all workers that need it; return its handle."""
         return value
 
     def fetch(self, handles: Sequence[Handle], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
-        """Return a list of results."""
+        """Return the results of different handles; ``done`` is called with each as soon as it is there."""
         for result in handles:
             done(result)
         return list(handles)
@@ -74,7 +61,7 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-class RayCalls(contextlib.AbstractContextManager):
+class RayCalls(Engine):
     """Calls of functions on a Ray cluster; what is lost with a worker or a node is computed again, up to three times.
 
     ``address`` is as for ``connected``, ``threads`` the CPUs and threads of torch of each call.
@@ -93,18 +80,15 @@ class RayCalls(contextlib.AbstractContextManager):
         self._open.close()
 
     def call(self, function: Callable, *arguments: Any, results: int = 1) -> Any:
-        """Call a function of a module on a node; return a handle, or a list of as many as it has results."""
+        """Call a function of a module on a node; see ``Engine``."""
         return self._remote.options(num_returns=results).remote(self.threads, function, *arguments)
 
     def share(self, value: Any) -> Any:
-        """Store a value once for all calls; return its handle."""
+        """Store a value once for all calls; see ``Engine``."""
         return self._ray.put(value)
 
     def fetch(self, handles: Sequence[Any], done: Callable[[Any], object] = lambda result: None) -> list[Any]:
-        """Return the results of different handles; ``done`` is called with each as soon as it is there.
-
-        Raises what a function raised, or RuntimeError for a result that was lost too often.
-        """
+        """Return results; raise what a function raised, or RuntimeError for a result that was lost too often."""
         waiting, results = list(handles), {}
         try:
             while waiting:

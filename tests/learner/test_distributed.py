@@ -20,7 +20,8 @@ from crumb_avalanche.learner.clips import ClipFiles
 from crumb_avalanche.learner.distributed import GROUPS, shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError
-from crumb_avalanche.system.ray_cluster import Here, RayCalls
+from crumb_avalanche.system.ray_cluster import Engine as Here
+from crumb_avalanche.system.ray_cluster import RayCalls
 
 CLASSES, CLIPS, FRAMES = 5, 4, 5
 
