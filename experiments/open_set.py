@@ -1,41 +1,62 @@
-r"""Calibration of probabilities, and images of classes that were never taught.
+r"""Calibration of probabilities, and images of what was never taught.
 
-    python experiments/open_set.py --eth80 ETH80 --sign-digits DIGITS --cifar100 CIFAR100 --tiny-imagenet TINY \
-        --weights WEIGHTS --features FOLDER
+    python experiments/open_set.py --eth80 ETH80 --sign-digits DIGITS --photos PLACES --features FOLDER
 
-A learner in closed form is taught lesson by lesson; each lesson is predicted before it is learned, and nothing else
-calibrates it (`learner.calibration`). CIFAR-100 and Tiny-ImageNet (50 classes each, 10 of them left out)
-are for development: the score for unknown images was chosen on them. ETH-80 (2 of 8 classes left out: all 28 pairs) and
-sign digits (3 of 10; held-out people) are reported. Shares are of images of held-out objects, people or photos.
-Writes `open_set.csv` (tables), `open_set_runs.csv` (each run) and `open_set.png` to --output. With --json it prints one
-object: `ece`, `auroc` and `known_rejected` of the first method by stream.
+A learner is taught lesson by lesson; each lesson is predicted before it is learned, and nothing else calibrates it
+(`learner.calibration`). CIFAR-100 and Tiny-ImageNet (50 classes each, 10 of them left out) are for development. ETH-80
+(2 of 8 classes left out: all 28 pairs) and sign digits (3 of 10; held-out people) are reported; shares are of images of
+held-out objects, people or photos. With --photos, two classes of the scenes of `scenes.py` are taught one clip each,
+and asked are other views on other photos, held-out objects, objects of the other six classes, empty scenes, and the
+scene of the clip itself, this also after it was shown as nothing: all 28 pairs of classes for each split.
+Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`, and `open_set_scenes.csv` (each split) to
+--output. With --json it prints one object: `ece`, `auroc` and `known_rejected` of the first method by stream.
+
+    python experiments/open_set.py --thresholds --photos PHOTOS --backbone NAME --weights WEIGHTS
+
+measures `learner.nothing.USUAL_COSINE`: 1, 2, 4 and 8 discs of photos are taught as the objects of scenes are.
 """
 
 import argparse
 import itertools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
+from PIL import Image, ImageDraw
+from scenes import SIDE, Scenes, cut_outs, half_of
 from support.common_options import QUICK_BENCHMARK, run_script
-from support.open_set import METHODS, Measured, Stream, add_network_options, features_of, network_of, run_stream
+from support.open_set import (
+    METHODS,
+    Measured,
+    Stream,
+    add_network_options,
+    auroc,
+    features_of,
+    kept_features,
+    learner_of,
+    run_stream,
+    taught,
+)
 from support.pictures import bars
 from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.nothing import HALF
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
 MEASURES = ("accuracy", "ece", "ece_usual", "known_rejected", "unknown_rejected", "auroc")
+REJECTED = 0.06  # of the taught objects by the usual threshold
 PHOTOS = 50, 80, 20  # classes of the photo streams, and training and test images of each
 
 
@@ -102,24 +123,156 @@ def left_out_sets(stream: Stream, classes: int, runs: int) -> list[tuple[int, ..
     return [tuple(sorted(draw.tolist())) for draw in draws]
 
 
-def runs_of(stream: Stream, methods: Sequence[str], model: SplitModel, key: str, chosen: argparse.Namespace):
+def runs_of(stream: Stream, learners: dict[str, Learner], chosen: argparse.Namespace):
     """Yield the runs of a stream: with all classes taught, and with some left out."""
     count = chosen.development_runs if stream.name in DEVELOPMENT else chosen.runs
-    held: dict[str, np.ndarray] = {}
-    for method in methods:
-        moments = METHODS[method][0]
+    for method, learner in learners.items():
         closed = [(run, ()) for run in range(count)]
         sets = left_out_sets(stream, len(stream.tables(0).classes), count)
+        # Every run of a stream has the same rows, split in another way.
+        features = features_of(learner, stream.tables(0), chosen.features)
         for run, unknown in closed + [(place % max(count, 1), labels) for place, labels in enumerate(sets)]:
             frames = stream.tables(run)
-            kind = repr(vars(moments))
-            if kind not in held:  # every run of a stream has the same rows, split in another way
-                held[kind] = features_of(model, moments, frames, chosen.features, key)
-            kept = moments.of_head().length(model)
-            measured = run_stream(method, frames, held[kind], kept, unknown, run, candidates=method == "rda")
+            measured = run_stream(learner._classifier, frames, features, unknown, run)
             names = tuple(frames.classes[label] for label in unknown)
             print(f"{stream.name} {method} run {run} without {', '.join(names) or 'none'}: {measured}", file=sys.stderr)
             yield Run(stream.name, method, run, names, measured)
+
+
+SCENES = ("known", "held out", "never taught", "empty", "own scene", "own scene, shown")
+
+
+def scene_images(scenes: Scenes) -> list[tuple[str, int, Image.Image]]:
+    """Return how an image is used, the number of its class, and the image; one object of each class is taught."""
+    names = list(dict.fromkeys(name for name, _ in scenes.taught))
+    places = [next(place for place, (name, _) in enumerate(scenes.taught) if name == one) for one in names]
+    rows: list[tuple[str, int, Image.Image]] = []
+    for number, (name, place) in enumerate(zip(names, places)):
+        views, own = scenes.taught[place][1], scenes.own[place][0]
+        others = [one for one in places if one != place]
+        held_out = next(views for one, views in scenes.held_out if one == name)
+        rows += [("taught", number, scenes.shown(view, own)) for view in views[:8]]
+        rows += [("known", number, scenes.shown(view, scenes.photo())) for view in views[8:12]]
+        for view in views[12:16]:
+            rows.append(("known", number, scenes.shown(view, scenes.own[scenes.draws.choice(others)][0])))
+        rows += [("held out", number, scenes.shown(view, scenes.photo())) for view in held_out[:4]]
+        for use in ("shown",) * 4 + ("own scene",) * 4:  # seen by a camera that moved
+            size = round(scenes.draws.uniform(0.8, 1) * SIDE)
+            left, top = scenes.draws.integers(0, SIDE - size + 1, 2).tolist()
+            rows.append((use, number, own.resize((SIDE, SIDE), box=(left, top, left + size, top + size))))
+    return [*rows, *(("empty", -1, scenes.photo()) for _ in range(40))]
+
+
+def scene_features(learner: Learner, make: Callable[[], Scenes], folder: Path | None, key: object):
+    """Return the uses, the classes `(N,)` and the features of the images of scenes, or those that were kept."""
+    images: list[tuple[str, int, Image.Image]] = []
+
+    def pixels() -> Iterator[torch.Tensor]:
+        images.extend(scene_images(make()))
+        side, interpolation = learner.image_size, Image.Resampling[learner.network.interpolation.upper()]
+        for start in range(0, len(images), 16):
+            some = [np.asarray(image.resize((side, side), interpolation)) for *_, image in images[start : start + 16]]
+            yield torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).contiguous()
+
+    features = kept_features(learner, pixels, folder, key)
+    each = ["taught"] * 8 + ["known"] * 8 + ["held out"] * 4 + ["shown"] * 4 + ["own scene"] * 4
+    classes = (len(features) - 40) // len(each)
+    uses = np.array(each * classes + ["empty"] * 40)
+    return uses, np.append(np.repeat(np.arange(classes), len(each)), [-1] * 40), features
+
+
+def familiarities(learner: Learner, scenes, classes: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Teach a clip of each of some classes; return the familiarity of the images of each of `SCENES`."""
+    uses, labels, features = scenes
+    mine = np.isin(labels, classes)
+    names = [f"class{label}" for label in range(labels.max() + 1)]
+    lessons = ((label, features[(uses == "taught") & (labels == label)]) for label in classes)
+    classifier = taught(learner._classifier, names, lessons)
+
+    def asked(chosen: np.ndarray) -> torch.Tensor:
+        return classifier.confidence.familiarity(classifier.evidence(features[chosen]))
+
+    found = {use: asked((uses == use) & mine) for use in ("known", "held out", "own scene")}
+    found["empty"] = asked(uses == "empty")
+    if not mine[labels >= 0].all():
+        found["never taught"] = asked(np.isin(uses, ("known", "held out")) & ~mine & (labels >= 0))
+    if learner.method in ("rda", "slda"):
+        classifier.learn_nothing(features[(uses == "shown") & mine])
+        found["own scene, shown"] = asked((uses == "own scene") & mine)
+        found["known, shown"] = asked((uses == "known") & mine)
+    return found
+
+
+def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list[list[object]]:
+    """Return header and a row for each method, split and use: shares of images called known, and AUROC."""
+    if chosen.eth80 is None:
+        raise ValueError("the objects of scenes are those of ETH-80: give --eth80")
+    objects, files = cache(partial(cut_outs, Path(chosen.eth80))), half_of(chosen.photos, chosen.development)
+
+    def made(split: int) -> Scenes:
+        return Scenes(objects(), files, split)
+
+    rows: list[list[object]] = [["backbone", "method", "split", "asked", "called known", "AUROC"]]
+    for method, learner in learners.items():
+        for split in range(chosen.splits):
+            key = "scenes", chosen.development, split
+            scenes = scene_features(learner, partial(made, split), chosen.features, key)
+            pairs = itertools.combinations(range(scenes[1].max() + 1), 2)
+            every = [familiarities(learner, scenes, pair) for pair in pairs]
+            for use in (*SCENES, "known, shown"):
+                some = [one for one in every if use in one]
+                known = np.mean([float((one[use] >= 0).double().mean()) for one in some]) if some else float("nan")
+                area = np.mean([auroc(one["known"], one[use]) for one in some]) if some else float("nan")
+                rows.append([chosen.backbone, method, split, use, f"{known:.5f}", f"{area:.5f}"])
+                print(*rows[-1], file=sys.stderr)
+    return rows
+
+
+def discs(files: Sequence[Path], split: int) -> dict[str, dict[str, list[Image.Image]]]:
+    """Return eight classes of three discs of photos, with 20 views each: turned, narrowed, in other light."""
+    draws, side = np.random.default_rng(split), 128
+    chosen = iter(draws.choice(np.array(files, dtype=object), 24, replace=False))
+    mask = Image.new("L", (side, side))
+    ImageDraw.Draw(mask).ellipse((4, 4, side - 4, side - 4), fill=255)
+    found: dict[str, dict[str, list[Image.Image]]] = {}
+    for number in range(24):
+        disc = Image.open(next(chosen)).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
+        views = []
+        for _ in range(20):
+            light = np.asarray(disc, dtype=np.float32) * draws.uniform(0.8, 1.2)
+            view = Image.fromarray(light.clip(0, 255).astype(np.uint8))
+            view = view.rotate(draws.uniform(-25, 25), Image.Resampling.BILINEAR)
+            view.putalpha(mask)
+            views.append(view.resize((round(side * draws.uniform(0.7, 1)), side)))
+        found.setdefault(f"class{number % 8}", {})[f"object{number // 8}"] = views
+    return found
+
+
+def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
+    """Print the usual cosine of a backbone: by number of classes, and their mean."""
+    files = sorted(file for folder in chosen.photos for file in Path(folder).rglob("*") if file.is_file())
+    found: dict[int, list[torch.Tensor]] = {count: [] for count in (1, 2, 4, 8)}
+    strange: dict[int, list[torch.Tensor]] = {count: [] for count in found}
+    for split in range(chosen.splits):
+        key = "thresholds", *map(str, chosen.photos), split
+        make = partial(Scenes, discs(files, split), files, split)
+        uses, labels, features = scene_features(learner, make, chosen.features, key)
+        for count in found:
+            for start in range(0, 8, count):
+                mine = np.isin(labels, range(start, start + count))
+                names = [f"class{label}" for label in range(8)]
+                places = range(start, start + count)
+                lessons = ((label, features[(uses == "taught") & (labels == label)]) for label in places)
+                classifier = taught(learner._classifier, names, lessons)
+                for asked, to in (((uses == "known") & mine, found), (uses == "empty", strange)):
+                    to[count].append(classifier.evidence(features[asked]).typicality[:, 2])
+    usual = []
+    for count, cosines in found.items():
+        least = float(torch.cat(cosines).quantile(REJECTED))
+        usual.append(least * (count + HALF) / count)
+        accepted = float((torch.cat(strange[count]) >= least).double().mean())
+        print(f"{count} classes: {least:.3f}, usual cosine {usual[-1]:.3f}, accepts {accepted:.3f} of the empty photos")
+    print(f"{chosen.backbone}: {np.mean(usual):.3f}")
 
 
 def values_of(runs: Sequence[Run], stream: str, method: str, measure: str) -> list[float]:
@@ -127,7 +280,7 @@ def values_of(runs: Sequence[Run], stream: str, method: str, measure: str) -> li
     closed = measure in ("accuracy", "ece", "ece_usual")
     some = [run for run in runs if (run.stream, run.method) == (stream, method)]
     chosen = [run.measured for run in some if closed == (not run.left_out)]
-    return [one.auroc["chosen"] if measure == "auroc" else getattr(one, measure) for one in chosen]
+    return [getattr(one, measure) for one in chosen]
 
 
 def text_of(values: Sequence[float]) -> str:
@@ -145,18 +298,6 @@ def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     return ["stream, method", *header], lines
 
 
-def comparison(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Return header and lines of the table of scores for unknown images, with the Gaussian learner `rda`."""
-    areas: dict[str, dict[str, list[float]]] = {}
-    for run in runs:
-        if run.method == "rda" and run.left_out:
-            for name, area in run.measured.auroc.items():
-                areas.setdefault(name, {}).setdefault(run.stream, []).append(area)
-    streams = list(dict.fromkeys(run.stream for run in runs if run.method == "rda"))
-    lines = [[name, *(text_of(found[stream]) for stream in streams)] for name, found in areas.items()]
-    return ["score", *(f"{name} (development)" if name in DEVELOPMENT else name for name in streams)], lines
-
-
 def picture(runs: Sequence[Run]) -> Figure:
     """Plot a panel for each measure with a bar for each stream and method."""
     titles = {"ece": "expected calibration error", "known_rejected": "known images rejected", "auroc": "AUROC, unknown"}
@@ -171,7 +312,7 @@ def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     """Return header and a row for each run."""
     rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
     for run in runs:
-        values = [getattr(run.measured, name) for name in MEASURES[:-1]] + [run.measured.auroc.get("chosen")]
+        values = [getattr(run.measured, name) for name in MEASURES]
         shown = ["" if value is None else f"{value:.5f}" for value in values]
         rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *shown])
     return rows
@@ -183,20 +324,32 @@ def main() -> None:
     parser.add_argument("--sign-digits", metavar="DIR", help="folder of sign digits: digit/people/photos")
     parser.add_argument("--cifar100", metavar="DIR", help="folder of CIFAR-100 as images, with train/class/")
     parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS, help="closed forms")
+    parser.add_argument("--photos", metavar="DIR", nargs="+", default=[], help="folders of photos without objects")
+    parser.add_argument("--development", action="store_true", help="the half of these photos for choosing settings")
+    parser.add_argument("--thresholds", action="store_true", help="measure the usual cosine on --photos")
+    parser.add_argument("--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms")
     parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
+    parser.add_argument("--splits", type=int, default=5, help="of the scenes")
     parser.add_argument("--development-runs", type=int, default=3, help="runs of CIFAR-100 and Tiny-ImageNet")
     parser.add_argument("--output", default="runs/open_set", help="folder of tables and picture")
     add_network_options(parser)
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.runs = 1
-    streams = streams_of(chosen)
-    model, key = network_of(chosen)
-    runs = [run for stream in streams for run in runs_of(stream, chosen.methods, model, key, chosen)]
+    learners = {method: learner_of(chosen, method) for method in chosen.methods}
+    if chosen.thresholds:
+        return thresholds(learners[chosen.methods[0]], chosen)
     output = Path(chosen.output)
-    tables = [summary(runs), comparison(runs)]
-    write_csv(output / "open_set.csv", [row for header, lines in tables for row in (header, *lines)])
+    if chosen.photos:
+        rows = scene_rows(learners, chosen)
+        write_csv(output / "open_set_scenes.csv", rows)
+        print(f"written to {output}: open_set_scenes.csv")
+        if not chosen.runs:
+            return
+    streams = streams_of(chosen)
+    runs = [run for stream in streams for run in runs_of(stream, learners, chosen)]
+    header, lines = summary(runs)
+    write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
     if chosen.json:
@@ -206,8 +359,7 @@ def main() -> None:
                 found[stream.name] = float(np.mean(values_of(runs, stream.name, chosen.methods[0], measure)))
         print(json.dumps(figures))
         return
-    for title, (header, lines) in zip(("Mean and 95 % interval over runs", "AUROC of scores, rda"), tables):
-        print(f"\n{title}\n{table(header, lines)}")
+    print(f"\nMean and 95 % interval over runs\n{table(header, lines)}")
     print(f"\nwritten to {output}: open_set.csv, open_set_runs.csv, open_set.png, open_set.svg")
 
 

@@ -75,6 +75,21 @@ def view_of(path: Path) -> View | None:
     return View(Image.fromarray(pixels), cut)
 
 
+def cut_outs(root: Path) -> dict[str, dict[str, list[View]]]:
+    """Return the views of ETH-80 that can be cut out, by class and object."""
+    objects: dict[str, dict[str, list[View]]] = {}
+    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
+        views = [view for file in sorted(folder.iterdir()) if (view := view_of(file)) is not None]
+        objects.setdefault(folder.name.rstrip("0123456789"), {})[folder.name] = views
+    return objects
+
+
+def half_of(folders: Sequence[Path], development: bool) -> list[Path]:
+    """Return the photos of folders that are for choosing settings, or those for reporting."""
+    files = sorted(file for folder in folders for file in Path(folder).rglob("*") if file.is_file())
+    return [file for file in files if zlib.crc32(file.name.encode()) % 2 == int(development)]
+
+
 class Scenes:
     """Images of one split.
 
@@ -209,12 +224,7 @@ def main() -> int:
     ]
     todo = [] if options.table_only else [case for case in cases if case not in done]
     if todo:
-        objects: dict[str, dict[str, list[View]]] = {}
-        for folder in sorted(path for path in options.eth80.iterdir() if path.is_dir()):
-            views = [view for file in sorted(folder.iterdir()) if (view := view_of(file)) is not None]
-            objects.setdefault(folder.name.rstrip("0123456789"), {})[folder.name] = views
-        files = sorted(file for folder in options.photos for file in folder.rglob("*") if file.is_file())
-        photos = [file for file in files if zlib.crc32(file.name.encode()) % 2 == int(options.development)]
+        objects, photos = cut_outs(options.eth80), half_of(options.photos, options.development)
     for backbone, method, looks, stream, split in todo:
         shares = tuple(float(share) for share in looks.split(","))
         learner = Learner(method, backbone, backbones[backbone], looks=shares)

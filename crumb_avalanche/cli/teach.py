@@ -24,10 +24,17 @@ from crumb_avalanche.system.ray_cluster import RayCalls
 
 def main(settings: TeachSettings) -> None:
     """Learn the source and write the learner's file; print what was learned."""
-    if (settings.source is None) == (settings.camera is None):
-        raise ValueError("give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME)")
+    if [settings.source, settings.camera, settings.nothing].count(None) != 2:
+        raise ValueError(
+            "give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME), or show an empty scene "
+            "(--nothing SOURCE)"
+        )
+    if settings.nothing is not None and (settings.label, settings.engine) != (None, None):
+        raise ValueError("an empty scene has no class and is learned here: leave --label and --engine out")
     if settings.engine is not None and settings.camera is not None:
         raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
+    if settings.nothing is not None:
+        check_source(settings.nothing, "nothing", True)
     if settings.source is not None:
         check_source(settings.source, settings.label, settings.new_class)
         if settings.label is None:
@@ -44,21 +51,22 @@ def main(settings: TeachSettings) -> None:
         if lean is None:
             lean = path.exists() and not holds_weights(path)
         if settings.runtime == "int8":
-            learner.use_runtime("int8", settings.source)
-        start_runtime(learner, settings.runtime, settings.source)
+            learner.use_runtime("int8", settings.source or settings.nothing)
+        start_runtime(learner, settings.runtime, settings.source or settings.nothing)
         learner.keep_pictures = settings.keep_pictures
         with progress_bar(None, "learning", show=settings.progress) as bar:
-            lesson = learner.teach(
-                source_of(settings),
-                settings.label,
-                on_bad=settings.on_bad_frame,
-                progress=bar.update,
-                engine=engine,
-                new_class=settings.new_class,
-            )
+            plain: dict[str, Any] = {"on_bad": settings.on_bad_frame, "progress": bar.update}
+            if settings.nothing is not None:
+                lesson = learner.teach_nothing(settings.nothing, **plain)
+            else:
+                lesson = learner.teach(
+                    source_of(settings), settings.label, engine=engine, new_class=settings.new_class, **plain
+                )
         learner.save(path, weights=not lean, pictures=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
+    if lesson.nothing:
+        print(f"learned that {counted(lesson.nothing, 'image')} show nothing")
     for bad in lesson.unread:
         print(f"could not read {bad}")
     for note in lesson.notes:
@@ -73,6 +81,7 @@ def main(settings: TeachSettings) -> None:
         print(
             f"a usual threshold separates known from unknown until {second}clips of "
             f"{counted(learner.clips_missing, 'more object')} of these classes are learned"
+            + ("" if learner.nothing else "; show it the empty scene with --nothing")
         )
     size = path.stat().st_size
     print(f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.learner.nothing import HALF, LEAST_APART
 from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
@@ -18,9 +19,6 @@ WEIGHTS_ALONE = (0.5, 1.0, 2.0)
 STIFFNESS = 0.03  # of the weights: the penalty of their squared distance from the usual ones
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
 NEWTON_STEPS = 20
-# Before the threshold is fitted, images are unknown whose cosine is below USUAL_COSINE * (1 - 1 / k)**2, for k classes.
-# Chosen on one clip of each of 2 to 8 objects pasted on photos, by EfficientNet-Lite0; see experiments/scenes.py.
-USUAL_COSINE = 0.24
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
 RIVALS = 16  # classes of a record besides the true one; the others add little to a softmax
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
@@ -172,17 +170,19 @@ class Confidence:
     with a class mean. The weights tell the records from the same images with their class left out, which are images of
     an unknown class then: by logistic regression, each lesson counting once, with a penalty for the squared distance
     from the usual weights, and none below 0. The threshold is the 5 % quantile over records. Before five lessons are
-    observed, images whose largest probability is below 0.1 are unknown, and with ``whitened`` those of small cosines.
+    observed, images whose largest probability is below 0.1 are unknown, and with ``usual`` those of small cosines.
+    Images that look like what was shown as nothing always are.
 
     Args:
         capacity: largest number of records, 248 bytes each; beyond it, the class with most loses every second one.
-        whitened: whether cosines are those in a space whitened with the common covariance, whose scale is known.
+        usual: cosine that images of many known classes have at least, where cosines are those of a whitened space; see
+            ``nothing.usual_cosine``.
     """
 
-    def __init__(self, capacity: int = 2000, whitened: bool = False):
+    def __init__(self, capacity: int = 2000, usual: float | None = None):
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; give at least 1 record")
-        self.capacity, self.whitened = capacity, whitened
+        self.capacity, self.usual = capacity, usual
         self._records = Records.none()
         self._next = 0
         self._cache: tuple[tuple[int, ...], float, _Fit | None] | None = None
@@ -234,12 +234,14 @@ class Confidence:
         """
         temperature, fit = self._fitted(evidence)
         if fit is not None:
-            return fit.familiarity(evidence.typicality)
-        confident = (evidence.scores / temperature).log_softmax(1).amax(1)
-        familiarity, classes = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log(), evidence.scores.shape[1]
-        if not self.whitened or classes < 2:
-            return familiarity
-        return torch.minimum(familiarity, evidence.typicality[:, 2] - USUAL_COSINE * (1 - 1 / classes) ** 2)
+            familiarity = fit.familiarity(evidence.typicality)
+        else:
+            confident, classes = (evidence.scores / temperature).log_softmax(1).amax(1), evidence.scores.shape[1]
+            familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
+            if self.usual is not None:
+                least = self.usual * classes / (classes + HALF)
+                familiarity = torch.minimum(familiarity, evidence.typicality[:, 2] - least)
+        return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
 
     def known(self, evidence: Evidence) -> Tensor:
         """Return ``(B,)`` bool, whether a class explains each image."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location, typicality_without
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
+from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, MOST_SHOWN, drawn_images, usual_cosine
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
@@ -57,6 +58,7 @@ class Classifier:
         kept: number of the last features, which stay if the budget becomes too small for the others; default all.
         looks: the parts of an image that features are computed of. Each of their views is learned; the scores of the
             views are added.
+        usual: see ``Confidence``; without effect unless the cosines of the statistics are those of a whitened space.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
@@ -64,7 +66,11 @@ class Classifier:
         statistics: the closed form.
         confidence: how sure its answers are.
         look_weights: how much the scores of each view count.
+        nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones first and then views of those that
+            were shown; ``None`` where they are not used or not computed yet.
     """
+
+    usual: float | None = None
 
     def __init__(
         self,
@@ -74,9 +80,12 @@ class Classifier:
         budget_bytes: int,
         kept: int | None = None,
         looks: Looks = WHOLE,
+        usual: float | None = None,
     ):
         form = form_of(method)
         assert form is not None
+        if issubclass(form, WHITENED):
+            self.usual = usual
         self.method, self.features, self.budget_bytes = method, features, budget_bytes
         self.kept = length if kept is None else kept
         self.looks = looks
@@ -88,6 +97,7 @@ class Classifier:
         self.names: list[str | None] = []
         self.images: list[int] = []
         self._asked_images = 0
+        self.nothing: Tensor | None = None
 
     @classmethod
     def of_model(
@@ -113,10 +123,10 @@ class Classifier:
         length, kept = features.length(model), features.of_head().length(model)
         if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
             features, length = features.of_head(), kept
-        return cls(method, features, length, budget_bytes, kept, looks)
+        return cls(method, features, length, budget_bytes, kept, looks, usual_cosine(model.backbone))
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
-        memo[id(self._asked)] = self._asked  # never changed
+        memo.update({id(part): part for part in (self._asked, self.nothing)})  # never changed
         memo.update({id(part): list(part) for part in (self.names, self.images)})  # faster than item by item
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
@@ -181,10 +191,10 @@ class Classifier:
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, also those that were made of more features."""
-        whitened = isinstance(self.statistics, WHITENED)
-        self.confidence, self.look_weights = Confidence(whitened=whitened), LookWeights(self.looks.views)
+        self.confidence, self.look_weights = Confidence(usual=self.usual), LookWeights(self.looks.views)
         self._confidence_before = self.confidence
         self._asked: ClosedForm | None = None
+        self.nothing = None if self.nothing is None else self.nothing[:, -self.length :]
 
     def _grow(self, classes: int) -> None:
         self.statistics.grow(classes)
@@ -210,11 +220,28 @@ class Classifier:
             model: a model.
             pixels: a batch of what ``Looks.transform`` returns for ``n`` images.
         """
+        self.draw_nothing(model)
         found: list[Tensor] = []
         for look, windows in zip(self.looks.of(pixels), self.looks.windows(self.features)):
             layers = self.features.layers(model, model.features(look))
             found += [window.of_layers(layers) for window in windows]
         return torch.cat(found, 1)
+
+    def draw_nothing(self, model: SplitModel) -> None:
+        """Compute the features of drawn images that show nothing, the first time."""
+        if self.nothing is None and isinstance(self.statistics, WHITENED):
+            self.nothing = self.features(model, drawn_images(model.image_size))[:, -self.length :]
+
+    def learn_nothing(self, features: Tensor) -> None:
+        """Take ``n`` images of a clip, as ``compute`` returns them, for what shows nothing; some of them are kept.
+
+        Raises:
+            ValueError: the method has no whitened space.
+        """
+        if self.nothing is None:
+            raise ValueError(f"a learner of method {self.method} cannot be shown nothing; rda and slda can")
+        places = torch.linspace(0, len(features) - 1, min(len(features), EACH_LESSON)).round().long()
+        self.nothing = _with_shown(self.nothing, self._rows(features[places]))
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of, after some were given up or not."""
@@ -251,9 +278,9 @@ class Classifier:
         if number not in known or len(known) < 2:
             return None
         rows = self._rows(features)
-        views = evidence(self._asked, rows)
+        views = evidence(self._asked, rows, self.nothing)
         self.look_weights.observe(views.scores.unflatten(0, (-1, self.looks.views)), known.index(number))
-        found, without = self._together(views), typicality_without(self._asked, rows, number)
+        found, without = self._together(views), typicality_without(self._asked, rows, number, self.nothing)
         self.confidence.observe(found, number, None if without is None else self._mean_of_views(without))
         return self._confidence_before.calibrated(found)
 
@@ -282,7 +309,7 @@ class Classifier:
 
     def evidence(self, features: Tensor) -> Evidence:
         """Compute scores and distances of ``n`` images from features as ``compute`` returns them."""
-        return self._together(evidence(self.statistics, self._rows(features)))
+        return self._together(evidence(self.statistics, self._rows(features), self.nothing))
 
     def _rows(self, features: Tensor) -> Tensor:
         """Return ``(n * V, D)`` of the ``(n, V * D')`` features of ``n`` images, those that the statistics are of."""
@@ -291,7 +318,8 @@ class Classifier:
     def _together(self, found: Evidence) -> Evidence:
         """Return the evidence of images from that of their views."""
         scores, typicality = self._mean_of_views(found.scores), self._mean_of_views(found.typicality)
-        return found._replace(scores=scores, typicality=typicality)
+        apart = None if found.apart is None else self._mean_of_views(found.apart.unsqueeze(1)).squeeze(1)
+        return found._replace(scores=scores, typicality=typicality, apart=apart)
 
     def _mean_of_views(self, values: Tensor) -> Tensor:
         """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
@@ -341,7 +369,7 @@ class Classifier:
         labels = {number: into if number == gone else number for number in self.taught}
         statistics, confidence = self.statistics.like(self.statistics.state_dict()), self.confidence
         statistics.merge(self.statistics, labels)
-        self.statistics, self.confidence = statistics, Confidence(whitened=confidence.whitened)
+        self.statistics, self.confidence = statistics, Confidence(usual=confidence.usual)
         self.confidence.merge(confidence, labels)
         self.images[into] += self.images[gone]
         self.names[gone], self.images[gone], self._asked = None, 0, None
@@ -396,6 +424,9 @@ class Classifier:
             self._start_confidence()
         self.statistics.merge(theirs, labels)
         notes.append(self._make_room(len(self.taught)))
+        if other.nothing is not None:
+            rows = other.nothing[:, -self.length :]
+            self.nothing = rows if self.nothing is None else _with_shown(self.nothing, rows[DRAWN:])
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.add(other.look_weights.losses)
@@ -410,6 +441,7 @@ class Classifier:
             "statistics": self.statistics.state_dict(),
             "confidence": self.confidence.state_dict(),
             "look_losses": self.look_weights.losses,
+            "nothing": self.nothing,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -428,7 +460,13 @@ class Classifier:
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
         self.look_weights.losses = state["look_losses"]
+        self.nothing = state["nothing"]
         self._asked = None
+
+
+def _with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
+    """Return the features of drawn images, and the latest ones of those shown."""
+    return torch.cat([nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]])
 
 
 def _sorted(names: list[str], shares: Tensor) -> list[tuple[str, float]]:

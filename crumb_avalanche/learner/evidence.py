@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, cell_means, middle_of
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -31,12 +32,15 @@ class Evidence(NamedTuple):
         typicality: ``(B, 3)`` float64, larger for images like those of the classes: minus the logarithm of the part
             of the image that no combination of class means explains; the closeness to the nearest class relative to
             that of an image of any class; and the cosine between the image and the class mean of nearest direction.
+        apart: ``(B,)`` float64, that cosine without the directions of what was shown as nothing; ``None`` if nothing
+            was.
     """
 
     scores: Tensor
     labels: Tensor
     counts: Tensor
     typicality: Tensor
+    apart: Tensor | None = None
 
     @property
     def best(self) -> int:
@@ -44,18 +48,21 @@ class Evidence(NamedTuple):
         return int(self.labels[self.scores.mean(0).argmax()])
 
 
-def evidence(statistics: ClosedForm, features: Tensor) -> Evidence:
+def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = None) -> Evidence:
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
-    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine seen
-    from the mean of the class means. Class means: the same of unit vectors, not whitened, with the plain distance.
+    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine.
+    With features of images that show nothing, the cosine is seen from their mean, in a space without their directions;
+    else from the mean of the class means. Class means: the same of unit vectors, not whitened, with the plain distance.
     Random projection: the leverage of the regression, the largest score, and their ratio with the root of the leverage.
     Other closed forms: the largest score, three times.
 
     Args:
         statistics: a closed form with at least one class.
         features: ``(B, D)`` float, on the CPU.
+        nothing: ``(n, D)`` features of images that show nothing, ``DRAWN`` of them drawn, the others shown; for
+            regularised discriminant and streaming LDA.
 
     Raises:
         ValueError: the closed form has no class yet, or its scores are not finite: no images have such statistics.
@@ -65,17 +72,19 @@ def evidence(statistics: ClosedForm, features: Tensor) -> Evidence:
         raise ValueError("the closed form has no class yet; update it with images first")
     try:
         found = statistics.solution()(features)
-        typicality = _typicality(statistics, features, found)
+        typicality, apart = _typicality(statistics, features, nothing, found)
         finite = bool(found.isfinite().all() and typicality.isfinite().all())
     except torch.linalg.LinAlgError:
         finite = False
     if not finite:
         raise ValueError("the statistics of the classes give scores that are not finite; teach anew, or load a copy")
     counts = statistics.image_counts[labels].long()
-    return Evidence(found / statistics.temperature, labels, counts, typicality)
+    return Evidence(found / statistics.temperature, labels, counts, typicality, apart)
 
 
-def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> Tensor | None:
+def typicality_without(
+    statistics: ClosedForm, features: Tensor, label: int, nothing: Tensor | None = None
+) -> Tensor | None:
     """Compute the typicality of images of a class as if it had no class mean: that of images of an unknown class.
 
     The common covariance still holds the class, so that its images look somewhat less strange than those of a class
@@ -85,6 +94,7 @@ def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> 
         statistics: a closed form that knows the class.
         features: ``(B, D)`` float, on the CPU.
         label: the class.
+        nothing: as for ``evidence``.
 
     Returns:
         ``(B, 3)`` float64, see ``Evidence``; ``None`` if less than two other classes are known.
@@ -92,50 +102,70 @@ def typicality_without(statistics: ClosedForm, features: Tensor, label: int) -> 
     others = statistics.image_counts.nonzero().flatten() != label
     if int(others.sum()) < 2:
         return None
-    return _typicality(statistics, features, None, others)
+    return _typicality(statistics, features, nothing, None, others)[0]
 
 
 def _typicality(
-    statistics: ClosedForm, features: Tensor, scores: Tensor | None, classes: Tensor | None = None
-) -> Tensor:
-    """Compute ``Evidence.typicality`` for ``classes``, a mask of those with images, from the scores if they are known.
+    statistics: ClosedForm,
+    features: Tensor,
+    nothing: Tensor | None,
+    scores: Tensor | None,
+    classes: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute typicality and ``apart`` for ``classes``, a mask of those with images, from scores if they are known.
 
     Each value has its own way: see ``evidence``.
     """
+    apart = None
     if not isinstance(statistics, (*WHITENED, ClassMeans)):
         scores = statistics.solution()(features) if scores is None else scores
         relative = (scores if classes is None else scores[:, classes]).amax(1)
         if type(statistics) is not RandomProjection:
-            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature
+            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature, None
         hidden = statistics.project(features)
         unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
         cosine = relative / unexplained.clamp_min(_TINY).sqrt()
     else:
-        unexplained, nearest, background, cosine = distances(statistics, features, classes)
-        relative = background - nearest
-    return torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1)
+        values = features.double()
+        values = functional.normalize(values) if type(statistics) is ClassMeans else values
+        unexplained, relative, cosine, *others = _solved(statistics, nothing).values(values, classes)
+        apart = others[0] if others else None
+    return torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1), apart
 
 
-def distances(
-    statistics: ClosedForm, features: Tensor, classes: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute squared distances and cosines in the space whitened with the common covariance.
+class _Cosine(NamedTuple):
+    """Cosines with class means, seen from the mean of images that show nothing.
 
-    Args:
-        statistics: a regularised discriminant, streaming LDA or class means (of unit vectors, not whitened) with at
-            least one class.
-        features: ``(B, D)`` float, on the CPU.
-        classes: ``(C,)`` bool, the classes with images whose means count; default all. The common covariance is that of
-            all classes.
+    Their covariance ``V V^T`` is added to that of the whitened space, by Woodbury's identity.
 
-    Returns:
-        The squared length outside the span of the class means, the squared distance to the nearest mean within the
-        span, that to the centre in units of the total covariance, which is 0 for class means, and the largest cosine
-        between the image and a class mean, both seen from the centre; ``(B,)`` float64 each.
+    Attributes:
+        shift: ``(D,)``, from their mean to the centre of the classes, whitened.
+        lift: ``(D, n)``; ``|z|^2 - |z lift|^2`` is the squared length of a whitened row ``z``.
+        towards: ``(D, C)``; ``z towards`` are the products with class means of length 1.
     """
-    values = features.double()
-    values = functional.normalize(values) if type(statistics) is ClassMeans else values
-    return _solved(statistics).distances(values, classes)
+
+    shift: Tensor
+    lift: Tensor
+    towards: Tensor
+
+    @classmethod
+    def of_rows(cls, nothing: Tensor, means: Tensor, centre: Tensor, white: Callable[[Tensor], Tensor]) -> "_Cosine":
+        """Find the cosines from ``(n, D)`` features of images that show nothing, and ``(C, D)`` class means."""
+        middle = nothing.mean(0)
+        spread = white(nothing - middle).mT / len(nothing) ** 0.5
+        root = torch.linalg.cholesky(torch.eye(len(nothing), dtype=torch.float64) + spread.mT @ spread)
+        lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
+        places = white(means - middle).mT
+        towards = places - lift @ (lift.mT @ places)
+        lengths = (places * towards).sum(0).clamp_min(_TINY).sqrt()
+        return cls(white((centre - middle).unsqueeze(0))[0], lift, towards / lengths)
+
+    def __call__(self, white: Tensor, classes: Tensor | None) -> Tensor:
+        """Return the largest cosine of ``(B, D)`` whitened rows, seen from the centre of the classes."""
+        places = white + self.shift
+        lengths = places.square().sum(1) - (places @ self.lift).square().sum(1)
+        cosines = places @ (self.towards if classes is None else self.towards[:, classes])
+        return cosines.amax(1) / lengths.clamp_min(_TINY).sqrt()
 
 
 class _Space(NamedTuple):
@@ -146,33 +176,41 @@ class _Space(NamedTuple):
         projection: ``(D, r)``, from features minus ``centre`` to the span.
         means: ``(C, r)``, the class means in the span.
         background: ``(r,)``, factors of squares in units of the total covariance, 0 where there is none.
-        squares: function from ``(n, D)`` rows to their squared lengths in the space.
+        white: function from ``(n, D)`` rows to the space.
+        cosines: with images that are drawn, and with those shown, too; maybe neither.
     """
 
     centre: Tensor
     projection: Tensor
     means: Tensor
     background: Tensor
-    squares: Callable[[Tensor], Tensor]
+    white: Callable[[Tensor], Tensor]
+    cosines: tuple[_Cosine, ...] = ()
 
     @classmethod
-    def of_means(cls, means: Tensor, solve: Callable[[Tensor], Tensor], background: bool = True) -> "_Space":
+    def of_means(
+        cls,
+        means: Tensor,
+        white: Callable[[Tensor], Tensor] = lambda rows: rows,
+        back: Callable[[Tensor], Tensor] = lambda rows: rows,
+        background: bool = True,
+    ) -> "_Space":
         """Find the span.
 
         Args:
             means: ``(C, D)`` float64.
-            solve: function from ``(n, D)`` rows ``X`` to ``X S^-1``.
+            white: function from ``(n, D)`` rows ``X`` to ``X S^-1/2``.
+            back: function from these to ``X S^-1``.
             background: whether to compute distances to the centre in units of the total covariance.
         """
         centre = means.mean(0)
-        rows = means - centre
-        white = solve(rows)
-        lengths, vectors = torch.linalg.eigh(rows @ white.mT)
+        rows = white(means - centre)
+        lengths, vectors = torch.linalg.eigh(rows @ rows.mT)
         kept = _not_zero(lengths)
         lengths = lengths[kept]
-        projection = white.mT @ (vectors[:, kept] / lengths.sqrt())
+        projection = back(rows).mT @ (vectors[:, kept] / lengths.sqrt())
         factors = background / (1 + lengths / len(means))
-        return cls(centre, projection, rows @ projection, factors, lambda rows: (rows * solve(rows)).sum(1))
+        return cls(centre, projection, (means - centre) @ projection, factors, white)
 
     @classmethod
     def of_solution(cls, solution: Solution) -> "_Space":
@@ -186,14 +224,26 @@ class _Space(NamedTuple):
             span.projection[:, kept],
             means,
             1 / (1 + lengths[kept] / len(means)),
-            lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).square().sum(0),
+            lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).mT,
         )
 
-    def distances(self, features: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute what the function ``distances`` returns."""
+    def values(self, features: Tensor, classes: Tensor | None = None) -> tuple[Tensor, ...]:
+        """Compute squared distances and cosines.
+
+        Args:
+            features: ``(B, D)`` float64.
+            classes: ``(C,)`` bool, the classes with images whose means count; default all. The common covariance is
+                that of all classes.
+
+        Returns:
+            The squared length outside the span of the class means; the squared distance to the centre in units of the
+            total covariance, which is 0 for class means, minus that to the nearest mean within the span; and the
+            largest cosine between the image and a class mean, both seen from the centre, or that of each of
+            ``cosines``; ``(B,)`` float64 each.
+        """
         rows = features - self.centre
-        places, squares = rows @ self.projection, self.squares(rows)
-        means, factors = self.means, self.background
+        places, white = rows @ self.projection, self.white(rows)
+        squares, means, factors = white.square().sum(1), self.means, self.background
         if classes is not None:  # the span of some of the means, seen from their own centre
             centre = means[classes].mean(0)
             squares = squares - 2 * places @ centre + centre.square().sum()
@@ -202,39 +252,46 @@ class _Space(NamedTuple):
             kept = _not_zero(lengths)
             means, places = means @ vectors[:, kept], places @ vectors[:, kept]
             factors = factors.any() / (1 + lengths[kept] / len(means))
-        cosine = (places @ functional.normalize(means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()
+        cosines = [cosine(white, classes) for cosine in self.cosines]
+        if not cosines:
+            cosines = [(places @ functional.normalize(means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()]
         # As a product: torch's exporter to ONNX has no cdist in every version.
         nearest = (means.square().sum(1) - 2 * places @ means.mT).amin(1) + places.square().sum(1)
-        return squares - places.square().sum(1), nearest, places.square() @ factors, cosine
+        return squares - places.square().sum(1), places.square() @ factors - nearest, *cosines
 
 
-_held: WeakKeyDictionary[ClosedForm, tuple[Any, Any]] = WeakKeyDictionary()
+_held: WeakKeyDictionary[ClosedForm, tuple[Any, Any, Any]] = WeakKeyDictionary()
 
 
-def _solved(statistics: ClosedForm) -> Any:
+def _solved(statistics: ClosedForm, nothing: Tensor | None = None) -> Any:
     """Return the space of a Gaussian, or the root of a Gram matrix; solved once after each change."""
     solved, held = statistics.solved(), _held.get(statistics)
-    if held is None or held[0] is not solved:  # another one after each change
-        held = _held[statistics] = solved, _solve(statistics)
-    return held[1]
+    if held is None or held[0] is not solved or held[1] is not nothing:  # another one after each change
+        held = _held[statistics] = solved, nothing, _solve(statistics, nothing)
+    return held[2]
 
 
-def _solve(statistics: ClosedForm) -> Any:
+def _solve(statistics: ClosedForm, nothing: Tensor | None) -> Any:
     labels = statistics.image_counts.nonzero().flatten()
     if isinstance(statistics, RandomProjection):
         gram = statistics.gram.double()
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
         return torch.linalg.cholesky(gram)
     if isinstance(statistics, ClassMeans):
-        return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), lambda rows: rows, False)
+        return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), background=False)
+    assert isinstance(statistics, WHITENED)
+    means = statistics.classes.means[labels].double()
     if isinstance(statistics, StreamingLDA):
         values, vectors = torch.linalg.eigh(statistics.covariance.double())
-        values = (1 - statistics.shrinkage) * values.clamp_min(0) + statistics.shrinkage
-        return _Space.of_means(
-            statistics.classes.means[labels].double(), lambda rows: (rows @ vectors / values) @ vectors.mT
-        )
-    assert isinstance(statistics, RegularizedDiscriminant)
-    return _Space.of_solution(statistics.solved())
+        roots = ((1 - statistics.shrinkage) * values.clamp_min(0) + statistics.shrinkage).sqrt()
+        space = _Space.of_means(means, lambda rows: rows @ vectors / roots, lambda rows: rows / roots @ vectors.mT)
+    else:
+        space = _Space.of_solution(statistics.solved())
+    if nothing is None:
+        return space
+    banks = [nothing[:DRAWN]] if len(nothing) <= DRAWN else [nothing[:DRAWN], nothing]
+    seen = (_Cosine.of_rows(bank.double(), means, space.centre, space.white) for bank in banks)
+    return space._replace(cosines=tuple(seen))
 
 
 def _not_zero(lengths: Tensor) -> Tensor:

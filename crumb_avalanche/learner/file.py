@@ -201,7 +201,7 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
     labels = range(max(counts, default=-1) + 1)
     lesson = {
         "images": {one["name"]: one["images"] for one in header.classes},
-        **dict.fromkeys(("clips", "answered", "right"), 0),
+        **dict.fromkeys(("clips", "answered", "right", "nothing"), 0),
         "when": header.written,
         "unread": (),
         "notes": (),
@@ -230,6 +230,7 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "statistics": state["strategy"]["method"],
             "confidence": Confidence().state_dict(),
             "look_losses": LookWeights(1).losses,
+            "nothing": None,
         }
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,6 +17,7 @@ from crumb_avalanche.learner.file import ReplacedError, read_learner, write_lear
 from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
 from crumb_avalanche.learner.lesson import Lesson, Strip, check_apart, check_not_empty, learn, name_of
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
@@ -166,20 +167,51 @@ class Learner(Predictor):
                     lesson = teach_distributed(
                         self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
                     )
-                lesson = replace(
-                    lesson,
-                    number=self._history.next_number,
-                    source=name_of(source),
-                    picture=strip.jpeg(),
-                    runtime=str(self.runtime),
-                    id=secrets.randbits(63),
+                return self._noted(replace(lesson, picture=strip.jpeg()), source, before, kept)
+
+    def teach_nothing(
+        self, source: Any, *, on_bad: OnBad = "raise", progress: Callable[[int], None] | None = None
+    ) -> Lesson:
+        """Show the empty scene, without any object: the learner calls it unknown from then on, and never by a name.
+
+        Where objects are shown again and again, their surroundings speak for them. What is shown here does so no more.
+        For methods ``recommended`` and ``slda``.
+
+        Args:
+            source, on_bad, progress: as for ``teach``; of folders all images are taken.
+
+        Returns:
+            The lesson; ``nothing`` is the number of images.
+
+        Raises:
+            ValueError: the method is another one. Else see ``teach``. After any error, the learner is as it was.
+        """
+        self.check_teachable()
+        unread: list[BadImage] = []
+        with self._lock:
+            self._take_fastest_runtime()
+            with self._restored_after_errors() as before:
+                strip, kept = Strip(), Kept(self._history.room)
+                clips = clips_of(source, "nothing", on_bad=on_bad, report=unread.append)
+                clips = map(strip.seeing, clips) if self.keep_pictures else clips
+                compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
+                lesson = learn(
+                    self._classifier, ((NOTHING, compute(clip)) for clip in clips), unread, progress, kept.add
                 )
-                self._history = self._history.and_lesson(lesson, before, kept)
+                check_not_empty(lesson)
+                return self._noted(replace(lesson, picture=strip.jpeg()), source, before, kept)
+
+    def _noted(self, lesson: Lesson, source: Any, before: Classifier, kept: Kept | None) -> Lesson:
+        """Add a lesson to the history, and return it with what tells it from others."""
+        number, runtime = self._history.next_number, str(self.runtime)
+        lesson = replace(lesson, number=number, source=name_of(source), runtime=runtime, id=secrets.randbits(63))
+        self._history = self._history.and_lesson(lesson, before, kept)
         return lesson
 
     @contextlib.contextmanager
     def _restored_after_errors(self) -> Iterator[Classifier]:
         """Yield a copy of what was learned so far, which takes its place again if there is an error."""
+        self._classifier.draw_nothing(self.network.model)  # also for what the lesson is taken back to
         before = copy.deepcopy(self._classifier)
         try:
             yield before
@@ -195,10 +227,15 @@ class Learner(Predictor):
             yield clip
 
     @property
-    def clips_missing(self) -> int:
-        """Clips of known classes to be learned until images of other things are called unknown.
+    def nothing(self) -> int:
+        """Number of images that were shown as nothing."""
+        return sum(lesson.nothing for lesson in self.lessons)
 
-        A clip counts if at least two classes are known and its own is one of them.
+    @property
+    def clips_missing(self) -> int:
+        """Clips of known classes to be learned until the line between known and unknown is fitted to them.
+
+        A usual one holds until then. A clip counts if at least two classes are known and its own is one of them.
         """
         return self._classifier.confidence.lessons_missing
 

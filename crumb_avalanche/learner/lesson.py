@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, Frames, path_of
+from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.sources import AT_A_TIME, batches
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.system.counted import counted
@@ -57,7 +58,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What one call of ``teach`` did.
+    """What one call of ``teach`` or ``teach_nothing`` did.
 
     Attributes:
         images: number of images learned by class name.
@@ -68,6 +69,7 @@ class Lesson:
         notes: what the learner gave up to stay within its budget.
         doubts: what speaks against a label; at most one for each class.
         runtime: name and version of what ran the network.
+        nothing: number of images that show nothing.
         number: from 1; stays the same when other lessons are taken back.
         source: name of what was shown, without its folder.
         picture: JPEG of up to 4 of its images, if the learner keeps pictures; else empty.
@@ -86,6 +88,7 @@ class Lesson:
     number: int = 1
     source: str = ""
     picture: bytes = field(default=b"", compare=False, repr=False)
+    nothing: int = 0
     id: int = field(default=0, compare=False)
 
     def renamed(self, old: str, new: str) -> "Lesson":
@@ -134,16 +137,21 @@ def learn(
         keep: called with the class name, the number within the clip, and the values of each piece that is learned.
     """
     images: dict[str, int] = {}
-    number_of_clips = answered = right = 0
+    number_of_clips = answered = right = nothing = 0
     notes: list[str] = []
     looked_like: dict[str, list[tuple[str, float]]] = {}
     classifier.begin_lesson()
     for label, values_of_clip in clips:
         for place, values in enumerate(_pieces(values_of_clip, progress)):
+            number_of_clips += place == 0
+            if label == NOTHING:
+                classifier.learn_nothing(values)
+                keep(label, place, values)
+                nothing += len(values)
+                continue
             number, note = classifier.number_of(label)
             notes += [note] * bool(note)
             if place == 0:  # later frames are like those that were learned
-                number_of_clips += 1
                 found = classifier.predict_before_learning(values, number)
                 if found is not None:
                     answered, right = answered + 1, right + (found.best == number)
@@ -154,7 +162,7 @@ def learn(
             keep(label, place, values)
             images[label] = images.get(label, 0) + len(values)
     doubts = tuple(filter(None, (doubt_of(label, seen) for label, seen in looked_like.items())))
-    return Lesson(images, number_of_clips, answered, right, now(), tuple(unread), tuple(notes), doubts)
+    return Lesson(images, number_of_clips, answered, right, now(), tuple(unread), tuple(notes), doubts, nothing=nothing)
 
 
 def doubt_of(label: str, images: list[tuple[str, float]]) -> Doubt | None:
@@ -175,7 +183,7 @@ def doubt_of(label: str, images: list[tuple[str, float]]) -> Doubt | None:
 
 def check_not_empty(lesson: Lesson) -> None:
     """Raise ValueError if there was no image to learn; list files that could not be read."""
-    if not lesson.images:
+    if not lesson.images and not lesson.nothing:
         some = "".join(f"; {bad}".rstrip(".") for bad in lesson.unread[:3])
         read = f", {counted(len(lesson.unread), 'file')} could not be read{some}" if lesson.unread else ""
         raise ValueError(f"there was no image to learn{read}; give photos or videos")
@@ -183,10 +191,10 @@ def check_not_empty(lesson: Lesson) -> None:
 
 def check_apart(ones: Sequence[Lesson], others: Sequence[Lesson]) -> None:
     """Raise ValueError if two histories share a lesson, without those of which one side forgot all images."""
-    theirs = {lesson.id for lesson in others if lesson.images}
-    common = [lesson for lesson in ones if lesson.id and lesson.images and lesson.id in theirs]
+    theirs = {lesson.id for lesson in others if lesson.images or lesson.nothing}
+    common = [lesson for lesson in ones if lesson.id and (lesson.images or lesson.nothing) and lesson.id in theirs]
     if common:
-        some = "; ".join(f"{lesson.when}: {', '.join(lesson.images)}" for lesson in common[:3])
+        some = "; ".join(f"{lesson.when}: {', '.join(lesson.images) or 'nothing'}" for lesson in common[:3])
         some += f"; and {len(common) - 3} more" if len(common) > 3 else ""
         what = "the same lesson" if len(common) == 1 else f"{len(common)} of the same lessons"
         raise ValueError(

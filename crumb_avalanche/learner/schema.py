@@ -15,6 +15,7 @@ from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.learner.calibration import RIVALS, Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
+from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
@@ -75,7 +76,7 @@ NETWORK = {
 VERSIONS = Table(Text(), Text(), most=100)
 LESSON = {
     "images": Table(NAME, IMAGES),
-    **dict.fromkeys(("clips", "answered", "right"), IMAGES),
+    **dict.fromkeys(("clips", "answered", "right", "nothing"), IMAGES),
     "when": Text(40),
     "unread": Each(Text(), 0),
     "notes": Each(Text(1000), most=10**5),
@@ -89,7 +90,7 @@ LESSON = {
 }
 # The features of a lesson.
 KEPT = {
-    "labels": Each(NAME, "clips"),
+    "labels": Each(AnyOf((Text(among=(NOTHING,)), NAME)), "clips"),
     "pieces": Each(Each(Whole(1, MOST_IMAGES)), "clips"),
     "features": Array(torch.float32, "rows", "columns"),
 }
@@ -187,7 +188,8 @@ REPLAYED = {
         ),
     },
 }
-STATISTICS = ("statistics", "confidence", "look_losses", "replay")  # of what was learned, also before the last lessons
+# Of what was learned, also before the last lessons.
+STATISTICS = ("statistics", "confidence", "look_losses", "nothing", "replay")
 PICTURE = Array(torch.uint8, "bytes")
 INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
 
@@ -272,6 +274,7 @@ def _check_known(value: Any, method: str, views: int, place: str) -> None:
         },
         "confidence": CONFIDENCE,
         "look_losses": Array(torch.float64, len(LookWeights(views).losses), low=0),
+        "nothing": maybe(Array(torch.float32, "nothing", "length")),
         **({"replay": REPLAYED} if method in REPLAY else {}),
     }
     try:
@@ -287,6 +290,12 @@ def _check_known(value: Any, method: str, views: int, place: str) -> None:
         )
         lessons = confidence["lessons"]
         _require(not len(lessons) or int(lessons.max()) < confidence["next"], "confidence.next", "above all lessons")
+        nothing = value["nothing"]
+        _require(
+            nothing is None or DRAWN <= len(nothing) <= DRAWN + MOST_SHOWN,
+            "nothing",
+            f"of {DRAWN} to {DRAWN + MOST_SHOWN} rows",
+        )
         if method in REPLAY:
             _check_memories(value["replay"]["memories"])
     except StateError as error:

@@ -219,7 +219,7 @@ def split_backbone(
         model.reset_head(n_classes)
     model.set_normalization(wanted.mean, wanted.std)
     model.normalization_set = False  # the Normalize of a data set's own transform replaces it
-    model.interpolation = wanted.interpolation
+    model.interpolation, model.backbone = wanted.interpolation, name
     if isinstance(codebook, bool):
         codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
     check_codebook(codebook, model.map_shape[0])

@@ -81,6 +81,7 @@ class SplitModel(nn.Module):
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or ``None``.
         interpolation: Pillow's filter that images are resized with, in lower case.
+        backbone: name of the network that ``split_backbone`` made it of; empty for others.
         stages: names of modules of F whose outputs are maps or tokens, in order; the last one is the cut.
         layout: layout of what the stages return.
         token_grid: height and width of the grid of patches if the map is ``(B, C, N, 1)`` tokens with others before
@@ -110,6 +111,7 @@ class SplitModel(nn.Module):
         self.calibrated = False
         self.normalization_set = False
         self.interpolation = "bilinear"
+        self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
         self.layout = Layout()
         self.token_grid: tuple[int, int] | None = None

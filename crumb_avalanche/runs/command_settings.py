@@ -219,6 +219,7 @@ class TeachSettings(NewLearnerSettings):
         model: the learner's file, such as mine.safetensors.
         source: an image, video, folder or glob pattern; without --label a folder with a folder for each class.
         label: name of the class that the source shows.
+        nothing: instead of a source, images of the empty scene, which is called unknown then.
         new_class: take names as given, also if one is nearly that of another class or folders look like splits.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
@@ -235,6 +236,7 @@ class TeachSettings(NewLearnerSettings):
     model: str
     source: str | None = None
     label: str | None = None
+    nothing: str | None = None
     new_class: bool = False
     camera: str | None = None
     seconds: Seconds = 10.0

@@ -7,7 +7,8 @@ from patch_images import SIZE, images
 from small_lessons import taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.evidence import distances, evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.evidence import evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
@@ -66,28 +67,53 @@ def test_distances_of_gaussians(name):
     def squared(rows):
         return ((rows @ inverse) * rows).sum(-1)
 
-    residual, nearest, background, cosine = distances(statistics, fresh)
+    residual, relative, cosine = parts(statistics, fresh)
     whole = squared(values[:, None] - means).amin(1)
-    assert torch.allclose(residual + nearest, whole, rtol=1e-4)
     # In units of the total covariance: S plus the covariance of the means, by the part within the span alone.
     total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 3)
     rows = values - centre
-    assert torch.allclose(residual + background, ((rows @ total) * rows).sum(1), rtol=1e-4)
+    assert torch.allclose(relative, ((rows @ total) * rows).sum(1) - whole, rtol=1e-4, atol=1e-4)
     products = rows @ inverse @ (means - centre).mT
     lengths = squared(rows).sqrt()[:, None] * squared(means - centre).sqrt()
     assert torch.allclose(cosine, (products / lengths).amax(1), rtol=1e-4)
-    assert torch.allclose(distances(statistics, means[1:2])[3], torch.ones(1, dtype=torch.float64), atol=1e-4)
+    assert torch.allclose(parts(statistics, means[1:2])[2], torch.ones(1, dtype=torch.float64), atol=1e-4)
     on_plane = means[:1] + 0.3 * (means[1:2] - means[:1])
-    assert distances(statistics, on_plane)[0].abs() < 1e-6 < residual.min()
+    assert parts(statistics, on_plane)[0].abs() < 1e-6 < residual.min()
+
+
+def parts(statistics, features, nothing=None):
+    """The residual, the relative distance and the cosine."""
+    unexplained, relative, cosine = evidence(statistics, features, nothing).typicality.T
+    return (-unexplained).exp(), relative, cosine
+
+
+@pytest.mark.parametrize("name", ["rda", "slda"])
+def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(name):
+    statistics, (fresh, _), drawn = trained(name), data(seed=1), data(DRAWN, seed=2, classes=(2, 4))[0]
+    shown = torch.cat([drawn, data(5, seed=3, classes=(2,))[0]])
+
+    def expected(nothing):
+        rows, middle = (nothing - nothing.mean(0)).double(), nothing.mean(0).double()
+        inverse = torch.linalg.inv(covariance(statistics) + rows.mT @ rows / len(nothing))
+        images, means = fresh.double() - middle, statistics.classes.means[[0, 1, 3]].double() - middle
+        lengths = [((some @ inverse) * some).sum(1).sqrt() for some in (images, means)]
+        return images @ inverse @ means.mT / lengths[0][:, None] / lengths[1]
+
+    found, plain = evidence(statistics, fresh, shown), evidence(statistics, fresh)
+    assert torch.allclose(found.typicality[:, 2], expected(drawn).amax(1), rtol=1e-4)
+    assert torch.allclose(found.apart, expected(shown).amax(1), rtol=1e-4)
+    assert torch.equal(found.typicality[:, :2], plain.typicality[:, :2]) and plain.apart is None
+    assert evidence(statistics, fresh, drawn).apart is None
+    without = typicality_without(statistics, fresh, 1, shown)
+    assert torch.allclose(without[:, 2], expected(drawn)[:, [0, 2]].amax(1), rtol=1e-4)
 
 
 def test_distances_of_class_means_are_of_unit_vectors():
     statistics, (fresh, _) = trained("ncm"), data(seed=1)
     means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
     values = functional.normalize(fresh.double(), dim=1)
-    residual, nearest, background, cosine = distances(statistics, 7 * fresh)
-    assert torch.allclose(residual + nearest, torch.cdist(values, means).square().amin(1))
-    assert not background.any()
+    residual, relative, cosine = parts(statistics, 7 * fresh)
+    assert torch.allclose(residual - relative, torch.cdist(values, means).square().amin(1))
     centre = means.mean(0)
     expected = functional.normalize(values - centre) @ functional.normalize(means - centre).mT
     assert torch.allclose(cosine, expected.amax(1))

@@ -1,0 +1,69 @@
+"""What shows none of the classes: images that are drawn, and those that a person shows as nothing.
+
+An image is unknown if what is left of it without the directions of such images is not like a class.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+NOTHING = ""  # the class name of what shows nothing
+DRAWN = 16  # images
+SIDE = 128  # of the images that are drawn, in pixels
+SHAPES = 100  # of an image
+MOST_SHOWN = 96  # rows of features of images that were shown as nothing; the latest ones are kept
+EACH_LESSON = 8  # images of a clip; others are nearly the same
+# Images are unknown whose cosine is below USUAL_COSINE * k / (k + HALF), for k classes, as long as few clips were
+# recorded. By backbone: the one that accepts 94 % of the taught discs of photos on other photos, as
+# ``experiments/open_set.py --thresholds`` measures. Other networks take the mean.
+USUAL_COSINE = {"efficientnet_lite0": 0.49}
+HALF = 0.65
+# Images are unknown whose cosine without the directions of what was shown as nothing is below this: new views of the
+# empty scene have at most 0.14, and 99 % of taught objects in other scenes at least 0.19.
+LEAST_APART = 0.15
+
+
+def usual_cosine(backbone: str) -> float:
+    """Return ``USUAL_COSINE`` of a backbone, by its name."""
+    return USUAL_COSINE.get(backbone, sum(USUAL_COSINE.values()) / len(USUAL_COSINE))
+
+
+def drawn_images(side: int, number: int = DRAWN) -> Tensor:
+    """Draw images that show nothing, in turn of overlapping shapes and of coloured noise; always the same ones.
+
+    Both have about the statistics of photos (Baradad et al., Learning to See by Looking at Noise, NeurIPS 2021).
+
+    Returns:
+        ``(number, 3, side, side)`` uint8.
+    """
+    draws = np.random.default_rng(0)
+    images = np.stack([(_noise if place % 2 else _shapes)(draws) for place in range(number)])
+    pixels = functional.interpolate(torch.from_numpy(images).permute(0, 3, 1, 2), size=side, mode="bilinear")
+    return pixels.round().clamp(0, 255).to(torch.uint8)
+
+
+def _shapes(draws: np.random.Generator) -> np.ndarray:
+    """Draw ellipses and rectangles that cover each other, of which there are many small ones: ``(SIDE, SIDE, 3)``."""
+    rows, columns = np.indices((SIDE, SIDE))
+    image = np.zeros((SIDE, SIDE, 3))
+    colour = draws.uniform(0, 255, 3)
+    for width in sorted(0.02 * SIDE / draws.random(SHAPES) ** 0.7, reverse=True):
+        width = min(width, 0.6 * SIDE)
+        height = width * draws.uniform(0.4, 1)
+        x, y = draws.uniform(0, SIDE, 2)
+        across, down = np.abs(columns - x) / width, np.abs(rows - y) / height
+        inside = np.hypot(across, down) < 1 if draws.random() < 0.5 else np.maximum(across, down) < 1
+        image[inside] = (colour + draws.uniform(0, 255, 3)) / 2
+    return image
+
+
+def _noise(draws: np.random.Generator) -> np.ndarray:
+    """Draw noise whose amplitudes fall with the frequency: ``(SIDE, SIDE, 3)``."""
+    frequencies = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
+    frequencies[0, 0] = np.inf
+    amplitudes = frequencies ** -draws.uniform(0.8, 1.8)
+    spectrum = np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1)) * amplitudes[:, :, None]
+    image = np.fft.ifft2(spectrum, axes=(0, 1)).real
+    mixed = image / image.std((0, 1)) @ (0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1)
+    return mixed * draws.uniform(25, 60) + draws.uniform(60, 190, 3)
