@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
-from scenes import SIDE, Scenes, cut_outs, half_of
+from scenes import SIDE, Scenes, View, cut_outs, half_of
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     METHODS,
@@ -228,13 +228,13 @@ def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list
     return rows
 
 
-def discs(files: Sequence[Path], split: int) -> dict[str, dict[str, list[Image.Image]]]:
+def discs(files: Sequence[Path], split: int) -> dict[str, dict[str, list[View]]]:
     """Return eight classes of three discs of photos, with 20 views each: turned, narrowed, in other light."""
     draws, side = np.random.default_rng(split), 128
     chosen = iter(draws.choice(np.array(files, dtype=object), 24, replace=False))
     mask = Image.new("L", (side, side))
     ImageDraw.Draw(mask).ellipse((4, 4, side - 4, side - 4), fill=255)
-    found: dict[str, dict[str, list[Image.Image]]] = {}
+    found: dict[str, dict[str, list[View]]] = {}
     for number in range(24):
         disc = Image.open(next(chosen)).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
         views = []
@@ -243,7 +243,7 @@ def discs(files: Sequence[Path], split: int) -> dict[str, dict[str, list[Image.I
             view = Image.fromarray(light.clip(0, 255).astype(np.uint8))
             view = view.rotate(draws.uniform(-25, 25), Image.Resampling.BILINEAR)
             view.putalpha(mask)
-            views.append(view.resize((round(side * draws.uniform(0.7, 1)), side)))
+            views.append(View(disc, view.resize((round(side * draws.uniform(0.7, 1)), side))))
         found.setdefault(f"class{number % 8}", {})[f"object{number // 8}"] = views
     return found
 

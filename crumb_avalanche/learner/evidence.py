@@ -19,6 +19,7 @@ from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
 
 WHITENED = (RegularizedDiscriminant, StreamingLDA)  # forms whose cosines are seen in a whitened space
+STRENGTH = 1000.0  # mean square of the images of nothing, in units of the common covariance
 _TINY = 1e-12  # below the square of any distance or deviation that matters
 
 
@@ -136,7 +137,8 @@ def _typicality(
 class _Cosine(NamedTuple):
     """Cosines with class means, seen from the mean of images that show nothing.
 
-    Their covariance ``V V^T`` is added to that of the whitened space, by Woodbury's identity.
+    A multiple of their scatter, ``V V^T``, is added to the covariance of the whitened space, by Woodbury's identity,
+    which leaves next to nothing of their directions.
 
     Attributes:
         shift: ``(D,)``, from their mean to the centre of the classes, whitened.
@@ -152,7 +154,8 @@ class _Cosine(NamedTuple):
     def of_rows(cls, nothing: Tensor, means: Tensor, centre: Tensor, white: Callable[[Tensor], Tensor]) -> "_Cosine":
         """Find the cosines from ``(n, D)`` features of images that show nothing, and ``(C, D)`` class means."""
         middle = nothing.mean(0)
-        spread = white(nothing - middle).mT / len(nothing) ** 0.5
+        spread = white(nothing - middle).mT
+        spread = spread * (STRENGTH * spread.shape[1] / spread.square().sum().clamp_min(_TINY)).sqrt()
         root = torch.linalg.cholesky(torch.eye(len(nothing), dtype=torch.float64) + spread.mT @ spread)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
         places = white(means - middle).mT
