@@ -323,7 +323,8 @@ def _check_history(history: Any, header: dict[str, Any], views: int) -> None:
             counts: Counter[str] = Counter()
             for label, pieces in zip(one["labels"], one["pieces"]):
                 counts[label] += sum(pieces)
-            _require(counts == lesson["images"], f"history.kept[{place}]", "what its lesson says")
+            images = lesson["images"] | ({NOTHING: lesson["nothing"]} if lesson["nothing"] else {})
+            _require(counts == images, f"history.kept[{place}]", "what its lesson says")
             _require(len(one["features"]) == sum(counts.values()), f"history.kept[{place}].features", "one per image")
 
 

@@ -14,7 +14,6 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche.learner import export
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
-from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.export import OUTPUTS, ExportError, Graph, Resize, export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -79,7 +78,7 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(method, fitted, 
         scores, shares, familiarity, known = outputs
         assert [one.dtype for one in outputs] == [np.float32] * 3 + [bool] and scores.shape == (len(images), 4)
         pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in images])
-        found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
+        found = learner._classifier.evidence(learner._classifier.compute(learner.network.model, pixels))
         expected = found.scores.numpy() * learner._classifier.statistics.temperature
         # Pillow may resize a tall image along its height first: some pixels differ by one level.
         tolerance = 5e-3 if size[0] > size[1] else 1e-4
@@ -160,7 +159,7 @@ def test_a_graph_that_resizes_otherwise_is_noticed():
 
         def run(self, names, given):
             pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
-            found = evidence(learner._classifier.statistics, learner._classifier.compute(learner.network.model, pixels))
+            found = learner._classifier.evidence(learner._classifier.compute(learner.network.model, pixels))
             scores = found.scores.numpy() * learner._classifier.statistics.temperature
             familiarity = learner._classifier.confidence.familiarity(found).numpy()
             same = given["images"].shape[1] == 32
