@@ -169,10 +169,8 @@ def scene_features(learner: Learner, make: Callable[[], Scenes], folder: Path | 
 
     def pixels() -> Iterator[torch.Tensor]:
         images.extend(scene_images(make()))
-        side, interpolation = learner.image_size, Image.Resampling[learner.network.interpolation.upper()]
         for start in range(0, len(images), 16):
-            some = [np.asarray(image.resize((side, side), interpolation)) for *_, image in images[start : start + 16]]
-            yield torch.from_numpy(np.stack(some)).permute(0, 3, 1, 2).contiguous()
+            yield torch.stack([learner._transform(image) for *_, image in images[start : start + 16]])
 
     features = kept_features(learner, pixels, folder, key)
     each = ["taught"] * 8 + ["known"] * 8 + ["held out"] * 4 + ["shown"] * 4 + ["own scene"] * 4

@@ -47,7 +47,7 @@ def kept_features(learner: Learner, images: Callable[[], Iterator[Tensor]], fold
     """Features of images as the learner computes them, or those that an earlier call kept for this key.
 
     Args:
-        images: function that yields `(n, 3, h, w)` uint8 pixels.
+        images: function that yields batches of what the learner computes of images.
         folder: where features are kept; None keeps none.
         key: stands for the images.
     """
@@ -66,13 +66,12 @@ def kept_features(learner: Learner, images: Callable[[], Iterator[Tensor]], fold
 
 def features_of(learner: Learner, table: FrameTable, folder: Path | None) -> Tensor:
     """Features `(N, ...)` of all rows of a table; see `kept_features`."""
-    from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
-
-    transform = PixelTransform(learner.image_size)
 
     def images() -> Iterator[Tensor]:
         for start in range(0, len(table), 16):
-            yield torch.stack([transform(table.read(row)) for row in range(start, min(start + 16, len(table)))])
+            yield torch.stack(
+                [learner._transform(table.read(row)) for row in range(start, min(start + 16, len(table)))]
+            )
 
     return kept_features(learner, images, folder, (str(table.root), *table.path))
 
