@@ -72,13 +72,9 @@ class Rates(SupervisedPlugin):
 # test_scheduler_plugin: milestones; reset of rate and scheduler; first epoch, first experience only; the rates.
 SCHEDULES = [
     ((2, 3), True, True, False, False, [[4, 2, 1], [4, 2, 1]]),
-    ((2, 3), False, True, False, False, [[4, 2, 1], [1, 0.5, 0.25]]),
     ((2, 3), True, False, False, False, [[4, 2, 1], [4, 4, 4]]),
-    ((2, 3), False, False, False, False, [[4, 2, 1], [1, 1, 1]]),
     ((2, 3), False, True, False, True, [[4, 2, 1], [1, 1, 1]]),
     ((1, 3), False, True, True, False, [[2, 2, 2], [1, 1, 1]]),
-    ((1, 2), True, False, True, True, [[2, 2, 2], [4, 4, 4]]),
-    ((3, 4), True, True, False, False, [[4, 4, 2], [4, 4, 2]]),
 ]
 
 

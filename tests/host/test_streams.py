@@ -9,12 +9,10 @@ from avalanche.benchmarks import (
     class_incremental_benchmark,
     with_classes_timeline,
 )
-from avalanche.benchmarks.utils import AvalancheDataset, TaskAwareSupervisedClassificationDataset, concat_datasets
+from avalanche.benchmarks.utils import TaskAwareSupervisedClassificationDataset
 from host_streams import TRAINING, joined, our_stream, rows
 from small_models import SIZE
 from torch.utils.data import DataLoader
-
-from benchmarks_toybox_ilab import imagenet_transform, pixel_transform
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
 
@@ -55,25 +53,14 @@ def test_class_incremental_benchmark(benchmark, choice):
         assert sorted(rows(made.streams[name])) == sorted(rows(benchmark.streams[name]))
 
 
-@pytest.fixture
-def stream():
-    return our_stream().train_stream
-
-
-@pytest.fixture
-def data(stream):
-    return stream[0].dataset
-
-
 def batch_of(data):
     return next(iter(DataLoader(data, batch_size=len(data), collate_fn=data.collate_fn)))
 
 
-@pytest.mark.parametrize("protocol", ["class_instance", "class_iid", "offline"])
 @pytest.mark.parametrize("name", ["train", "test"])
-def test_items(protocol, name):
+def test_items(benchmark, name):
     """AvalancheDatasetTests.test_mnist_no_transforms: image, label and task label, and the attributes of each."""
-    for experience in our_stream(protocol).streams[name]:
+    for experience in benchmark.streams[name]:
         data = experience.dataset
         assert isinstance(data, TaskAwareSupervisedClassificationDataset)
         for number, (image, label, task) in enumerate(data):
@@ -83,25 +70,3 @@ def test_items(protocol, name):
         images, labels, tasks = batch_of(data)
         assert images.shape == (len(data), 3, SIZE, SIZE)
         assert labels.tolist() == list(data.targets) and tasks.tolist() == [0] * len(data)
-
-
-@pytest.mark.parametrize("join", [lambda a, b: a.concat(b), lambda a, b: a + b, lambda a, b: concat_datasets([a, b])])
-def test_add(stream, join):
-    """AvalancheDatasetTests.test_avalanche_dataset_add and ..._radd, test_attribute_cat_sub."""
-    first, second = (experience.dataset for experience in stream)
-    both = join(first, second)
-    assert isinstance(both, AvalancheDataset) and len(both) == 2 * TRAINING
-    assert rows(both) == rows(first) + rows(second)
-    assert list(both.targets) == [*first.targets, *second.targets] and both.targets.uniques == {0, 1, 2, 3}
-    assert list(both.targets_task_labels) == [0] * len(both)
-    for place, (part, number) in {0: (first, 0), TRAINING: (second, 0), -1: (second, -1)}.items():
-        assert torch.equal(both[place % len(both)][0], part[number % len(part)][0])
-
-
-def test_transform_groups():
-    """SITTests.test_nc_benchmark_transformations_advanced: train and eval transforms in both streams."""
-    benchmark = our_stream(train_transform=pixel_transform(8), eval_transform=imagenet_transform(12))
-    train, test = benchmark.train_stream[0].dataset, benchmark.test_stream[0].dataset
-    assert [part[0][0].shape[-1] for part in (train, train.eval(), train.eval().train())] == [8, 12, 8]
-    assert [part[0][0].shape[-1] for part in (test, test.train(), test.train().eval())] == [12, 8, 12]
-    assert train[0][0].dtype == torch.uint8 and train.eval()[0][0].dtype == torch.float32

@@ -1,13 +1,11 @@
-"""The demo: rendered shapes, refused folders, and no warnings."""
+"""The demo on a few images, and refused folders."""
 
-import warnings
 from functools import partial
 
 import pytest
 import torch
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
-from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from crumb_avalanche.cli import run as command
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.command_settings import DemoSettings
@@ -15,19 +13,6 @@ from crumb_avalanche.runs.run_folder import FinishedRunError
 from crumb_avalanche.system.folder_lock import FolderInUseError, locked
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
-
-
-def test_shapes_are_the_frames_of_their_table(monkeypatch):
-    monkeypatch.setattr(demo, "PRETRAINING_CLASSES", demo.PRETRAINING_CLASSES[:2])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        images = demo.shapes(pixel_transform(demo.SIZE), progress=False)
-    table = ToyShapesFrames(classes=demo.PRETRAINING_CLASSES, size=demo.SIZE)
-    assert len(images) == len(table) and images.targets == table.labels.tolist() and set(images.targets) == {0, 1}
-    for row in (0, len(table) // 2, len(table) - 1):
-        image, label = images[row]
-        assert image.dtype == torch.uint8 and image.shape == (3, demo.SIZE, demo.SIZE)
-        assert torch.equal(image, pixel_transform(demo.SIZE)(table.read(row))) and label == table.labels[row]
 
 
 def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):

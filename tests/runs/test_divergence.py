@@ -14,25 +14,25 @@ from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedEr
 
 
 @pytest.fixture
-def settings(clips, tmp_path, monkeypatch):
-    """A run of four experiences of a class each, which diverges in the second one."""
+def diverging(clips, tmp_path, monkeypatch):
+    """A function that gives a run of four experiences of a class each, which diverges in an iteration of one."""
     check = DivergenceGuard.check
-
-    def checked(guard, strategy, loss):
-        clock = strategy.clock
-        check(
-            guard,
-            strategy,
-            loss * float("nan") if (clock.train_exp_counter, clock.train_exp_iterations) == (1, 1) else loss,
-        )
-
-    monkeypatch.setattr(DivergenceGuard, "check", checked)
     chosen = dict(benchmark="clip_folder", dataset_root=str(clips), preset="paper", weights="none", mem_size=8)
     chosen |= dict(backbone="small_cnn", image_size=32, batch_size=8, first_epochs=1, threads=1, progress=False)
-    return RunSettings(**chosen, classes_per_experience=1, output=str(tmp_path / "run0"))
+
+    def settings(*place):
+        def checked(guard, strategy, loss):
+            now = strategy.clock.train_exp_counter, strategy.clock.train_exp_iterations
+            check(guard, strategy, loss * float("nan") if now == place else loss)
+
+        monkeypatch.setattr(DivergenceGuard, "check", checked)
+        return RunSettings(**chosen, classes_per_experience=1, output=str(tmp_path / "run0"))
+
+    return settings
 
 
-def test_it_counts_in_a_sweep(settings, tmp_path):
+def test_it_counts_in_a_sweep(diverging, tmp_path):
+    settings = diverging(1, 1)
     assert run_cell(settings) == DONE
     (run,) = finished_runs(tmp_path, [0])
     assert run.result["diverged_in_experience"] == 1
@@ -48,16 +48,8 @@ def test_it_counts_in_a_sweep(settings, tmp_path):
     assert run_cell(settings) == DONE, "it is finished"
 
 
-def test_otherwise_it_is_an_error(settings, tmp_path):
-    with pytest.raises(TrainingDivergedError, match="in experience 1, iteration 1"):
-        run_once(RunPlan.of(settings))
+@pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])
+def test_otherwise_or_in_the_first_experience_it_is_an_error(diverging, tmp_path, place, counts):
+    with pytest.raises(TrainingDivergedError, match="in experience {}, iteration {}".format(*place)):
+        run_once(RunPlan.of(diverging(*place)), count_divergence=counts)
     assert not (tmp_path / "run0" / "result.json").exists()
-
-
-def test_nothing_was_reached_in_the_first_experience(settings, monkeypatch):
-    check = DivergenceGuard.check
-    monkeypatch.setattr(
-        DivergenceGuard, "check", lambda guard, strategy, loss: check(guard, strategy, loss * float("nan"))
-    )
-    with pytest.raises(TrainingDivergedError, match="in experience 0, iteration 0"):
-        run_once(RunPlan.of(settings), count_divergence=True)

@@ -22,34 +22,17 @@ def newest_checkpoint(output) -> int:
     return max((int(path.stem) for path in (output / RESUME).glob("[0-9]*.safetensors")), default=-1)
 
 
-class Forked:
-    """`crumb run` in a process forked from one that has imported the library."""
-
-    seconds_to_start = 0.5
-    longest_wait = 0.05  # a step takes about 0.02 s, and the run has 70
-
-    def __init__(self, *arguments):
-        self.process = start_crumb(*arguments)
-
-    def ended(self):
-        return not self.process.is_alive()
-
-    def kill(self):
-        self.process.kill()
-        self.process.join()
-        return self.process.exitcode
-
-
 def kill_at_random(process, output, draws):
     """Kill after a random number of checkpoints, or, one in five times, while the process starts or reads its own."""
-    starting = draws.random() < 0.2
     aim, last = newest_checkpoint(output) + draws.randint(1, 4), math.inf
-    if starting:
-        last = time.monotonic() + draws.uniform(0, process.seconds_to_start)
-    while not process.ended() and newest_checkpoint(output) < aim and time.monotonic() < last:
+    if draws.random() < 0.2:
+        last = time.monotonic() + draws.uniform(0, 0.5)
+    while process.is_alive() and newest_checkpoint(output) < aim and time.monotonic() < last:
         time.sleep(0.005)
-    time.sleep(draws.uniform(0, process.longest_wait))
-    return process.kill()
+    time.sleep(draws.uniform(0, 0.05))  # a step takes about 0.02 s
+    process.kill()
+    process.join()
+    return process.exitcode
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
@@ -61,7 +44,7 @@ def test_a_killed_run_ends_with_the_same_bits(crumb, tiny, tmp_path, kills):
     code, _, err = crumb(*command, tmp_path / "undisturbed")
     assert code == 0, err
     for number in range(kills):
-        code = kill_at_random(Forked(*command, killed), killed, draws)
+        code = kill_at_random(start_crumb(*command, killed), killed, draws)
         assert code == -9, f"ended with {code} before kill {number}"
     finished = (killed / RESULT).exists()  # the last kill came after the result, and the command only tidies up
     code, _, _ = crumb(*command, killed)

@@ -43,7 +43,7 @@ def test_memory_sizes_of_the_paper_follow_from_the_budget(squeezenet, name):
 @pytest.mark.parametrize("reference", ["false", "true"])
 def test_every_benchmark_runs_with_and_without_the_reference_stream(crumb, tmp_path, name, reference):
     root = write_tiny(name, tmp_path / "data")
-    arguments = ("--benchmark", name, "--dataset-root", root, "--strategy", "finetune", "--reference-stream", reference)
+    arguments = ("--benchmark", name, "--dataset-root", root, "--strategy", "ncm", "--reference-stream", reference)
     result = results(crumb, tmp_path / "run", *arguments, "--classes-per-experience", "1")
     table = BENCHMARKS[name].table(root, 0, reference == "true")
     assert result["benchmark"] == name and len(result["accuracy_after"]) == 2
@@ -66,8 +66,6 @@ def test_videos_need_no_preparation(crumb, tmp_path):
 
 
 def test_options_of_other_benchmarks_are_refused(crumb, tmp_path):
-    root = write_tiny("core50", tmp_path / "data")
-    code, _, err = crumb(
-        "run", "--benchmark", "core50", "--dataset-root", root, "--fps", "2", "--output", tmp_path / "o"
-    )
+    where = ("--dataset-root", write_tiny("core50", tmp_path / "data"), "--output", tmp_path / "o")
+    code, _, err = crumb("run", "--benchmark", "core50", "--fps", "2", *where)
     assert code == 1 and "benchmark core50 reads no video files; fps=2 is for clip_folder" in err

@@ -18,7 +18,7 @@ def evaluated(batches):
     return plugin
 
 
-def test_predictions_are_read_by_row(tmp_path):
+def test_predictions_are_read_by_row_and_damaged_ones_refused(tmp_path):
     plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]]), ([1], [[3.0, 1.0]])])
     plugin.write(tmp_path, np.array([7, 2, 5]))
     assert [path.name for path in tmp_path.iterdir()] == [PREDICTIONS]
@@ -29,13 +29,10 @@ def test_predictions_are_read_by_row(tmp_path):
     loaded = PredictionsPlugin()
     loaded.load_state_dict(plugin.state_dict())
     assert loaded.confidence == pytest.approx(plugin.confidence) and loaded.answers == plugin.answers
-
-
-def test_missing_and_damaged_files(tmp_path):
-    with pytest.raises(ValueError, match=r"there are no predictions in .*; give the folder of a finished run"):
-        read_predictions(tmp_path)
-    evaluated([([1], [[0.0, 1.0]])]).write(tmp_path, np.array([0]))
     whole = (tmp_path / PREDICTIONS).read_bytes()
     (tmp_path / PREDICTIONS).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"is damaged .*run it again with --overwrite true"):
+        read_predictions(tmp_path)
+    (tmp_path / PREDICTIONS).unlink()
+    with pytest.raises(ValueError, match=r"there are no predictions in .*; give the folder of a finished run"):
         read_predictions(tmp_path)

@@ -5,9 +5,12 @@ import shutil
 
 import pytest
 import yaml
-from fake_runs import fake_run, without_digests
+from fake_runs import fake_run
 
+from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
+from crumb_avalanche.runs.run_folder import with_digests
+from crumb_avalanche.system.tensor_file import write_tensors
 
 
 @pytest.fixture
@@ -27,13 +30,10 @@ def several(crumb, tiny, clips, tmp_path):
     return call
 
 
-def test_the_same_files_at_other_paths_are_accepted(several, tmp_path):
+def test_the_same_files_at_other_paths_are_accepted_and_other_contents_refused(several, tmp_path):
     shutil.copytree(tmp_path / "clips", tmp_path / "moved")
     code, out, err = several({"--dataset-root": tmp_path / "moved"})
     assert code == 0 and "run 0: already finished" in out, err
-
-
-def test_other_contents_are_refused(several, tmp_path):
     before = (tmp_path / "out/run0/result.json").read_text()
     code, _, err = several({"--method.own": 0.5})
     assert code == 1 and "holds a finished run with method.own=0.0, not 0.5; use another --output" in err
@@ -50,17 +50,12 @@ def test_other_contents_are_refused(several, tmp_path):
 
 
 def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
-    from crumb_avalanche.models.networks import SmallCNN
-    from crumb_avalanche.models.weights import read_weights
-    from crumb_avalanche.system.tensor_file import write_tensors
-
-    file = tmp_path / "weights.safetensors"
-    write_tensors(file, SmallCNN(10).state_dict(), {})
-    options = (*tiny, "--weights", file, "--mem-size", "8", "--runs", "0", "--output", tmp_path / "out")
+    file, state = tmp_path / "weights.safetensors", SmallCNN(10).state_dict()
+    options = (*tiny, "--weights", file, "--strategy", "ncm", "--runs", "0", "--output", tmp_path / "out")
+    write_tensors(file, state, {})
     code, _, err = crumb(*options)
     assert code == 0, err
-    assert "already finished" in crumb(*options)[1]
-    write_tensors(file, read_weights(file), {"a": "1"})  # what is noted in the file is no part of the weights
+    write_tensors(file, state, {"a": "1"})  # what is noted in the file is no part of the weights
     assert "already finished" in crumb(*options)[1]
     write_tensors(file, SmallCNN(10).state_dict(), {})
     code, _, err = crumb(*options)
@@ -77,16 +72,8 @@ def test_a_report_separates_runs_by_content(tmp_path):
     assert "crumb and crumb (2): the files that they name differ in content" in notes_on(groups)
 
 
-def test_clip_folders_at_other_roots_are_separate_groups(tmp_path):
-    for number, root in enumerate(("raw", "blurred")):
-        found = {"provenance": {"dataset_root": "sha256:1"}}
-        fake_run(tmp_path / root, run=number, result=found, benchmark="clip_folder", dataset_root=root)
-    assert len(groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])) == 2
-
-
 CHANGES = {
     "truncated config": ("config.yaml", lambda content: content[: len(content) // 2]),
-    "other strategy": ("config.yaml", lambda content: content.replace(b"strategy: rda", b"strategy: ncm")),
     "other count": ("ledger.json", lambda content: content.replace(b'"buffer_items": 0', b'"buffer_items": 7')),
     "other accuracy": ("accuracy_matrix.csv", lambda content: content.replace(b"1,", b"1,5.5000,", 1)),
     "other result": ("result.json", lambda content: content.replace(b'"run": 0', b'"run": 1')),
@@ -97,9 +84,8 @@ CHANGES = {
 def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
     folder = tmp_path / "out" / "run0"
     result = json.loads((folder / "result.json").read_text())
-    assert result["files"].keys() == {
-        *("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
-    }
+    files = {"config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz"}
+    assert result["files"].keys() == files
     for name, change in CHANGES.values():
         whole = (folder / name).read_bytes()
         assert change(whole) != whole
@@ -108,38 +94,25 @@ def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
             assert code == 1 and f"{folder / name} is not what the run wrote" in err, err
             assert "restore it, repeat the run with --overwrite true, or move" in err
         (folder / name).write_bytes(whole)
-    assert "already finished" in several()[1]
     assert crumb("report", folder, "--output", tmp_path / "report")[0] == 0
+    with_other_frames = with_digests(folder, {**result, "frame_table_sha256": "0" * 64})
+    (folder / "result.json").write_text(json.dumps(with_other_frames))
+    code, _, err = several()
+    assert code == 1 and "other frames" in err and "0" * 16 in err and result["frame_table_sha256"][:16] in err
     (folder / "config.yaml").unlink()
     code, _, err = several()
     assert code == 1 and "holds a result.json without a config.yaml; restore it, or remove result.json too" in err
 
 
-def test_a_refused_overwrite_keeps_the_finished_run(crumb, tiny, tmp_path):
-    options = (*tiny, "--mem-size", "8", "--output", tmp_path / "out")
+def test_the_config_of_a_run_repeats_it_and_a_refused_overwrite_keeps_it(crumb, tiny, tmp_path):
+    options = (*tiny, "--strategy", "finetune", "--output", tmp_path / "a")
     assert crumb(*options)[0] == 0
-    before = {name: (tmp_path / "out" / name).read_text() for name in ("result.json", "config.yaml")}
-    code, _, err = crumb(*options, "--overwrite", "true", "--dataset-root", tmp_path / "typo")
-    assert code == 1 and "there is no folder" in err
-    assert {name: (tmp_path / "out" / name).read_text() for name in before} == before
-    assert yaml.safe_load(before["config.yaml"])["overwrite"] is False
-
-
-def test_a_finished_run_of_another_split_is_refused(crumb, tiny, tmp_path):
-    arguments = (*tiny, "--strategy", "finetune", "--runs", "0", "--output", tmp_path)
-    assert crumb(*arguments)[0] == 0
-    path = tmp_path / "run0" / "result.json"
-    result = json.loads(path.read_text())
-    assert "already finished" in crumb(*arguments)[1]
-    without_digests(path.parent, frame_table_sha256="0" * 64)
-    code, _, err = crumb(*arguments)
-    assert code == 1 and "other frames" in err and "0" * 16 in err and result["frame_table_sha256"][:16] in err
-    assert "--overwrite true" in err
-
-
-def test_the_config_of_a_run_repeats_it(crumb, tiny, tmp_path):
-    assert crumb(*tiny, "--mem-size", "8", "--output", tmp_path / "a")[0] == 0
     code, _, err = crumb("run", "--config", tmp_path / "a" / "config.yaml", "--output", tmp_path / "b")
     assert code == 0, err
     first, second = (json.loads((tmp_path / name / "result.json").read_text()) for name in "ab")
     assert first["plan_sha256"] == second["plan_sha256"] and first["accuracy_after"] == second["accuracy_after"]
+    before = {name: (tmp_path / "a" / name).read_text() for name in ("result.json", "config.yaml")}
+    code, _, err = crumb(*options, "--overwrite", "true", "--dataset-root", tmp_path / "typo")
+    assert code == 1 and "there is no folder" in err
+    assert {name: (tmp_path / "a" / name).read_text() for name in before} == before
+    assert yaml.safe_load(before["config.yaml"])["overwrite"] is False

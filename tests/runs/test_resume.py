@@ -1,17 +1,17 @@
 """The same command resumes an interrupted run, which ends with the same bits."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import yaml
 from learned import tensors_of
 
+from crumb_avalanche.runs import run, session
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.system.tensor_file import checksum
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-FILES = ("accuracy_matrix.csv", "predictions.npz")
 
 
 class PowerCut(BaseException):
@@ -41,125 +41,102 @@ def cut_off(crumb, monkeypatch):
 def bits(folder):
     learned = {name: checksum(name, tensor) for name, tensor in tensors_of(folder).items()}
     assert learned
-    return [learned, *((folder / name).read_bytes() for name in FILES)]
+    return [learned, *((folder / name).read_bytes() for name in ("accuracy_matrix.csv", "predictions.npz"))]
+
+
+def values_of(folder, name):
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 @pytest.fixture
-def undisturbed(crumb, tiny, tmp_path):
-    code, _, err = crumb(*tiny, "--mem-size", "8", "--output", tmp_path / "undisturbed")
+def commands(crumb, tiny, tmp_path):
+    """The same command for the folders ``whole``, where it was done, and ``cut``."""
+
+    def command(name):
+        return *tiny, "--mem-size", "8", "--feature-cache", tmp_path / f"cache {name}", "--output", tmp_path / name
+
+    code, _, err = crumb(*command("whole"))
     assert code == 0, err
-    return tmp_path / "undisturbed"
+    return tmp_path / "whole", tmp_path / "cut", command("cut")
 
 
 @pytest.mark.filterwarnings("error:class .* returns")  # an experience that is resumed is not another one
-@pytest.mark.parametrize("cuts", [(3,), (17, 4, 1)])
-def test_the_same_bits_after_power_cuts(crumb, tiny, tmp_path, undisturbed, cut_off, cuts):
-    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "2")
-    for steps in cuts:
-        cut_off(steps, *arguments)
-        assert not (tmp_path / "cut" / "result.json").exists()
-    code, _, err = crumb(*arguments)
-    assert code == 0, err
-    assert bits(tmp_path / "cut") == bits(undisturbed)
-    assert not (tmp_path / "cut" / "resume").exists()  # nothing to go on from is left
-    assert not (tmp_path / "cut" / "interrupted").exists()
+def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(crumb, commands, cut_off):
+    whole, cut, command = commands
+    command = (*command, "--checkpoint-every", "1")
+    for steps in (3, 12, 2, 1):
+        cut_off(steps, *command)
+        assert not (cut / "result.json").exists()
+    newest = max((cut / "resume").glob("*.safetensors"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    with pytest.warns(UserWarning, match="is damaged"):
+        assert crumb(*command)[0] == 0
+    assert bits(cut) == bits(whole)
+    assert not (cut / "resume").exists() and not (cut / "interrupted").exists()
+    ledgers = [values_of(folder, "ledger") for folder in (whole, cut)]
+    assert ledgers[0]["feature_cache_images_filled"] == ledgers[1]["feature_cache_images_filled"] == 120
+    assert ledgers[1]["feature_cache_seconds"] > 0
 
 
-def test_seconds_add_up_over_processes(crumb, tiny, tmp_path, cut_off, monkeypatch):
-    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
-    clock = SimpleNamespace(perf_counter=lambda: clock.now)
-    save = Resume.save
+def test_finished_experiences_stay_and_seconds_add_up_over_processes(crumb, commands, cut_off, monkeypatch):
+    whole, cut, command = commands
+    clock, save = SimpleNamespace(perf_counter=lambda: clock.now), Resume.save
 
     def save_after_a_minute(self, position):
         clock.now += 60
         save(self, position)
 
-    def new_process(now):
-        """A clock has a zero of its own in each."""
-        clock.now = now
-        monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
-        monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
-        monkeypatch.setattr(Resume, "save", save_after_a_minute)
-
-    new_process(1000.0)
-    cut_off(12, *arguments)  # in the second experience
-    new_process(5.0)
-    assert crumb(*arguments)[0] == 0
-    assert json.loads((tmp_path / "cut" / "result.json").read_text())["seconds"] == 120
-
-
-def test_finished_experiences_are_not_repeated_and_metrics_restored(crumb, tiny, tmp_path, undisturbed, cut_off):
-    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
-    cut_off(12, *arguments)  # 2 epochs of 5 batches, then two steps of the second experience
-    code, out, err = crumb(*arguments)
+    monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
+    monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
+    monkeypatch.setattr(Resume, "save", save_after_a_minute)
+    clock.now = 1000.0  # each process has a zero of its own
+    cut_off(12, *command)  # 2 epochs of 5 batches, then two steps of the second experience
+    clock.now = 5.0
+    code, out, err = crumb(*command)
     assert code == 0, err
+    assert values_of(cut, "result")["seconds"] == 120
     assert "resuming: 1 of 2 experiences are finished\n" in out
     assert "after experience 1/2" not in out and "after experience 2/2" in out
-    assert bits(tmp_path / "cut") == bits(undisturbed)
-    found, whole = ((folder / "metrics.csv").read_text().splitlines() for folder in (tmp_path / "cut", undisturbed))
-    assert len(found) == len(whole) and any(line.startswith("Ledger") for line in whole)
-    assert [line for line in found if line[:6] != "Ledger"] == [line for line in whole if line[:6] != "Ledger"]
-
-
-def test_the_ledger_counts_cached_maps_of_earlier_processes(crumb, tiny, tmp_path, cut_off):
-    def arguments(name):
-        where = ("--feature-cache", tmp_path / name / "cache", "--output", tmp_path / name / "run")
-        return *tiny, "--mem-size", "8", "--checkpoint-every", "1", *where
-
-    assert crumb(*arguments("undisturbed"))[0] == 0
-    cut_off(12, *arguments("cut"))  # in the second experience
-    assert crumb(*arguments("cut"))[0] == 0
-    whole, cut = (json.loads((tmp_path / name / "run" / "ledger.json").read_text()) for name in ("undisturbed", "cut"))
-    assert cut["feature_cache_images_filled"] == whole["feature_cache_images_filled"] > 0
-    assert cut["feature_cache_seconds"] > 0
+    assert bits(cut) == bits(whole)
+    found, expected = ((folder / "metrics.csv").read_text().splitlines() for folder in (cut, whole))
+    assert len(found) == len(expected) and any(line.startswith("Ledger") for line in found)
+    assert [line for line in found if line[:6] != "Ledger"] == [line for line in expected if line[:6] != "Ledger"]
 
 
 def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
-    from crumb_avalanche.runs import run, session
+    command = (*tiny, "--family", "fair", "--mem-size", "8", "--output")
+    monkeypatch.setattr(session, "tune", partial(session.tune, rates=(1e-3, 1e-2)))
+    assert crumb(*command, tmp_path / "whole")[0] == 0
+    learn, train = run.learn, StreamStrategy.train
 
-    arguments = (*tiny, "--family", "fair", "--mem-size", "8")
-    assert crumb(*arguments, "--output", tmp_path / "undisturbed")[0] == 0
-    whole, trained = json.loads((tmp_path / "undisturbed" / "result.json").read_text()), StreamStrategy.train
-    learn = run.learn
-
-    def only_the_first(self, experience, *args, **kwargs):
+    def only_the_first(self, experience, *arguments, **keywords):
         if experience.current_experience == 1:
             raise PowerCut
-        return trained(self, experience, *args, **kwargs)
+        return train(self, experience, *arguments, **keywords)
 
     def learn_the_first(*arguments):  # tuning has a stream of its own, which is not cut
-        monkeypatch.setattr(StreamStrategy, "train", only_the_first)
-        learn(*arguments)
+        with monkeypatch.context() as patch:
+            patch.setattr(StreamStrategy, "train", only_the_first)
+            learn(*arguments)
 
-    monkeypatch.setattr(run, "learn", learn_the_first)
-    with pytest.raises(PowerCut):
-        crumb(*arguments, "--output", tmp_path / "cut")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(run, "learn", learn_the_first)
+        crumb(*command, tmp_path / "cut")
     monkeypatch.setattr(session, "tune", lambda *args, **kwargs: pytest.fail("tuned again"))
-    assert crumb(*arguments, "--output", tmp_path / "cut")[0] == 0
-    again = json.loads((tmp_path / "cut" / "result.json").read_text())
-    assert again["learning_rate_trials"] == whole["learning_rate_trials"]
-    assert bits(tmp_path / "cut") == bits(tmp_path / "undisturbed")
+    assert crumb(*command, tmp_path / "cut")[0] == 0
+    trials = [values_of(tmp_path / name, "result")["learning_rate_trials"] for name in ("whole", "cut")]
+    assert trials[0] == trials[1] and len(trials[0]) == 2
+    assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
 def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_path, cut_off):
-    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut")
+    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path)
     cut_off(12, *arguments)
     code, _, err = crumb(*arguments, "--learning-rate", "0.002")
     assert code == 1
     assert "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the same settings" in err
-    assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["learning_rate"] == 0.001
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["learning_rate"] == 0.001
     code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
     assert code == 0 and "after experience 1/2" in out
-
-
-def test_a_damaged_checkpoint_costs_only_the_time_since_the_one_before(crumb, tiny, tmp_path, cut_off, undisturbed):
-    arguments = (*tiny, "--mem-size", "8", "--output", tmp_path / "cut", "--checkpoint-every", "1")
-    cut_off(10, *arguments)
-    newest = max((tmp_path / "cut" / "resume").glob("*.safetensors"))
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.write_bytes(content)
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert crumb(*arguments)[0] == 0
-    assert bits(tmp_path / "cut") == bits(undisturbed)

@@ -9,7 +9,7 @@ import torch
 import yaml
 from learned import weights_of
 
-from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
+from crumb_avalanche.memory.selection import ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
@@ -18,8 +18,6 @@ from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
 
-STRATEGIES = ("crumb", "image_replay", "map_replay", "finetune", "offline")
-
 
 def run(crumb, tiny, output, *more):
     code, out, err = crumb(*tiny, "--output", output, *more)
@@ -27,7 +25,7 @@ def run(crumb, tiny, output, *more):
     return json.loads((output / "result.json").read_text()), out
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["crumb", "offline"])
 def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
     result, out = run(crumb, tiny, tmp_path, "--strategy", strategy, "--mem-size", "6")
     assert result["strategy"] == strategy and result["benchmark"] == "clip_folder" and result["run"] == 0
@@ -44,15 +42,14 @@ def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
     assert len(ledger["after_experience"]) == experiences
     with open(tmp_path / "accuracy_matrix.csv") as file:
         rows = list(csv.reader(file))
-    assert len(rows) == 1 + experiences and rows[-1][1:] == [
-        f"{value:.4f}" for value in result["final_accuracy_per_experience"]
-    ]
+    last = [f"{value:.4f}" for value in result["final_accuracy_per_experience"]]
+    assert len(rows) == 1 + experiences and rows[-1][1:] == last
     if strategy != "offline":  # after the first experience, its classes alone
         assert [sum(cell != "" for cell in row[1:]) for row in rows[1:]] == [1, 2]
         assert result["accuracy_after"][0] == pytest.approx(float(rows[1][1]), abs=1e-4)
     metrics = (tmp_path / "metrics.csv").read_text()
     assert metrics.startswith("metric,step,value") and "Top1_Acc_Stream" in metrics and "Ledger/memory_bytes" in metrics
-    assert (tmp_path / "learner.safetensors").exists() != (strategy == "chance")
+    assert (tmp_path / "learner.safetensors").exists()
     answers = read_predictions(tmp_path)
     assert list(answers["row"]) == sorted(set(answers["row"])) and set(answers["label"]) == {0, 1, 2, 3}
     assert f"crumb predict {tmp_path} photo.jpg" in out and f"what would help: {tmp_path / 'mistakes.html'}" in out
@@ -74,15 +71,30 @@ def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):
     assert code == 1 and "mem_size=1 cannot hold a memory of each of the 4 classes; raise --mem-size" in err
 
 
-@pytest.mark.parametrize("strategy", ["crumb", "image_replay"])
-def test_the_feature_cache_changes_no_result(crumb, tiny, tmp_path, strategy):
-    more = ("--strategy", strategy, "--mem-size", "6")
-    plain, _ = run(crumb, tiny, tmp_path / "plain", *more)
-    cached, _ = run(crumb, tiny, tmp_path / "cached", *more, "--feature-cache", tmp_path / "cache")
-    again, _ = run(crumb, tiny, tmp_path / "again", *more, "--feature-cache", tmp_path / "cache")
-    assert plain["accuracy_after"] == cached["accuracy_after"] == again["accuracy_after"]
-    ledgers = [json.loads((tmp_path / name / "ledger.json").read_text()) for name in ("cached", "again")]
-    assert ledgers[0]["feature_cache_images_filled"] == 120 and ledgers[1]["feature_cache_images_filled"] == 0
+@pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")
+def test_a_feature_cache_changes_no_result_and_misses_no_changed_image(crumb, tiny, clips, tmp_path):
+    root, results, ledgers = tmp_path / "clips", [], []
+    shutil.copytree(clips, root)
+    more = ("--strategy", "slda", "--dataset-root", root)
+    expected = run(crumb, tiny, tmp_path / "plain", *more)[0]["accuracy_after"]
+    for name in ("new", "full", "damaged", "changed"):
+        if name == "damaged":
+            (path,) = (tmp_path / "cache").glob("*.maps")
+            damaged = bytearray(path.read_bytes())
+            start = 120 * ENTRY_BYTES
+            size = (len(damaged) - start) // 120
+            damaged[start + 5 * size + 3] ^= 0x40  # an exponent
+            damaged[start + 70 * size : start + 72 * size] = bytes(2 * size)
+            path.write_bytes(damaged)
+        if name == "changed":
+            one, other = (root / "cup" / "object0" / "clip0" / f"frame{number}.png" for number in (0, 1))
+            one.write_bytes(other.read_bytes())
+        result, _ = run(crumb, tiny, tmp_path / name, *more, "--feature-cache", tmp_path / "cache")
+        results.append(result["accuracy_after"])
+        ledgers.append(json.loads((tmp_path / name / "ledger.json").read_text()))
+    assert results[:3] == [expected] * 3
+    assert [ledger["feature_cache_images_damaged"] for ledger in ledgers] == [0, 0, 3, 0]
+    assert [ledger["feature_cache_images_filled"] for ledger in ledgers] == [120, 0, 3, 120]
 
 
 @pytest.mark.parametrize(
@@ -97,36 +109,17 @@ def test_each_option_runs(crumb, tiny, tmp_path, more):
     run(crumb, tiny, tmp_path, *more)
 
 
-def test_the_options_reach_the_learner(make_learner):
-    model, strategy = make_learner(
-        replay_weight=3.0,
-        replay_steps=3,
-        fused=True,
-        selection_rule="reference",
-        clamp_gradients=0.1,
-        method=dict(freeze_codebook=True, direct_weight=0.5, codebook_weight=2.0),
-    )
+def test_the_options_reach_the_learner():
+    model = split_backbone("small_cnn", n_classes=4, weights=None, codebook=Codebook(16, 16), image_size=32)
+    settings = dict(replay_weight=3.0, replay_steps=3, fused=True, selection_rule="reference", clamp_gradients=0.1)
+    method = dict(freeze_codebook=True, direct_weight=0.5, codebook_weight=2.0)
+    strategy = build_strategy("crumb", model, LearningSettings(**settings), 8, 0, method=method)
     plugins = {type(plugin): plugin for plugin in strategy.plugins}
     crumb = plugins[CRUMBPlugin]
     assert (crumb.replay_weight, crumb.replay_steps, crumb.fused) == (3.0, 3, True)
     assert (crumb.direct_weight, crumb.codebook_weight) == (0.5, 2.0)
     assert isinstance(strategy.storage_policy.rule, ReferenceRule) and not model.codebook.blocks.requires_grad
     assert plugins[ClampGradients].limit == 0.1
-    model, strategy = make_learner()
-    plugins = {type(plugin): plugin for plugin in strategy.plugins}
-    assert isinstance(strategy.storage_policy.rule, EveryJth) and model.codebook.blocks.requires_grad
-    assert ClampGradients not in plugins and not plugins[CRUMBPlugin].fused
-
-
-@pytest.fixture
-def make_learner():
-    """CRUMB as the command line builds it, with some settings."""
-
-    def make(method=None, **settings):
-        model = split_backbone("small_cnn", n_classes=4, weights=None, codebook=Codebook(16, 16), image_size=32)
-        return model, build_strategy("crumb", model, LearningSettings(**settings), 8, 0, method=method)
-
-    return make
 
 
 def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb, tiny, tmp_path):
@@ -157,27 +150,25 @@ def test_the_reference_preset_on_a_squeezenet(crumb, tiny, tmp_path):
 
 
 def test_several_runs_with_a_summary_and_finished_ones_kept(crumb, tiny, tmp_path):
-    code, out, err = crumb(*tiny, "--runs", "0-1", "--output", tmp_path)
-    assert code == 0, err
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    def summary_of(*more):
+        code, out, err = crumb(*tiny, "--strategy", "finetune", "--first-epochs", "1", "--output", tmp_path, *more)
+        assert code == 0, err
+        return json.loads((tmp_path / "summary.json").read_text()), out
+
+    summary, out = summary_of("--runs", "0")
+    assert summary["final_accuracy_std"] is None
+    assert f"\nfinetune, 1 run: final accuracy {summary['final_accuracy_mean']:.2f} %\n" in out
+    summary, out = summary_of("--runs", "0-1")
     finals = [json.loads((tmp_path / f"run{k}" / "result.json").read_text())["final_accuracy"] for k in (0, 1)]
     assert summary["runs"] == [0, 1] and summary["final_accuracy_mean"] == pytest.approx(sum(finals) / 2)
     assert summary["final_accuracy_std"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
-    assert "2 runs: final accuracy" in out
-    code, out, _ = crumb(*tiny, "--runs", "0-1", "--output", tmp_path)
-    assert code == 0 and out.count("already finished") == 2
-    code, _, err = crumb(*tiny, "--runs", "0-1", "--output", tmp_path, "--replay-weight", "2")
-    assert code == 1 and "holds a finished run with replay_weight=5.0, not 2.0" in err
-
-
-def test_one_run_has_no_deviation_and_no_run_is_an_error(crumb, tiny, tmp_path):
-    code, out, err = crumb(*tiny, "--strategy", "finetune", "--runs", "3", "--output", tmp_path)
-    assert code == 0, err
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["final_accuracy_std"] is None
-    assert f"\nfinetune, 1 run: final accuracy {summary['final_accuracy_mean']:.2f} %\n" in out
-    code, _, err = crumb(*tiny, "--runs", "0,5-3", "--output", tmp_path)
-    assert code == 1 and "runs is '0,5-3', where 5-3 is an empty range; write 3-5" in err
+    assert "2 runs: final accuracy" in out and out.count("already finished") == 1
+    for more, words in (
+        (("0-1", "--strategy", "finetune", "--epochs", "2"), "holds a finished run with "),
+        (("0,5-3",), "runs is '0,5-3', where 5-3 is an empty range; write 3-5"),
+    ):
+        code, _, err = crumb(*tiny, "--output", tmp_path, "--runs", *more)
+        assert code == 1 and words in err
 
 
 def test_config_file_and_print_config(crumb, tiny, tmp_path):
@@ -190,56 +181,3 @@ def test_config_file_and_print_config(crumb, tiny, tmp_path):
     code, _, err = crumb("run", "--config", tmp_path / "mine.yaml", "--run", "2")
     assert code == 0, err
     assert json.loads((tmp_path / "out" / "result.json").read_text())["run"] == 2
-
-
-def test_pretrain_then_run(crumb, tiny, clips, tmp_path):
-    file = tmp_path / "mine.safetensors"
-    pretrain = [
-        *("pretrain", "--data", clips, "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
-        *("--epochs", "1", "--batch-size", "16", "--images-per-class", "20", "--output", file),
-        *("--threads", "1", "--progress", "false"),
-    ]
-    code, out, err = crumb(*pretrain)
-    assert code == 0 and "80 images of 4 classes" in out, err
-    run(crumb, tiny, tmp_path / "a", "--pretrained", file, "--strategy", "finetune")
-    for wrong, words in (
-        (("--codebook-dim", "8"), "codebook_dim=16, but this run has codebook_dim=8"),
-        (("--cut-layer", "3"), "cut_layer=None, but this run has cut_layer=3"),
-        (("--pretrained", tmp_path / "a/learner.safetensors"), "was not written by crumb pretrain"),
-    ):
-        code, _, err = crumb(*tiny, "--output", tmp_path / "c", "--pretrained", file, *wrong)
-        assert code == 1 and words in err
-
-
-@pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")
-def test_damaged_maps_of_the_feature_cache_change_no_result_and_are_counted(crumb, tiny, tmp_path):
-    more = ("--strategy", "slda", "--feature-cache", tmp_path / "cache")
-    results, ledgers = [], []
-    for name in ("whole", "flipped", "repaired"):
-        if name == "flipped":
-            (path,) = (tmp_path / "cache").glob("*.maps")
-            damaged = bytearray(path.read_bytes())
-            start = 120 * ENTRY_BYTES
-            size = (len(damaged) - start) // 120
-            damaged[start + 5 * size + 3] ^= 0x40  # an exponent
-            damaged[start + 70 * size : start + 72 * size] = bytes(2 * size)
-            path.write_bytes(damaged)
-        results.append(run(crumb, tiny, tmp_path / name, *more)[0]["accuracy_after"])
-        ledgers.append(json.loads((tmp_path / name / "ledger.json").read_text()))
-    assert results[0] == results[1] == results[2]
-    assert [ledger["feature_cache_images_damaged"] for ledger in ledgers] == [0, 3, 0]
-    assert [ledger["feature_cache_images_filled"] for ledger in ledgers] == [120, 3, 0]
-
-
-def test_the_feature_cache_detects_a_changed_image(crumb, tiny, clips, tmp_path):
-    root = tmp_path / "clips"
-    shutil.copytree(clips, root)
-    more = ("--dataset-root", root, "--feature-cache", tmp_path / "cache")
-    filled = []
-    for name in ("first", "same", "changed"):
-        if name == "changed":
-            one, other = (root / "cup" / "object0" / "clip0" / f"frame{number}.png" for number in (0, 1))
-            one.write_bytes(other.read_bytes())
-        run(crumb, tiny, tmp_path / name, *more)
-        filled.append(json.loads((tmp_path / name / "ledger.json").read_text())["feature_cache_images_filled"])
-    assert filled == [120, 0, 120]

@@ -6,16 +6,7 @@ import pytest
 
 from crumb_avalanche.learner import run_file
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
-from crumb_avalanche.runs.tables import (
-    LEARNER,
-    LEDGER_BYTES,
-    LEDGER_SECONDS,
-    TEACHABLE,
-    cell,
-    ledger_table,
-    mean_text,
-    usage_of,
-)
+from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
 
 
 def test_mean_and_deviation():
@@ -29,15 +20,6 @@ def test_mean_and_deviation():
 def test_a_long_path_is_shown_by_its_last_name():
     assert cell("/home/user/robot/clips_a/", 12) == cell("/home/user/robot/clips_a", 12) == "clips_a"
     assert cell(["cup", "duck"]) == "cup, duck" and cell(None) == "none" and cell("x" * 20, 8) == "xxxxx..."
-
-
-def test_the_ledger_lists_memories_and_the_room_for_them():
-    ledger = dict.fromkeys([*LEDGER_BYTES, *LEDGER_SECONDS, "train_seconds", "images_per_second"], 0.0)
-    lines = [
-        line.split("  ") for line in ledger_table({**ledger, "buffer_items": 15, "buffer_bytes": 2255136}).split("\n")
-    ]
-    cells = {line[0]: line[-1].strip() for line in lines}
-    assert cells["memories stored"] == "15" and cells["room for memories"] == "2,255,136 B"
 
 
 def test_names_are_those_of_the_learner():

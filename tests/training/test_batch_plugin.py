@@ -1,13 +1,14 @@
 """The batch of an iteration is recorded from its own forward pass, not from others through the model."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from avalanche.training.supervised import ER_ACE, Naive
+from avalanche.training.supervised import Naive
 from small_crumb import make
-from stored_memories import ForeignPass, assert_memories_are_of_the_stream
-from torch import nn
+from stored_memories import ForeignPass
 from watched import built
 
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -42,17 +43,6 @@ def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream
         assert torch.equal(one.storage_policy.labels, two.storage_policy.labels)
 
 
-def test_beside_a_strategy_with_a_second_batch_of_its_own(model, make_stream):
-    stream, buffer = make_stream(), CodeBuffer(8)
-    model.codebook.requires_grad_(False)
-    settings = dict(criterion=nn.CrossEntropyLoss(), mem_size=12, batch_size_mem=5)
-    strategy = make(ER_ACE, model, CRUMBPlugin(buffer), **settings)
-    for experience in stream.train_stream:
-        strategy.train(experience, shuffle=False)
-    assert len(buffer) == 8
-    assert_memories_are_of_the_stream(buffer, model, stream.train_stream)
-
-
 def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
     class Watch(BatchPlugin):
         batches = 0
@@ -72,32 +62,29 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
     assert watch.batches == 4 and watch.batch is None
 
 
+def plugins_of(case, buffer):
+    if case == "not handed over":
+        return Naive, [SeenClassesPlugin(), CRUMBPlugin(buffer)]
+    if case == "another one":
+        return Naive, [SeenClassesPlugin(), CRUMBPlugin(buffer, seen=SeenClassesPlugin())]
+    if case == "not listed":
+        return Naive, [CRUMBPlugin(buffer, seen=SeenClassesPlugin())]
+    return partial(CRUMBStrategy, storage_policy=buffer), [SeenClassesPlugin()]
+
+
 @pytest.mark.parametrize(
-    "kind, plugins, words",
+    "case, words",
     [
-        (
-            Naive,
-            lambda buffer: [SeenClassesPlugin(), CRUMBPlugin(buffer)],
-            r"was not handed .*different classes.*seen=",
-        ),
-        (
-            Naive,
-            lambda buffer: [SeenClassesPlugin(), CRUMBPlugin(buffer, seen=SeenClassesPlugin())],
-            "different classes",
-        ),
-        (
-            Naive,
-            lambda buffer: [CRUMBPlugin(buffer, seen=SeenClassesPlugin())],
-            r"not in the strategy's plugin list.*plugins=\[seen",
-        ),
-        (CRUMBStrategy, lambda buffer: [SeenClassesPlugin()], "SeenClassesPlugin"),
+        ("not handed over", r"was not handed .*different classes.*seen="),
+        ("another one", "different classes"),
+        ("not listed", r"not in the strategy's plugin list.*plugins=\[seen"),
+        ("beside its own", "SeenClassesPlugin"),
     ],
 )
-def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream, kind, plugins, words):
-    buffer = CodeBuffer(4)
-    strategy = make(kind, model, *plugins(buffer), **({} if kind is Naive else {"storage_policy": buffer}))
+def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream, case, words):
+    kind, plugins = plugins_of(case, CodeBuffer(4))
     with pytest.raises(ValueError, match=words):
-        strategy.train(make_stream().train_stream[0])
+        make(kind, model, *plugins).train(make_stream().train_stream[0])
 
 
 def test_without_a_mask_losses_are_over_all_outputs(make_model, make_stream):
@@ -121,14 +108,3 @@ def test_without_a_mask_losses_are_over_all_outputs(make_model, make_stream):
         assert losses.of_memories
         for row in losses.of_memories:
             assert [bool(row[label]) for label in range(4)] == [not masked or label in seen.seen for label in range(4)]
-
-
-def test_the_strategy_has_the_buffer_of_its_plugin(make_model):
-    buffer = CodeBuffer(4)
-    strategy = make(CRUMBStrategy, make_model(), storage_policy=buffer)
-    assert strategy.storage_policy is buffer is strategy.memory.storage_policy
-    strategy.memory.storage_policy = other = CodeBuffer(5)
-    assert strategy.storage_policy is other
-    with pytest.raises(AttributeError):
-        strategy.storage_policy = buffer
-    assert make(StreamStrategy, make_model()).storage_policy is None

@@ -17,6 +17,7 @@ from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 COMPUTED = "crumb with replay_compute"
+THOROUGH = (COMPUTED, "crumb", "remind", "icarl", "rda")
 EXPERIENCES = 2
 BUDGET = 8 * 3 * 16**2
 
@@ -61,8 +62,9 @@ def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
     strategy, stream, answers, _ = build(name, make_model, make_stream, keep)
     learn_from(0, strategy, stream, joint, keep)
     tree, tensors = snapshot(strategy)
-    # In the second epoch of the first experience, in the second experience, and between the two.
-    chosen = [saved[5], saved[len(saved) - 3], next(one for one in saved if one[0] == Position(1))]
+    chosen = [saved[len(saved) - 3]]  # in the second experience
+    if name in THOROUGH:  # in the second epoch of the first experience, and between the two
+        chosen += [saved[5], next(one for one in saved if one[0] == Position(1))]
     for position, kept in chosen:
         write_state(tmp_path / "state.safetensors", kept, {})
         found, _ = read_state(tmp_path / "state.safetensors")

@@ -11,7 +11,6 @@ from small_crumb import MEM_SIZE, make, train
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.training.crumb import REPLAYED, BalancedReplay, CRUMBStrategy
-from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -51,7 +50,7 @@ class Replays(SupervisedPlugin):
         self.events.append("after")
 
 
-@pytest.mark.parametrize("replay_steps, fused", [(0, False), (3, False), (3, True)])
+@pytest.mark.parametrize("replay_steps, fused", [(3, False), (3, True)])
 def test_replay_starts_with_the_second_experience(make_model, make_stream, replay_steps, fused):
     buffer = CodeBuffer(MEM_SIZE)
     replays = Replays(buffer)
@@ -89,17 +88,6 @@ def test_classes_that_return_are_replayed_beside_their_new_images(make_model, ma
     assert all(not new & set(replayed) for new, replayed, _ in replays.pairs[:4])
     assert all(set(replayed) == {0, 1, 2, 3} for _, replayed, _ in replays.pairs[4:])
     assert strategy.memory.returning == {0, 1}
-
-
-def test_a_replay_loss_that_is_not_finite_stops_the_training(make_model, make_stream):
-    class Fault(SupervisedPlugin):
-        def on_replay_loss(self, strategy, **kwargs):
-            strategy.replay_loss = strategy.replay_loss * float("nan")
-
-    model = make_model()
-    with pytest.raises(TrainingDivergedError, match="in experience 1, iteration 0"):
-        train(model, make_stream(), CodeBuffer(MEM_SIZE), [Fault()])
-    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
 def filled(model, counts):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute, as_classification_dataset
-from avalanche.training.plugins import EvaluationPlugin
 from small_crumb import DIRECT, make
 from small_models import CLASSES, SIZE, coloured, make_model
 from torch.utils.data import ConcatDataset, Dataset, Subset
@@ -16,7 +15,7 @@ from torchvision.transforms import v2
 from watched import built
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
-from crumb_avalanche.methods.registry import STRATEGIES, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBStrategy
@@ -30,8 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 class Noisy(Dataset):
     """Items whose images are drawn anew each time; counts them."""
 
-    def __init__(self):
-        self.read = 0
+    read = 0
 
     def __len__(self):
         return 3
@@ -42,8 +40,7 @@ class Noisy(Dataset):
 
 
 def test_labels_without_targets_are_read_from_the_items_once():
-    data = Noisy()
-    before = torch.get_rng_state()
+    data, before = Noisy(), torch.get_rng_state()
     assert labels_of(data) == labels_of(data) == [0, 1, 0] and data.read == 3
     assert torch.equal(torch.get_rng_state(), before)
     data = Noisy()
@@ -52,7 +49,7 @@ def test_labels_without_targets_are_read_from_the_items_once():
 
 
 # The methods that read labels themselves, and one of each other kind.
-@pytest.mark.parametrize("name", ["crumb", "icarl", "bic", "remind", "rainbow_memory", "slda"])
+@pytest.mark.parametrize("name", ["crumb", "icarl", "remind", "slda"])
 def test_a_stream_without_targets_is_trained_on_as_one_with_them(name):
     weights = []
     for with_targets in (True, False):
@@ -97,11 +94,11 @@ class Pixels(Dataset):
         return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
-def stored(make_model, transform, told=None, where="data set"):
+def stored(make_model, transform, told=None, inside=True):
     """Train on the images once and return the pixels that are stored, in the order of the stream."""
-    pixels = Pixels(transform if where == "data set" else None)
+    pixels = Pixels(transform if inside else None)
     dataset = as_classification_dataset(pixels)
-    if where == "avalanche":
+    if not inside:
         dataset = dataset.replace_current_transform_group(transform)
     model, buffer = make_model(codebook=False), ImageBuffer(12)
     if told:
@@ -111,28 +108,23 @@ def stored(make_model, transform, told=None, where="data set"):
     return model, buffer.rows, pixels.images
 
 
-@pytest.mark.parametrize("where", ["data set", "avalanche"])
-@pytest.mark.parametrize("version", [transforms, v2])
-def test_the_normalisation_is_read_from_the_transform(make_model, version, where):
+@pytest.mark.parametrize("version, inside", [(transforms, True), (v2, False)])
+def test_the_normalisation_is_read_from_the_transform(make_model, version, inside):
     transform = version.Compose([torch.nn.Identity(), version.Normalize(*CIFAR)])
-    model, rows, pixels = stored(make_model, transform, where=where)
+    model, rows, pixels = stored(make_model, transform, inside=inside)
     assert torch.equal(rows, pixels)
     # Replay sees the images as training did.
     images = torch.stack([transform(image) for image in pixels.float() / 255])
     torch.testing.assert_close(model.features(rows), model.features(images), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("scale", [1.0, 255.0])
-def test_the_normalisation_is_told(make_model, scale):
-    model, rows, pixels = stored(make_model, lambda image: image * scale, told=([0.0], [1 / scale]))
+def test_the_normalisation_is_told_and_a_pixel_out_of_range_is_an_error(make_model):
+    scaled = lambda image: image * 255  # noqa: E731
+    model, rows, pixels = stored(make_model, scaled, told=([0.0], [1 / 255]))
     assert torch.equal(rows, pixels)
-    torch.testing.assert_close(model.features(rows), model.features(pixels.float() / 255 * scale), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("transform", [lambda image: image * 255, transforms.Compose([lambda image: 4 * image - 2])])
-def test_a_pixel_out_of_range_is_an_error(make_model, transform):
+    torch.testing.assert_close(model.features(rows), model.features(pixels.float()), rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization"):
-        stored(make_model, transform)
+        stored(make_model, scaled)
 
 
 def test_found_through_every_wrapper():
@@ -142,73 +134,51 @@ def test_found_through_every_wrapper():
         assert normalization_of(dataset) == CIFAR
     assert normalization_of(as_classification_dataset(plain).subset([0, 2]).concat(as_classification_dataset(plain)))
     assert normalization_of(Pixels()) is None
-    hidden = Pixels(lambda image: normalize(image))
-    assert normalization_of(hidden) is None
-
-
-def test_two_normalisations_are_an_error():
-    one, two = (Pixels(transforms.Normalize([mean] * 3, [0.5] * 3)) for mean in (0.4, 0.5))
+    assert normalization_of(Pixels(lambda image: normalize(image))) is None, "it cannot be seen"
     with pytest.raises(ValueError, match=r"normalised in 2 ways.*set_normalization"):
-        normalization_of(ConcatDataset([one, two]))
+        normalization_of(ConcatDataset([plain, Pixels(transforms.Normalize([0.4] * 3, [0.5] * 3))]))
 
 
 ROW = 3  # of the table; in the first experience
 
 
-class Damaged:
-    """The usual transform, with one value put into one image.
-
-    Args:
-        image: the image, or ``None`` for no damage.
-        value: the value.
-    """
-
-    def __init__(self, image, value):
-        self.image, self.value, self.transform = image, value, imagenet_transform(SIZE)
-
-    def __call__(self, image):
-        pixels = self.transform(image)
-        if self.image is not None and np.array_equal(image, self.image):
-            pixels[0, 3, 3] = self.value
-        return pixels
-
-
-def damaged_stream(value, damaged=True):
+def damaged_stream(value=None):
+    """The usual stream, with a value put into one of its images; and the path of that one."""
     table = ToyShapesFrames(
         classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
     )
-    transform = Damaged(table.read(ROW) if damaged else None, value)
+    usual, damaged = imagenet_transform(SIZE), table.read(ROW)
+
+    def transform(image):
+        pixels = usual(image)
+        if value is not None and np.array_equal(image, damaged):
+            pixels[0, 3, 3] = value
+        return pixels
+
     return make_benchmark(table, "class_instance", 0, 2, transform, transform), table.path[ROW]
 
 
-def strategy_of(name, model, **host):
-    return build_strategy(name, model, mem_size=8, evaluator=EvaluationPlugin(loggers=[]), **host)
-
-
-@pytest.mark.parametrize(
-    "name, value", [("slda", "nan"), ("rda", "inf"), ("crumb", 3e38), ("er", "nan"), ("crumb", "inf")]
-)
+@pytest.mark.parametrize("name, value", [("slda", "nan"), ("crumb", 3e38), ("er", "inf")])
 def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
     stream, path = damaged_stream(float(value))
-    strategy = strategy_of(name, model)
+    strategy = built(name, model, 8)
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} \(row {ROW} .*finite and at most 1e\+12"):
         for experience in stream.train_stream:
             strategy.train(experience, eval_streams=[])
     if hasattr(strategy, "statistics"):
         assert not strategy.statistics.image_counts.any()
-    elif strategy.storage_policy is not None:
+    else:
         assert len(strategy.storage_policy) == 0
     assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
-    good, _ = damaged_stream(0, damaged=False)
-    strategy.train(good.train_stream[0], eval_streams=[])
+    strategy.train(damaged_stream()[0].train_stream[0], eval_streams=[])
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
-        strategy.eval(damaged_stream(float(value))[0].train_stream[0])
+        strategy.eval(stream.train_stream[0])
 
 
 def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp_path, model):
     stream, path = damaged_stream(float("nan"))
     with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
-        strategy = strategy_of("slda", model, plugins=[cache])
+        strategy = built("slda", model, 8, plugins=[cache])
         with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
             strategy.train(stream.train_stream[0], eval_streams=[])
         assert not cache.store.present()[ROW]

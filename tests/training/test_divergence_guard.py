@@ -5,12 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from small_crumb import DIRECT, make
+from small_crumb import make, train
 from torch import nn
 
-from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
-from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
@@ -44,14 +43,18 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(model, make_stre
         assert not all(torch.equal(now, then) for now, then in zip(kept, fault.weights[iteration]))
 
 
-@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
-def test_without_the_guard_training_goes_on(kind, make_model, make_stream):
+def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(make_model, make_stream):
+    class Fault(SupervisedPlugin):
+        def on_replay_loss(self, strategy, **kwargs):
+            strategy.replay_loss = strategy.replay_loss * float("nan")
+
+    model = make_model()
+    with pytest.raises(TrainingDivergedError, match="in experience 1, iteration 0"):
+        train(model, make_stream(), CodeBuffer(7), [Fault()])
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     model, fault = make_model(codebook=False), NaNAt(1)
-    replay = dict(storage_policy=ImageBuffer(8), **DIRECT)
-    strategy = make(kind, model, fault, divergence_guard=False, **(replay if kind is CRUMBStrategy else {}))
-    strategy.train(make_stream().train_stream[0])
-    assert len(fault.weights) == 4 and not any(isinstance(one, DivergenceGuard) for one in strategy.plugins)
-    assert any(weight.isnan().any() for weight in model.parameters())
+    make(StreamStrategy, model, fault, divergence_guard=False).train(make_stream().train_stream[0])
+    assert len(fault.weights) == 4 and any(weight.isnan().any() for weight in model.parameters())
 
 
 def test_running_statistics_go_back_too(make_model):

@@ -17,13 +17,6 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
 
-def test_the_memo_holds_as_many_maps_as_the_buffer_holds_images(tmp_path, model, monkeypatch):
-    assert model.map_shape == (8, 4, 4)
-    monkeypatch.setattr("crumb_avalanche.training.feature_cache.MEMO_BYTES", 1024 * 4 * 8 * 4 * 4)
-    for stored, expected in ((0, 512), (100, 512), (800, 800), (10**6, 1024)):
-        assert FeatureCache(tmp_path, model, 10, "toy", progress=False, stored_images=stored).memo.capacity == expected
-
-
 class Watch(SupervisedPlugin):
     """The shapes of all batches of training and evaluation."""
 
@@ -39,7 +32,7 @@ class Watch(SupervisedPlugin):
         self.outputs.append(strategy.mb_output)
 
 
-def test_training_and_evaluation_read_maps(tmp_path, make_model, make_stream):
+def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_path, make_model, make_stream):
     results = []
     for cached in (True, False):
         model, stream, watch = make_model(), make_stream(), Watch()
@@ -49,8 +42,13 @@ def test_training_and_evaluation_read_maps(tmp_path, make_model, make_stream):
         strategy.eval(stream.test_stream[:1])
         assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
         results.append(torch.cat(watch.outputs))
-        if cached:
-            assert plugins[0].store.filled == 20 + 20  # training and test frames, once each
+        for cache in plugins:
+            assert cache.store.filled == 20 + 20  # training and test frames, once each
+            assert model.feature_memo is cache.memo
+            model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+            assert (cache.memo.computed, cache.memo.found) == (1, 1)
+            cache.close()
+            assert model.feature_memo is None and not cache.memo._maps
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
@@ -62,17 +60,6 @@ def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
 
     with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
         FeatureCache(tmp_path, model, 10, "toy").after_train_dataset_adaptation(Strategy())
-
-
-def test_the_memo_is_set_in_training_and_removed_on_close(tmp_path, model, make_stream):
-    stream = make_stream()
-    with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
-        assert model.feature_memo is None
-        make(StreamStrategy, model, cache).train(stream.train_stream[0])
-        assert model.feature_memo is cache.memo
-        model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
-        assert (cache.memo.computed, cache.memo.found) == (1, 1)
-    assert model.feature_memo is None and not cache.memo._maps
 
 
 def learners() -> int:

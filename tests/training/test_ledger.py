@@ -39,17 +39,6 @@ BY_HAND = {
 }
 
 
-class Linear(nn.Module):
-    """A linear layer on pixels."""
-
-    def __init__(self):
-        super().__init__()
-        self.network = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
-
-    def forward(self, images):
-        return self.network(images.float() / 255)
-
-
 def with_ledger(model, *plugins, kind=Naive, ledger=None, **arguments):
     """A strategy with a ledger, by default Avalanche's Naive, which has no buffer of its own."""
     evaluator = EvaluationPlugin(LedgerMetric() if ledger is None else ledger, loggers=[])
@@ -69,26 +58,18 @@ def test_bytes_by_hand_and_parts_that_add_up_to_the_time_of_training(model, make
     assert last["images_per_second"] * last["train_seconds"] == pytest.approx(2 * 20 + 20)
     for after in entries:
         assert {name: after[name] for name in BY_HAND} == BY_HAND
-        parts = [after[f"seconds_{part}"] for part in (*PARTS, "other")]
-        assert sum(parts) == pytest.approx(after["train_seconds"])
+        assert sum(after[f"seconds_{part}"] for part in (*PARTS, "other")) == pytest.approx(after["train_seconds"])
         assert all(after[f"seconds_{part}"] > 0 for part in ("features", "search", "plastic"))
     assert first["seconds_replay"] == 0 < last["seconds_replay"]  # nothing is replayed yet
     # Every entry is a metric after every experience.
     metrics = strategy.evaluator.get_all_metrics()
     assert {name for name in metrics if name.startswith("Ledger/")} == {f"Ledger/{name}" for name in first}
-    for name in first:
-        steps, values = metrics[f"Ledger/{name}"]
-        assert values == [after[name] for after in entries] and steps[0] < steps[1]
+    assert all(metrics[f"Ledger/{name}"][1] == [after[name] for after in entries] for name in first)
     # A frozen codebook counts once, as a codebook.
     model.codebook.requires_grad_(False)
     counted = LedgerMetric(policy).count(strategy)
     names = ("plastic_bytes", "frozen_bytes", "codebook_bytes")
     assert {name: counted[name] for name in names} == {name: BY_HAND[name] for name in names}
-
-
-def test_the_peak_without_the_module_of_unix(monkeypatch):
-    monkeypatch.setattr(ledger_module, "resource", None)
-    assert 2**27 < ledger_module.peak_rss_bytes() < 2**36
 
 
 def memory_of(strategy):
@@ -97,17 +78,23 @@ def memory_of(strategy):
     return tuple(ledger.result()[name] for name in ("buffer_items", "buffer_bytes", "label_bytes"))
 
 
+class Floats(nn.Module):
+    """Pixels as floats, for a network of linear layers."""
+
+    def forward(self, images):
+        return images.flatten(1).float()
+
+
 @pytest.mark.parametrize(
     ("make_plugin", "images"),
     [
         (lambda: ReplayPlugin(mem_size=11, storage_policy=ExperienceBalancedBuffer(11)), (11, 11)),
-        (lambda: ReplayPlugin(mem_size=11, storage_policy=ReservoirSamplingBuffer(11)), (11, 11)),
         (lambda: AGEMPlugin(patterns_per_experience=7, sample_size=4), (7, 14)),
         (lambda: GEMPlugin(7, memory_strength=0.5), (7, 14)),
     ],
 )
 def test_memories_of_avalanche(make_stream, make_plugin, images):
-    strategy = with_ledger(Linear(), make_plugin())
+    strategy = with_ledger(nn.Sequential(Floats(), nn.Linear(3 * 16 * 16, 4)), make_plugin())
     assert LedgerMetric().count(strategy)["memory_bytes"] == 0
     for count, experience in zip(images, make_stream().train_stream):
         strategy.train(experience)
@@ -145,11 +132,9 @@ class Pictures(Dataset):
     [
         (Image.fromarray, lambda image: torch.rand(7), 5 * 4 * 3),
         (lambda array: Image.fromarray(array).convert("L"), None, 5 * 4),
-        (lambda array: array, None, 5 * 4 * 3),
-        (torch.from_numpy, lambda image: image.float(), 5 * 4 * 3),
         (lambda array: torch.zeros(3, 5, 4), None, 4 * 5 * 4 * 3),
     ],
-    ids=["picture", "grey picture", "array", "uint8 tensor", "float tensor"],
+    ids=["picture", "grey picture", "float tensor"],
 )
 def test_an_exemplar_counts_as_it_lies_in_its_data_set(make, transform, size):
     data = make_avalanche_dataset(
@@ -157,10 +142,10 @@ def test_an_exemplar_counts_as_it_lies_in_its_data_set(make, transform, size):
         data_attributes=[DataAttribute([0, 1, 2], "targets")],
         transform_groups=DefaultTransformGroups((transform, None)),
     )
-    policy, before = ReservoirSamplingBuffer(2), torch.get_rng_state()
-    strategy = SimpleNamespace(storage_policy=policy, plugins=[])
+    policy = ReservoirSamplingBuffer(2)
     policy.update_from_dataset(data)
-    torch.set_rng_state(before)
+    before = torch.get_rng_state()
+    strategy = SimpleNamespace(storage_policy=policy, plugins=[])
     assert list(ledger_module.replay_memories(strategy)) == [(2, 2 * size, 16)]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -193,51 +178,34 @@ class FakeTime(SupervisedPlugin):
         self.spend(100)
 
 
-@pytest.fixture
-def fake_strategy(make_model, monkeypatch):
-    """A function that builds a strategy, which trains an experience in 2 epochs of 4 + 10 s, and its fake time."""
+@pytest.mark.parametrize(("every", "mode"), [(0, "epoch"), (3, "iteration")], ids=["at the ends", "between iterations"])
+def test_evaluation_during_training_does_not_count_and_the_state_resumes(
+    make_model, make_stream, monkeypatch, every, mode
+):
+    """An experience is trained on in 2 epochs of 4 + 10 s."""
 
-    def build(**arguments):
+    def build():
         fake, model = FakeTime(), make_model(codebook=False)
         monkeypatch.setattr(ledger_module, "time", SimpleNamespace(perf_counter=lambda: fake.now))
         model.stopwatch = fake
-        return with_ledger(model, fake, train_epochs=2, **arguments), fake
-
-    return build
-
-
-@pytest.mark.parametrize(
-    "evaluations", [{"eval_every": 0}, {"eval_every": 2}, {"eval_every": 3, "peval_mode": "iteration"}], ids=str
-)
-def test_evaluation_during_training_does_not_count(fake_strategy, make_stream, evaluations):
-    strategy, fake = fake_strategy(**evaluations)
-    (ledger,), stream = strategy.evaluator.metrics, make_stream()
-    for number, experience in enumerate(stream.train_stream, start=1):
-        strategy.train(experience)
-        strategy.eval(stream.test_stream)
-        entries = ledger.result()
-        assert entries["train_seconds"] == 28 * number
-        assert entries["seconds_features"] == entries["seconds_other"] == 14 * number
-        assert entries["images_per_second"] == 40 / 28
-    assert fake.now > 1000  # evaluations took that long
-
-
-def test_the_state_resumes_bit_for_bit(fake_strategy, make_stream):
-    def strategy_and_ledger():
-        strategy, fake = fake_strategy(eval_every=1)
+        strategy = with_ledger(model, fake, train_epochs=2, eval_every=every, peval_mode=mode)
         return strategy, fake, strategy.evaluator.metrics[0]
 
-    strategy, fake, ledger = strategy_and_ledger()
-    first, second = make_stream().train_stream
-    strategy.train(first)
+    def learn(number):
+        strategy.train(stream.train_stream[number])
+        strategy.eval(stream.test_stream)
+        entries = ledger.result()
+        assert entries["train_seconds"] == 28 * (number + 1)
+        assert entries["seconds_features"] == entries["seconds_other"] == 14 * (number + 1)
+        assert entries["images_per_second"] == 40 / 28
+
+    stream, (strategy, fake, ledger) = make_stream(), build()
+    learn(0)
     state, seconds = ledger.state_dict(), dict(fake.seconds)
     state = {name: dict(value) if isinstance(value, dict) else value for name, value in state.items()}
-    strategy.train(second)
-
-    again, fake, resumed = strategy_and_ledger()
-    resumed.load_state_dict(state)
+    learn(1)
+    assert fake.now > 500  # evaluations took that long
+    strategy, fake, ledger = build()
+    ledger.load_state_dict(state)
     fake.seconds.update(seconds)
-    again.train(second)
-    times = ("train_seconds", "images_per_second", *(f"seconds_{part}" for part in (*PARTS, "other")))
-    assert [resumed.result()[name] for name in times] == [ledger.result()[name] for name in times]
-    assert resumed.state_dict()["before"] == ledger.state_dict()["before"]
+    learn(1)

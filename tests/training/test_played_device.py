@@ -6,24 +6,10 @@ from avalanche.training.plugins import SupervisedPlugin
 from played_device import DEVICE, PlayedDevice
 from small_crumb import train
 
-from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.storage_policies import CodeBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-
-
-@pytest.fixture
-def no_gpu(monkeypatch):
-    """Two GPUs that must not be touched."""
-
-    def touched(*arguments, **keywords):
-        raise AssertionError("a GPU was touched")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    for name in ("_lazy_init", "synchronize", "get_rng_state", "set_rng_state", "current_device", "Event"):
-        monkeypatch.setattr(torch.cuda, name, touched)
 
 
 def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
@@ -32,9 +18,8 @@ def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
     with PlayedDevice():
         train(models[1], make_stream(), CodeBuffer(7), device=DEVICE)
     for name, weight in models[0].state_dict().items():
-        torch.testing.assert_close(
-            models[1].state_dict()[name].held if name != "calibrated" else weight, weight, msg=name
-        )
+        if name != "calibrated":
+            torch.testing.assert_close(models[1].state_dict()[name].held, weight, msg=name)
 
 
 def test_a_loss_of_memories_that_is_read_late_stops_too(make_model, make_stream):
@@ -48,17 +33,12 @@ def test_a_loss_of_memories_that_is_read_late_stops_too(make_model, make_stream)
     assert all(weight.held.isfinite().all() for weight in model.parameters())
 
 
-def test_missing_maps_are_computed_at_once(model, pixels):
-    model.feature_memo = FeatureMemo()
-    sizes, extract = [], model.extract
-    model.extract = lambda images: (sizes.append(len(images)), extract(images))[1]
-    with PlayedDevice():
-        model.to(DEVICE)
-        for images in (pixels[[0, 1, 1]], pixels):
-            model.features(images.to(DEVICE))
-    assert sizes == [2, 4]
+def test_a_run_on_a_cpu_touches_no_gpu(monkeypatch, crumb, tiny, tmp_path):
+    def touched(*arguments, **keywords):
+        raise AssertionError("a GPU was touched")
 
-
-def test_a_run_on_a_cpu_touches_no_gpu(no_gpu, crumb, tiny, tmp_path):
-    code, _, err = crumb(*tiny, "--device", "cpu", "--output", tmp_path / "run", "--runs", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("_lazy_init", "synchronize", "get_rng_state", "set_rng_state", "current_device", "Event"):
+        monkeypatch.setattr(torch.cuda, name, touched)
+    code, _, err = crumb(*tiny, "--device", "cpu", "--output", tmp_path / "run")
     assert code == 0, err

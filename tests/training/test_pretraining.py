@@ -1,7 +1,5 @@
 """Pretraining trains P and the codebook but not F, resumes bit for bit, and its file is read as written."""
 
-import re
-
 import pytest
 import torch
 from small_models import coloured
@@ -74,15 +72,10 @@ def test_a_saved_file_is_read_as_written(make_model, images, tmp_path):
 
 
 def test_another_file_is_an_error(tmp_path, model):
-    with pytest.raises(WeightsError, match="there is no file"):
-        read_pretrained(tmp_path / "none.safetensors")
     path = tmp_path / "w.safetensors"
-    for metadata, found in (({}, None), ({"format": "crumb-pretrained-0"}, "crumb-pretrained-0")):
-        write_tensors(path, model.state_dict(), metadata)
-        words = f"was not written by crumb pretrain (its format is {found!r}, not 'crumb-pretrained-1'); plain"
-        with pytest.raises(WeightsError, match=re.escape(words)):
-            read_pretrained(path)
-    save_pretrained(path, model, {})
+    write_tensors(path, model.state_dict(), {"format": "other"})
+    with pytest.raises(WeightsError, match=r"was not written by crumb pretrain .*'other', not 'crumb-pretrained-1'"):
+        read_pretrained(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(WeightsError, match="is no complete"):
         read_pretrained(path)
@@ -109,59 +102,37 @@ class CutOff(Dataset):
         return self.whole[row]
 
 
-def with_dropout(make_model):
-    model = make_model()
+def with_dropout(make_model, seed=0):
+    model = make_model(seed=seed)
     model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
     torch.manual_seed(5)
     return model
 
 
-@pytest.mark.parametrize("reads", [39, 40, 100])
+@pytest.mark.parametrize("reads", [40, 100])
 def test_an_interrupted_pretraining_ends_bit_identical(make_model, images, tmp_path, reads):
     settings = PretrainingSettings(epochs=4, batch_size=8, learning_rate=0.05)
-    whole = with_dropout(make_model)
+    whole, checkpoints = with_dropout(make_model), CheckpointFolder(tmp_path / "checkpoints")
     history = pretrain(whole, images, settings, False)
-    checkpoints = CheckpointFolder(tmp_path / "checkpoints")
     with pytest.raises(Interrupted):
         pretrain(with_dropout(make_model), CutOff(images, reads), settings, False, checkpoints)
     torch.manual_seed(77)
-    model = make_model(seed=3)  # replaced by the checkpoint
-    model.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
-    if reads < 40:  # there is no checkpoint
-        model = with_dropout(make_model)
-    rest = CutOff(images, 160 - reads // 40 * 40)
+    model, rest = with_dropout(make_model, seed=3), CutOff(images, 160 - reads // 40 * 40)
     assert pretrain(model, rest, settings, False, checkpoints) == history
     assert rest.reads == 0 and weights_hash(model) == weights_hash(whole)
-    draws = torch.rand(3)
-    again = make_model(seed=4)
-    again.plastic_layers.relu = nn.Sequential(nn.ReLU(), nn.Dropout(0.5))
+    draws, again = torch.rand(3), with_dropout(make_model, seed=4)
     assert pretrain(again, images, settings, False, checkpoints) == history  # nothing is left to do
     assert weights_hash(again) == weights_hash(whole) and torch.equal(torch.rand(3), draws)
-    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
-        "00000002.safetensors",
-        "00000003.safetensors",
-    ]
-    checkpoints.clear()
-    assert not checkpoints.folder.exists()
+    assert checkpoints.numbers() == [3, 2]
 
 
 def test_other_settings_are_refused_by_name(make_model, images, tmp_path):
-    kept = CheckpointFolder(tmp_path / "kept", {"weights": "none"})
-    pretrain(make_model(), images, PretrainingSettings(epochs=3, batch_size=8), False, kept)
+    def resume(made_with, **changes):
+        settings = PretrainingSettings(**dict(epochs=2, batch_size=8) | changes)
+        return pretrain(make_model(), images, settings, False, CheckpointFolder(tmp_path / "kept", made_with))
 
-    def resume(made_with=None, images=images, **changes):
-        settings = PretrainingSettings(**dict(epochs=3, batch_size=8) | changes)
-        checkpoints = CheckpointFolder(kept.folder, {"weights": "none"} if made_with is None else made_with)
-        return pretrain(make_model(), images, settings, False, checkpoints)
-
-    assert len(resume()) == 3
+    assert resume({"weights": "none"}) == resume({"weights": "none"})
     with pytest.raises(CheckpointError, match=r"made with learning_rate=0.001, not 0.5; resume with the same"):
-        resume(learning_rate=0.5)
-    with pytest.raises(
-        CheckpointError, match=rf"{kept.folder} .* with weights='none', not 'other.npz'; .* remove that folder"
-    ):
+        resume({"weights": "none"}, learning_rate=0.5)
+    with pytest.raises(CheckpointError, match=r"kept .* with weights='none', not 'other.npz'; .* remove that folder"):
         resume({"weights": "other.npz"})
-    with pytest.raises(CheckpointError, match="with weights='none', not None"):
-        resume({})
-    with pytest.raises(CheckpointError, match="with images=40, not 30"):
-        resume(images=TensorDataset(*(tensor[:30] for tensor in images.tensors)))

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset
@@ -128,20 +127,18 @@ def test_an_empty_buffer(kind, size, model):
         kind(0)
 
 
-def full_buffer(model, kind=MapBuffer, seed=0, mem_size=9, rule=ClassBalancedReservoir):
-    buffer = kind(mem_size, rule(), seed)
+def full_buffer(model, kind=MapBuffer, mem_size=9):
+    buffer = kind(mem_size, ClassBalancedReservoir())
     return buffer, feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
 
 
-@pytest.mark.parametrize(
-    "without, at_least, size", [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({0, 2}, 5, 5), ({9}, 1, 3)]
-)
+@pytest.mark.parametrize("without, at_least, size", [([], 21, 21), ([], 22, 24), ([1], 21, 22), ([9], 1, 3)])
 def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_least, size):
     buffer, _ = full_buffer(model)
-    slots = buffer.sample(without, at_least)
+    slots = buffer.sample(set(without), at_least)
     assert slots.dtype == torch.int64 and len(slots) == size
     counts = Counter(buffer.labels[slots].tolist())
-    kept = {0, 1, 2} - without
+    kept = {0, 1, 2} - set(without)
     assert counts == dict.fromkeys(kept, size // len(kept))
     # Round by round: any prefix is balanced too.
     assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
@@ -162,20 +159,6 @@ def test_replayed_codes_follow_the_codebook_and_teach_it(model):
     assert set(model.codebook.blocks.grad.any(dim=1).nonzero().flatten().tolist()) == set(used.tolist())
 
 
-def test_replayed_images_pass_f_once_each(model, monkeypatch):
-    images = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    buffer = ImageBuffer(6, ClassBalancedReservoir())
-    buffer.store(StreamBatch(torch.arange(6), model.features(images), None, lambda positions: images[positions]), model)
-    seen = []
-    extract = model.extract
-    monkeypatch.setattr(model, "extract", lambda batch: seen.append(len(batch)) or extract(batch))
-    slots = torch.tensor([5, 0, 5, 2, 0, 5])
-    maps, labels = buffer.replay(slots, model)
-    assert labels.tolist() == slots.tolist()  # image k went to slot k with label k
-    torch.testing.assert_close(maps, model.features(images)[slots])
-    assert seen[0] == 3
-
-
 @pytest.mark.parametrize("kind", BUFFERS)
 def test_the_buffer_is_an_avalanche_data_set(model, kind):
     buffer, label_of = full_buffer(model, kind, mem_size=11)
@@ -190,7 +173,7 @@ def test_the_buffer_is_an_avalanche_data_set(model, kind):
         buffer.buffer = data
 
 
-@pytest.mark.parametrize("new_size, batches", [(4, 0), (7, 1), (20, 3), (4, 3)])  # before the size changes
+@pytest.mark.parametrize("new_size, batches", [(4, 0), (20, 3), (4, 3)])  # before the size changes
 @pytest.mark.parametrize("rule", [*RULES.values(), ExperienceShares])
 def test_resize_within_an_experience(model, rule, batches, new_size):
     buffer = MapBuffer(10, rule(), seed=2)
@@ -218,12 +201,9 @@ def test_too_few_places_are_an_error(model):
     buffer, _ = full_buffer(model)
     with pytest.raises(ValueError, match="mem_size=2 cannot hold a memory of each of the 3 classes stored"):
         buffer.resize(None, 2)
-    with pytest.raises(ValueError, match="mem_size=0"):
-        buffer.resize(None, 0)
     buffer = MapBuffer(10, ReferenceRule())
     buffer.begin_experience([0, 1, 2, 3, 4], 5)
-    words = "mem_size=4 cannot hold a memory of each of the 5 classes seen so far; give at least 5"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="mem_size=4 cannot hold a memory of each of the 5 classes seen so far"):
         buffer.resize(None, 4)
 
 
@@ -237,22 +217,6 @@ def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
     buffer.resize(None, 3)
     assert [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]] == order[:3]
     assert list(buffer.slots.by_class) == [4, 7]
-
-
-def test_a_rule_may_forget_without_storing(model):
-    class Forgetful(ClassBalancedReservoir):
-        def choose(self, slots, labels):
-            if slots.free:
-                return super().choose(slots, labels)
-            slots.release(1)
-            return []
-
-    buffer = MapBuffer(3, Forgetful())
-    buffer.store(batch_of([7, 8, 9], [0, 1, 2]), model)
-    slot = buffer.slots.by_class[1][0]
-    buffer.store(batch_of([10], [0]), model)
-    assert (buffer.rows[slot] == 0).all() and buffer.labels[slot] == -1
-    assert sorted(number_in(buffer, row) for row in buffer.rows) == [0, 7, 9]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -275,12 +239,8 @@ def test_a_loaded_buffer_makes_the_same_choices(model, tmp_path, rule):
     other.load_state_dict(read_state(tmp_path / "buffer.safetensors")[0])
     assert all(torch.equal(one, two) for one, two in zip(offer_more(other), wanted))
     assert other.slots.by_class == buffer.slots.by_class
-
-
-def test_an_empty_buffer_can_be_saved(model):
-    buffer = CodeBuffer(4, ClassBalancedReservoir())
-    buffer.load_state_dict(CodeBuffer(4, ClassBalancedReservoir(), seed=9).state_dict())
-    assert buffer.rows is None and len(buffer) == 0
-    assert np.array_equal(buffer.slots.random.integers(99, size=5), np.random.default_rng(9).integers(99, size=5))
-    with pytest.raises(ValueError, match="the saved buffer has mem_size=4, this one 5"):
+    empty = CodeBuffer(8)
+    empty.load_state_dict(CodeBuffer(8, seed=9).state_dict())
+    assert empty.rows is None and len(empty) == 0
+    with pytest.raises(ValueError, match="the saved buffer has mem_size=8, this one 5"):
         CodeBuffer(5).load_state_dict(buffer.state_dict())
