@@ -128,10 +128,7 @@ class MemoryBuffer(ABC):
         return len(chosen)
 
     def sample(self, without: set[int], at_least: int) -> Tensor:
-        """Draw ``(n,)`` int64 slots for a replay batch, in rounds of a random memory of each class not in ``without``.
-
-        There are as many rounds as ``at_least`` slots need, and none if no other class is stored.
-        """
+        """Draw at least so many ``(n,)`` int64 slots, in rounds of a random memory of each class not in ``without``."""
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
             return torch.empty(0, dtype=torch.int64)

@@ -13,29 +13,20 @@ def bits_per_code(codebook_size: int) -> int:
 
 
 def packed_bytes(codes_per_item: int, bits: int) -> int:
-    """Return the bytes of one packed item, whose last byte is padded with zeros."""
+    """Return the bytes of one packed item, whose last byte is padded with zeros; ``ValueError`` for another width."""
+    if bits not in WIDTHS:
+        raise ValueError(f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}")
     return -(-codes_per_item * bits // 8)
 
 
-def _check_width(bits: int) -> None:
-    if bits not in WIDTHS:
-        raise ValueError(f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}")
-
-
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes, lowest bits first.
-
-    Args:
-        codes: ``(N, L)`` integers in ``[0, 2**bits)``; ``uint8`` or ``int16``.
-        bits: 1, 2, 4, 8 or 16.
-
-    Returns:
-        ``(N, ceil(L * bits / 8))`` ``uint8``, contiguous.
+    """Pack ``(N, L)`` integer codes in ``[0, 2**bits)``, lowest bits first, into ``(N, ceil(L * bits / 8))`` uint8.
 
     Raises:
-        ValueError: the width is another one, or too small for a code.
+        ValueError: the width is not 1, 2, 4, 8 or 16 bits, or too small for a code.
     """
-    _check_width(bits)
+    count, length = codes.shape
+    size = packed_bytes(length, bits)
     if codes.numel():
         lowest, highest = torch.stack(codes.aminmax()).tolist()
         if lowest < 0 or highest >= 2**bits:
@@ -46,34 +37,22 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         return codes.to(torch.uint8).contiguous()
     if bits == 16:
         return codes.to(torch.int16).contiguous().view(torch.uint8)
-    count, length = codes.shape
     per_byte = 8 // bits
-    padded = codes.new_zeros((count, packed_bytes(length, bits) * per_byte), dtype=torch.uint8)
+    padded = codes.new_zeros((count, size * per_byte), dtype=torch.uint8)
     padded[:, :length] = codes
     shifts = torch.arange(per_byte, dtype=torch.uint8, device=codes.device) * bits
     # The shifted codes of one byte share no bit, so their sum is their union.
-    return (padded.view(count, packed_bytes(length, bits), per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
+    return (padded.view(count, size, per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
-    """Unpack the codes that ``pack`` packed.
-
-    Args:
-        packed: ``(N, ceil(length * bits / 8))`` ``uint8``.
-        bits: 1, 2, 4, 8 or 16.
-        length: codes per item.
-
-    Returns:
-        ``(N, length)`` codes: ``uint8``, or ``int16`` at 16 bits.
+    """Unpack ``(N, length)`` codes, uint8 or at 16 bits int16, that ``pack`` packed.
 
     Raises:
         ValueError: the width is another one, or the number of bytes in a row does not match ``length``.
     """
-    _check_width(bits)
-    if packed.shape[1] != packed_bytes(length, bits):
-        raise ValueError(
-            f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {packed_bytes(length, bits)}"
-        )
+    if packed.shape[1] != (size := packed_bytes(length, bits)):
+        raise ValueError(f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {size}")
     if bits == 8:
         return packed
     if bits == 16:

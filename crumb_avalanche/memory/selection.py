@@ -7,7 +7,7 @@ of ``memory.buffers`` hold the bytes.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from crumb_avalanche.memory.slots import Slots
 
@@ -70,27 +70,18 @@ class SelectionRule(ABC):
         """Remove what is known of a class."""
 
     def state_dict(self) -> dict:
-        """Return the state: plain values and tensors."""
-        return {}
-
-    def load_state_dict(self, state: dict) -> None:  # noqa: B027 (nothing to load)
-        """Load what ``state_dict`` returned."""
-
-
-class FieldsRule(SelectionRule):
-    """A rule that is a dataclass, and whose state is its fields."""
-
-    def state_dict(self):
-        values = {item.name: getattr(self, item.name) for item in fields(self)}  # type: ignore[arg-type]
+        """Return the state, plain values and tensors: the fields of a rule that is a dataclass, sets as lists."""
+        values = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
         return {name: sorted(value) if isinstance(value, set) else deepcopy(value) for name, value in values.items()}
 
-    def load_state_dict(self, state):
-        for item in fields(self):  # type: ignore[arg-type]
-            setattr(self, item.name, type(getattr(self, item.name))(state[item.name]))
+    def load_state_dict(self, state: dict) -> None:
+        """Load what ``state_dict`` returned."""
+        for name in getattr(self, "__dataclass_fields__", ()):
+            setattr(self, name, type(getattr(self, name))(state[name]))
 
 
 @dataclass
-class EveryJth(FieldsRule):
+class EveryJth(SelectionRule):
     """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
 
     A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
@@ -107,8 +98,7 @@ class EveryJth(FieldsRule):
         quota: memories a class may hold.
 
     Raises:
-        ValueError: an experience brings the classes above the number of slots, or an image has a class that was not
-            announced.
+        ValueError: an image has a class that was not announced.
     """
 
     coming: dict[int, int] = field(default_factory=dict)
@@ -166,19 +156,15 @@ class EveryJth(FieldsRule):
 
 
 @dataclass
-class ClassBalancedReservoir(FieldsRule):
+class ClassBalancedReservoir(SelectionRule):
     """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
 
-    A full buffer makes room for an image in one of two ways. If its class was once the largest, the image replaces a
-    random memory of this class, with the probability memories / images of the class so far. Else it replaces a random
-    memory of a largest class.
+    In a full buffer, an image replaces a random memory of its own class if that was once the largest, with the
+    probability memories / images of the class so far; else a random memory of a largest class.
 
     Attributes:
         seen: images of each class that were offered.
         full: classes that were once the largest of a full buffer.
-
-    Raises:
-        ValueError: an experience brings the classes above the number of slots.
     """
 
     seen: dict[int, int] = field(default_factory=dict)
@@ -208,7 +194,7 @@ class ClassBalancedReservoir(FieldsRule):
 
 
 @dataclass
-class ReferenceRule(FieldsRule):
+class ReferenceRule(SelectionRule):
     """The rule of the published code: a second pass over the experience after its training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
@@ -225,9 +211,6 @@ class ReferenceRule(FieldsRule):
         images: of the experience, without its last batch.
         done: whether every class is at its quota.
         trimmed: whether old classes were cut to the quota.
-
-    Raises:
-        ValueError: there are more classes than slots.
     """
 
     second_pass = True

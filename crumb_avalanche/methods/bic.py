@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.memory.selection import FieldsRule
+from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, memory_strategy, trim
 from crumb_avalanche.models.penultimate import evaluating
@@ -48,7 +48,7 @@ def spread(count: int, total: int) -> list[int]:
 
 
 @dataclass
-class SplitExemplars(FieldsRule):
+class SplitExemplars(SelectionRule):
     """Exemplars evenly spread over the frames of each class; the first ones of each list are for validation.
 
     Validation frames must not be trained on, so they have to be known in advance and are not herded after training. If

@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from crumb_avalanche.memory.selection import FieldsRule
+from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
@@ -39,7 +39,7 @@ class GEMSettings(InRange):
 
 
 @dataclass
-class ExperienceShares(FieldsRule):
+class ExperienceShares(SelectionRule):
     """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
 
     GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.memory.buffers import StreamBatch
-from crumb_avalanche.memory.selection import FieldsRule, SelectionRule
+from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe
@@ -28,7 +28,7 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass
-class Reservoir(FieldsRule):
+class Reservoir(SelectionRule):
     """Stores every frame of the stream with the same probability, regardless of its class (Vitter 1985, algorithm R).
 
     The papers on ER and DER++ use it. ``seen`` is the number of frames offered so far.

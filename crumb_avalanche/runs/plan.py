@@ -147,16 +147,11 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
 
 
 def settings_of_backbone(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:
-    """Return the settings that follow from a backbone that is not torchvision's, where ``settings`` gives none.
+    """Return the settings that follow from a backbone that is not torchvision's, where ``settings`` has ``None``.
 
-    Args:
-        settings: settings of a command, ``None`` where the backbone decides.
-        given: values of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``.
-        codebook: whether a codebook is trained; its ``codebook_dim`` must divide the channels of the map.
-
-    Raises:
-        ImportError: timm is not installed.
-        ValueError: timm has no network of that name, or it cannot be cut.
+    ``given`` are values of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``, which must divide the
+    channels of the map if a ``codebook`` is trained. ``ImportError`` if timm is needed and missing; ``ValueError`` if
+    it has no network of that name, or one that cannot be cut.
     """
     if not is_timm(given["backbone"]) and given["backbone"] not in PREPROCESSING:
         return {}

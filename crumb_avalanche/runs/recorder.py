@@ -30,17 +30,13 @@ class Recorder:
     def __init__(self, experiences: int, progress: bool):
         self.predictions = PredictionsPlugin()
         self.bar = ProgressPlugin(experiences, progress)
+        self.plugins = [self.bar, self.predictions]
         self.ledger = LedgerMetric()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
             self.evaluator = EvaluationPlugin(
                 accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), self.ledger, loggers=[]
             )
-
-    @property
-    def plugins(self) -> list:
-        """Plugins to add to the strategy."""
-        return [self.bar, self.predictions]
 
     def write(self, folder: Path, session: Session, progress: Progress) -> dict:
         """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""

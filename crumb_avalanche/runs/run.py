@@ -108,21 +108,14 @@ def _one_of_several(plan: RunPlan, number: int, finished: Finished | None = None
 def run_once(
     plan: RunPlan, verbose: bool = True, finished: Finished | None = None, count_divergence: bool = False
 ) -> dict:
-    """Do one run in this process.
+    """Do one run in this process and return the content of ``result.json``.
 
     Args:
         plan: plan of the run.
         verbose: whether to print the tables.
         finished: called with folder, plan and stream when all is written.
         count_divergence: whether a run that diverges after the first experience ends there, with the accuracy of its
-            last finite weights on all classes, instead of raising ``TrainingDivergedError``. A table that left such
-            runs out would flatter their method.
-
-    Returns:
-        Content of ``result.json``.
-
-    Raises:
-        ValueError: settings, images or weights cannot be used.
+            last finite weights on all classes, instead of raising ``TrainingDivergedError``.
     """
     try:
         return _run(plan, verbose, finished, count_divergence)
@@ -144,7 +137,11 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
-        _begin(folder, session, plan)
+        for name in (RESULT, LEARNER, MISTAKES):  # of an earlier run, after all checks have passed
+            (folder / name).unlink(missing_ok=True)
+        # The learning rate as planned, not as tuned: repeating the run tunes it again.
+        head = f"{PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
+        write_text(folder / "config.yaml", f"{head}{plan}")
         try:
             learn(session, folder, recorder.ledger, resume, count_divergence)
         except BaseException:
@@ -192,16 +189,6 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     return session
 
 
-def _begin(folder: Path, session: Session, plan: RunPlan) -> None:
-    """Remove the result of an earlier run and write ``config.yaml``; call it after all checks have passed."""
-    for name in (RESULT, LEARNER, MISTAKES):
-        (folder / name).unlink(missing_ok=True)
-    # Write the learning rate as planned, not as tuned: repeating the run tunes it again.
-    planned = replace(plan, capacity=session.plan.capacity)
-    head = f"{PLAN}{planned.sha256}\n# {session.model.runtime.described}\n"
-    write_text(folder / "config.yaml", f"{head}{planned}")
-
-
 def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, count_divergence: bool) -> None:
     """Train on each remaining experience and evaluate on all classes seen so far.
 
@@ -221,10 +208,9 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, 
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            for _ in range(number, count - 1):
-                progress.matrix.append([])
-                progress.accuracy_after.append(None)
-                progress.ledgers.append(ledger.result())
+            progress.matrix += [[]] * (count - 1 - number)
+            progress.accuracy_after += [None] * (count - 1 - number)
+            progress.ledgers += [ledger.result()] * (count - 1 - number)
             number = count - 1
         of_each, of_all, found = [], None, "not tested"
         if number in (0, count - 1) or (number + 1) % plan.evaluate_every == 0:
@@ -232,8 +218,8 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, 
             seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
             with preserve_rng_state():
                 metrics = strategy.eval(seen, **loader)
-            of_each = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
-            of_all = 100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream/eval"))
+            of_each = [100 * _accuracy(metrics, "Exp", f"/Exp{test.current_experience:03d}") for test in seen]
+            of_all = 100 * _accuracy(metrics, "Stream")
             each = " ".join(f"{value:.0f}" for value in of_each)
             found = f"{of_all:6.2f} % over all seen classes (by experience: {each})"
         progress.matrix.append(of_each)
@@ -246,13 +232,10 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, 
             return
 
 
-def accuracy_on(metrics: dict, experience: int) -> float:
-    """Return the accuracy on one test experience, for any task label in Avalanche's key."""
-    return next(
-        value
-        for key, value in metrics.items()
-        if key.startswith("Top1_Acc_Exp/eval") and key.endswith(f"/Exp{experience:03d}")
-    )
+def _accuracy(metrics: dict, kind: str, end: str = "") -> float:
+    """Return an accuracy for any task label in Avalanche's key."""
+    start = f"Top1_Acc_{kind}/eval"
+    return next(value for key, value in metrics.items() if key.startswith(start) and key.endswith(end))
 
 
 def _keep_interrupted(folder: Path, session: Session, experiences: int) -> None:

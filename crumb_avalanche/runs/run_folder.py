@@ -58,7 +58,7 @@ def with_digests(folder: Path, result: dict) -> dict:
 
 
 def check_digests(folder: Path, result: dict) -> None:
-    """Compare a finished run with the digests in its result; runs of older versions have none.
+    """Compare a finished run with the digests in its result; a folder made by hand has none.
 
     Raises:
         DamagedRunError: a file was changed since the run; says which.

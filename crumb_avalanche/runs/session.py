@@ -100,20 +100,14 @@ class Session:
                 stored_images=plan.capacity or 0,
             )
         if learner:
-            session.tune(trials)
+            start = time.perf_counter()
+            session.trials = rate_trials(session) if trials is None else trials
+            if session.trials:
+                session.plan = replace(session.plan, learning_rate=session.trials[0].learning_rate)
+                session.tuning_seconds = time.perf_counter() - start
             session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)
             model.quantized_evaluation = plan.evaluate_quantized
         return session
-
-    def tune(self, trials: list[Trial] | None = None) -> None:
-        """Set the plan's learning rate to that of the best trial, if it has none; see ``rate_trials``."""
-        start = time.perf_counter()
-        if trials is None:
-            trials = rate_trials(self)
-            self.tuning_seconds = time.perf_counter() - start if trials else 0.0
-        self.trials = trials
-        if trials:
-            self.plan = replace(self.plan, learning_rate=trials[0].learning_rate)
 
     def new_strategy(
         self, plan: RunPlan, model: SplitModel, plugins: Sequence[Any] = (), evaluator: Any = None

@@ -1,6 +1,5 @@
 """Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
@@ -215,7 +214,6 @@ class RunSettings(InRange):
 
 
 # Groups of `crumb run --help`; all other settings are in a last group for experts.
-EXPERT = "expert"
 GROUPS = {
     "your data": ("benchmark", "dataset_root", "output", "run", "runs"),
     "how good": ("preset", "strategy", "backbone", "weights", "budget_images"),
@@ -247,15 +245,14 @@ def as_dict(settings) -> dict:
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
 
 
-def add_run_arguments(parser, skip: Collection[str] = ()) -> None:
-    """Add a flag to a parser for each field of ``RunSettings`` but some, the most used ones first."""
+def add_run_arguments(parser) -> None:
+    """Add a flag to a parser for each field of ``RunSettings``, the most used ones first."""
     names = [item.name for item in fields(RunSettings)]
     grouped = [name for group in GROUPS.values() for name in group]
-    groups = {**GROUPS, EXPERT: [name for name in names if name not in grouped]}
+    groups = {**GROUPS, "expert": [name for name in names if name not in grouped]}
     for title, members in groups.items():
-        left_out = {name for name in names if name not in members} | set(skip)
-        if left_out < set(names):
-            parser.add_argument_group(title).add_class_arguments(RunSettings, as_group=False, skip=left_out)
+        left_out = {name for name in names if name not in members}
+        parser.add_argument_group(title).add_class_arguments(RunSettings, as_group=False, skip=left_out)
 
 
 def underscored(arguments: list[str]) -> list[str]:

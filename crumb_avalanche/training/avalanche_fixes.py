@@ -15,11 +15,7 @@ from crumb_avalanche.models.split_model import SplitModel
 
 
 def keep_training_mode(strategy) -> None:
-    """Put a model that a plugin left in evaluation mode back in training mode, before the forward pass of a step.
-
-    Defect: ``RWalkPlugin`` measures its gradient in evaluation mode at the start of each step and leaves the model so:
-    dropout and batch norm train as in a test, and a ``SplitModel`` takes its maps past the codebook.
-    """
+    """Put the model back in training mode, which ``RWalkPlugin`` leaves at the start of each step."""
     if not strategy.model.training:
         strategy.model.train()
 
@@ -66,15 +62,9 @@ def parameters_of(state: dict) -> dict[str, ParamData]:
 def learning_view(strategy, outputs: Callable[[Tensor], Tensor]) -> Iterator[SimpleNamespace]:
     """Yield a stand-in for a strategy, on which Avalanche's plugins measure importances after an experience.
 
-    It works around these defects of ``EWCPlugin`` and ``MASPlugin``:
-
-    * they read ``experience.dataset``, not the ``adapted_dataset`` that was trained on: they do not use a feature
-      cache, and F runs again on every image;
-    * they keep importances and copies of frozen weights (all of F), which never change;
-    * their gradients are those of batch means: squares or absolute values of these are not the means over images that
-      both papers define, and shrink with the size of the batch. Here a batch is one image;
-    * they use all outputs of the model, also those of classes not seen yet;
-    * ``MASPlugin`` measures in training mode: dropout adds noise, and batch norm updates its statistics a second time.
+    Defects of ``EWCPlugin`` and ``MASPlugin``: they read ``experience.dataset`` past a feature cache; keep importances
+    and copies of all of F; take gradients of batch means, whose squares are not the means over images of both papers
+    (here a batch is one image); use outputs of classes not seen yet; and MAS measures in training mode.
 
     The mode is restored on exit. ``outputs`` is a function of ``(B, classes)`` logits, such as
     ``SeenClassesPlugin.mask``.
@@ -121,14 +111,9 @@ class PatchedMAS(MASPlugin):
 class PatchedSI(SynapticIntelligencePlugin):
     """Avalanche's SI, patched to equal Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017.
 
-    Defects:
-
-    * on a CPU, the weights saved before a step and at the end of an experience are views of the live ones, so every
-      shift is 0 and the strategy is plain fine-tuning;
-    * importances may become negative: weights are then pushed away until the loss is infinite;
-    * importances are limited to 0.001 at any strength (eq. 5 has no limit);
-    * the path integral is over the gradient of loss and penalty together (eq. 3: of the loss);
-    * a trainable weight without a gradient raises an error.
+    Defects: on a CPU, the weights it saves are views of the live ones, so every shift is 0; importances may become
+    negative, and are limited to 0.001 at any strength; the path integral is over the gradient of loss and penalty
+    together (eq. 3: of the loss); a trainable weight without a gradient raises an error.
 
     Args:
         weight: c of eq. 4, in front of the sum of importance times squared shift.
@@ -193,16 +178,11 @@ class PatchedSI(SynapticIntelligencePlugin):
 class PatchedAGEM(AGEMPlugin):
     """Avalanche's A-GEM, for weights in channels-last memory, such as those of every ``SplitModel``.
 
-    Defects:
-
-    * gradients are flattened with ``view``, which raises an error for such weights;
-    * the reference loss is over all outputs of the model, also those of classes not seen yet, even if the strategy
-      masks them (``seen_classes``);
-    * the gradients of frozen weights (all of F) are kept, as zeros.
+    Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019. Defects: gradients are flattened with
+    ``view``, which raises an error for such weights; the reference loss is over classes not seen yet, too; the
+    gradients of frozen weights are kept, as zeros.
 
     Its memories are views of the stream's data sets, so it has no ``state_dict`` and cannot be resumed.
-
-    Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019.
 
     Args:
         patterns_per_experience: number of images kept of each experience.
@@ -300,13 +280,9 @@ def patched_dill() -> Iterator[None]:
             with patched_dill():
                 save_checkpoint(strategy, "checkpoint.pkl")
 
-    Defect: Avalanche's ``save_checkpoint`` pickles with dill, which looks a class up through the attributes of its
-    packages. ``torch.optim`` deletes the attributes of its modules, such as ``torch.optim.sgd``, so dill pickles the
-    optimiser's class by value, with all that its module refers to. One of these cannot be pickled in torch 2.14 and
-    newer: ``PicklingError: Can't pickle sentinel``.
-
-    The missing attributes exist in the block only. Put the block around ``save_checkpoint``, and around
-    ``maybe_load_checkpoint`` if you give it ``unique_objects``, which it pickles, too.
+    Defect: ``torch.optim`` deletes the attributes of its modules, such as ``torch.optim.sgd``, so dill pickles the
+    optimiser's class by value, which fails in torch 2.14 and newer: ``PicklingError: Can't pickle sentinel``. Put the
+    block around ``maybe_load_checkpoint`` too if you give it ``unique_objects``, which it pickles.
     """
     prefix = f"{torch.optim.__name__}."
     modules = {name.removeprefix(prefix): module for name, module in sys.modules.items() if name.startswith(prefix)}

@@ -60,7 +60,8 @@ class BatchPlugin(StatefulPlugin):
         found = [record for record in self._records if record.images is strategy.mb_x]
         self._stop_recording()
         record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
-        _check_map_shape(strategy.model, record)
+        if record.feature_map.shape[1:] != strategy.model.map_shape:
+            raise ValueError(_other_size(strategy.model, record))
         places = range(self._position, self._position + len(strategy.mb_y))
         pixels = pixels_of(strategy, record.images, places)
         self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
@@ -77,16 +78,14 @@ class BatchPlugin(StatefulPlugin):
         self._handle, self._records = None, []
 
 
-def _check_map_shape(model: SplitModel, record: ForwardRecord) -> None:
-    shape = tuple(record.feature_map.shape[1:])
-    if shape != model.map_shape:
-        height, width = record.images.shape[2:]
-        given = f"images of {height} x {width} pixels" if record.images.shape[1] == 3 else "the cached images"
-        raise ValueError(
-            f"the maps of {given} are {shape}, but the model was built with image_size={model.image_size}, for maps of "
-            f"{model.map_shape}; resize the images to {model.image_size} x {model.image_size} pixels in the transform, "
-            "or build the model with their image_size"
-        )
+def _other_size(model: SplitModel, record: ForwardRecord) -> str:
+    height, width = record.images.shape[2:]
+    given = f"images of {height} x {width} pixels" if record.images.shape[1] == 3 else "the cached images"
+    return (
+        f"the maps of {given} are {tuple(record.feature_map.shape[1:])}, but the model was built with "
+        f"image_size={model.image_size}, for maps of {model.map_shape}; resize the images to {model.image_size} x "
+        f"{model.image_size} pixels in the transform, or build the model with their image_size"
+    )
 
 
 class StoringPlugin(BatchPlugin):
@@ -251,12 +250,7 @@ def pixels_of(
                 "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
                 "without the cache"
             )
-        return frames(strategy, [places[position] for position in positions])
+        read = [strategy.experience.dataset[int(places[position])][0] for position in positions]
+        return strategy.model.pixels(torch.stack(read).to(strategy.device))
 
     return pixels
-
-
-def frames(strategy, positions: Sequence[int]) -> Tensor:
-    """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
-    images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
-    return strategy.model.pixels(images.to(strategy.device))

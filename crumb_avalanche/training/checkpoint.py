@@ -174,8 +174,8 @@ class CheckpointPlugin(StatefulPlugin):
     Append the plugin to ``strategy.plugins`` after the strategy is built: it must come after all other plugins and the
     clock, because a state is complete only when each of them has finished the step.
 
-    A resumed experience begins as any other, which creates its loaders and cached data sets. Its finished epochs and
-    steps are skipped, and then ``restore`` replaces the state that the beginning changed.
+    A resumed experience begins as any other; its finished epochs and steps are skipped, and then ``restore`` replaces
+    the state that the beginning changed.
 
     Args:
         save: function that is called with the position.

@@ -23,12 +23,9 @@ REPLAYED = 8  # images of a balanced replay batch: many small steps learn more t
 class BalancedReplay:
     """Draws replay batches in which every class has the same chance, however many images it has.
 
-    A class of the new batch is drawn from the new batch, whose feature maps are at hand, and any other class from the
-    memories.
-
-    The number of images to replay follows from the cost of the model. A new image passes F and trains P; a memory
-    trains P only, and passes F as well if the buffer holds images. A step of the stream costs ``1 + compute`` times as
-    much as without replay.
+    Classes of the new batch are drawn from it, all others from the memories. The number of images follows from the cost
+    of the model: a step of the stream costs ``1 + compute`` times as much as without replay. A new image passes F and
+    trains P; a memory trains P only, and passes F as well if the buffer holds images.
 
     Args:
         compute: cost of replay, in units of the training step without it; above 0.
@@ -40,7 +37,7 @@ class BalancedReplay:
         self._each: float | None = None
 
     def images_for_each(self, model: SplitModel, memories: MemoryBuffer) -> float:
-        """Return how many images are replayed for each new one."""
+        """How many images are replayed for each new one."""
         if self._each is None:
             extraction, training = step_flops(model)
             self._each = self.compute * (extraction + training) / (training + memories.extracts * extraction)
@@ -132,10 +129,8 @@ class CRUMBPlugin(StoringPlugin):
 
     Raises:
         TypeError: when training starts, the model is not a ``SplitModel``.
-        ValueError: both loss weights are zero, or a value is of another type or out of its range; ``replay_compute``
-            comes with ``fused``; when training starts, the plugin list has a second ``CRUMBPlugin`` or a
-            ``SeenClassesPlugin`` that was not handed over, or lacks the one that was, or the model lacks the codebook
-            that the codebook-out loss needs.
+        ValueError: both loss weights are zero, a value is out of its range, or ``replay_compute`` comes with ``fused``;
+            when training starts, the plugins do not fit together, or the model lacks the codebook that it needs.
     """
 
     def __init__(
@@ -168,10 +163,9 @@ class CRUMBPlugin(StoringPlugin):
 
     def before_training(self, strategy, **kwargs):
         super().before_training(strategy, **kwargs)
-        for plugin in strategy.plugins:
-            if isinstance(plugin, GDumbPlugin | FromScratchTrainingPlugin) and isinstance(
-                self.storage_policy, CodeBuffer
-            ):
+        resetting = [one for one in strategy.plugins if isinstance(one, GDumbPlugin | FromScratchTrainingPlugin)]
+        for plugin in resetting:
+            if isinstance(self.storage_policy, CodeBuffer):
                 raise ValueError(
                     f"{type(plugin).__name__} puts the model back to its first weights before each experience, and the "
                     "codebook with it, so that memories could not be decoded: use CRUMBPlugin in a strategy that goes "
@@ -214,7 +208,7 @@ class CRUMBPlugin(StoringPlugin):
             if self.direct_weight:
                 direct = self.logits(strategy.model, self.batch.feature_map)
                 strategy.loss = strategy.loss + self.direct_weight * strategy._criterion(direct, self.batch.labels)
-        if self.balanced is not None and self._replays(strategy):
+        if self.balanced is not None and strategy.clock.train_exp_counter > 0:
             new = set(self.batch.numbers)
             strategy.loss = strategy.loss * (len(new) / len(new.union(self.storage_policy.classes)))
         if self.fused:
@@ -225,21 +219,15 @@ class CRUMBPlugin(StoringPlugin):
                     strategy.loss = strategy.loss + replay_loss
 
     def after_update(self, strategy, **kwargs):
-        if self.fused:
-            return
-        for _ in range(self._steps(strategy)):
+        for _ in range(0 if self.fused else self._steps(strategy)):
             with strategy.model.stopwatch.measure("replay"):
                 replay_loss = self._replay_loss(strategy, **kwargs)
                 if replay_loss is not None:
                     memory_step(strategy, replay_loss, **kwargs)
 
-    @staticmethod
-    def _replays(strategy) -> bool:
-        """Return whether there is replay: from the second experience on."""
-        return strategy.clock.train_exp_counter > 0
-
     def _steps(self, strategy) -> int:
-        if not self._replays(strategy):
+        """Return the number of replay batches: none in the first experience."""
+        if strategy.clock.train_exp_counter == 0:
             return 0
         if self.balanced is None:
             return self.replay_steps
@@ -284,8 +272,7 @@ class CRUMBStrategy(StreamStrategy):
         stream_arguments: all others, such as ``first_epochs``; see ``StreamStrategy``.
 
     Raises:
-        TypeError: the model is not a ``SplitModel``.
-        ValueError: both or neither of ``storage_policy`` and ``mem_size``; or see ``CRUMBPlugin``.
+        TypeError, ValueError: see ``CRUMBPlugin``; or both or neither of ``storage_policy`` and ``mem_size`` are given.
     """
 
     def __init__(

@@ -36,12 +36,8 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def statistics_bytes(strategy) -> int:
+def statistics_bytes(strategy, attribute: str = "statistics_bytes") -> int:
     """Return the sum of ``statistics_bytes`` of a strategy and its plugins: what they keep besides a buffer."""
-    return _sum("statistics_bytes", strategy)
-
-
-def _sum(attribute: str, strategy) -> int:
     return sum(getattr(part, attribute, 0) for part in (strategy, *strategy.plugins))
 
 
@@ -90,13 +86,11 @@ class LedgerMetric(PluginMetric[dict]):
     What only a step needs (gradients, activations, the guard's copy of the trainable weights) counts in the peak only.
     Evaluation during training (``eval_every``) counts neither in the time of training nor in its parts.
 
-    The buffers of this package count as allocated. Avalanche's buffers hold views of the stream's data sets: each of
-    their exemplars counts as a copy of the first one's image, before the transforms of its ``AvalancheDataset`` (a
-    tensor by its own type, a PIL image as height x width x channels bytes), and 8 bytes for its label. The memories of
-    ``AGEMPlugin`` and ``GEMPlugin`` count too. Not counted: what exemplars hold besides image and label, such as the
-    logits of ``DER``; the images of Avalanche's ``ICaRL`` and ``GSS_greedy``, and those that its ``BiC`` validates on;
-    the weights that its regularisers keep. Where memories are mixed into the batch, as by ``ReplayPlugin``, they count
-    in ``images_per_second``.
+    The buffers of this package count as allocated, an exemplar of Avalanche's as ``bytes_of_exemplars`` says; the
+    memories of ``AGEMPlugin`` and ``GEMPlugin`` count too. Not counted: what exemplars hold besides image and label,
+    such as the logits of ``DER``; the images of Avalanche's ``ICaRL`` and ``GSS_greedy``, and those that its ``BiC``
+    validates on; the weights that its regularisers keep. Memories that are mixed into the batch, as by
+    ``ReplayPlugin``, count in ``images_per_second``.
 
     Args:
         storage_policy: count this buffer only; default all buffers of the strategy and its plugins, each once.
@@ -158,28 +152,25 @@ class LedgerMetric(PluginMetric[dict]):
         model = strategy.model
         one = self.storage_policy
         memories = [*replay_memories(strategy)] if one is None else [bytes_of_policy(one)]
+        items, sizes, labels = (sum(column) for column in zip((0, 0, 0), *memories))
         codebook = getattr(model, "codebook", None)
         blocks = [] if codebook is None else list(codebook.parameters())
         others = [weight for weight in model.parameters() if all(weight is not block for block in blocks)]
         frozen = tensor_bytes(weight for weight in others if not weight.requires_grad) + tensor_bytes(model.buffers())
+        states = [value for state in strategy.optimizer.state.values() for value in state.values()]
         entries = {
-            "buffer_items": sum(items for items, _, _ in memories),
-            "buffer_bytes": sum(size for _, size, _ in memories),
-            "label_bytes": sum(labels for _, _, labels in memories),
+            "buffer_items": items,
+            "buffer_bytes": sizes,
+            "label_bytes": labels,
             "codebook_bytes": tensor_bytes(blocks),
             "statistics_bytes": statistics_bytes(strategy),
         }
         entries["memory_bytes"] = sum(entries.values()) - entries["buffer_items"]
         entries |= {
-            "derived_bytes": _sum("derived_bytes", strategy),
+            "derived_bytes": statistics_bytes(strategy, "derived_bytes"),
             "plastic_bytes": tensor_bytes(weight for weight in others if weight.requires_grad),
             "frozen_bytes": frozen,
-            "optimizer_bytes": tensor_bytes(
-                value
-                for state in strategy.optimizer.state.values()
-                for value in state.values()
-                if isinstance(value, torch.Tensor)
-            ),
+            "optimizer_bytes": tensor_bytes(value for value in states if isinstance(value, torch.Tensor)),
             "peak_rss_bytes": peak_rss_bytes(),
             "images_per_second": self.images / max(self.train_seconds, 1e-9),
             "train_seconds": self.train_seconds,

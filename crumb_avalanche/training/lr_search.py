@@ -76,7 +76,8 @@ def pieces_of(labels: Sequence[int], objects: Sequence[Hashable] | None, most: i
         turns = [place for turn in zip_longest(*of_class) for place in turn if place is not None]
         if len(turns) >= FEWEST:
             pieces = [finer[place] for place in turns]
-    return [piece if len(piece) <= MOST_IMAGES else _spread(piece) for piece in pieces[:most]]
+    kept = [min(len(piece), MOST_IMAGES) for piece in pieces[:most]]
+    return [[piece[n * len(piece) // count] for n in range(count)] for piece, count in zip(pieces, kept)]
 
 
 def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
@@ -84,10 +85,6 @@ def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
     for place, key in enumerate(keys):
         groups.setdefault(key, []).append(place)
     return list(groups.values())
-
-
-def _spread(places: list[int]) -> list[int]:
-    return [places[number * len(places) // MOST_IMAGES] for number in range(MOST_IMAGES)]
 
 
 def arrivals_of(pieces: int) -> list[list[int]]:
@@ -187,9 +184,7 @@ def tune(
 def chosen(trials: Sequence[Trial]) -> Trial:
     """Return the lowest rate that is as good as the best: within 1 point of accuracy and 0.01 nats of loss.
 
-    Several rates often fit a few classes perfectly, and the highest of them then has the lowest loss. A high rate may
-    damage the network when more classes come than in a small stream; so the lowest of equally good rates is chosen.
-    0.01 nats are 1 % of the probability of the right class.
+    Several rates often fit a few classes perfectly; the highest may damage the network when more classes come.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
     as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
@@ -199,8 +194,7 @@ def chosen(trials: Sequence[Trial]) -> Trial:
 class _HeadLoss(StatefulPlugin):
     """Records the cross-entropy of the head's logits in an evaluation, before later plugins change them."""
 
-    def __init__(self):
-        super().__init__()
+    def before_eval(self, strategy, **kwargs):
         self.losses: list[float] = []
 
     def after_eval_forward(self, strategy, **kwargs):
@@ -219,10 +213,7 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     except TrainingDivergedError:
         return Trial(rate, 0.0, float("inf"))
     metrics = learner.eval(parts.test_stream, **loader)
-    accuracy, loss = (
-        next(value for name, value in metrics.items() if name.startswith(f"{kind}_Stream/eval"))
-        for kind in ("Top1_Acc", "Loss")
-    )
-    if head_loss:
-        loss = float(np.mean(of_head.losses))
+    accuracy = next(value for name, value in metrics.items() if name.startswith("Top1_Acc_Stream/eval"))
+    loss = next(value for name, value in metrics.items() if name.startswith("Loss_Stream/eval"))
+    loss = float(np.mean(of_head.losses)) if head_loss else loss
     return Trial(rate, 100 * accuracy, loss if np.isfinite(loss) else float("inf"))

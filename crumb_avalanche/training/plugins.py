@@ -17,11 +17,9 @@ UNSEEN_PROBABILITY = 1e-6
 
 
 def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
-    """Set the logits of unseen classes to ``UNSEEN_PROBABILITY``, relative to all others together.
+    """Set the ``(B, classes)`` logits of unseen classes to ``UNSEEN_PROBABILITY``, relative to all others together.
 
-    The loss of an image of an unseen class is 13.8; that of another image rises by 1e-6 for each unseen class.
-
-    Of ``(B, classes)`` logits, the highest of the classes seen stays the highest; not all may be ``unseen``.
+    The highest of the classes seen stays the highest; not all may be ``unseen``.
     """
     unseen = unseen.to(logits.device)
     seen = logits.float().masked_fill(unseen, -torch.inf)
@@ -125,8 +123,7 @@ class SeenClassesPlugin(StatefulPlugin):
 class EpochSchedule(StatefulPlugin):
     """Trains another number of epochs on the first experience than on the later ones, in any strategy.
 
-    It sets the strategy's ``train_epochs`` before the first experience and restores it afterwards. The paper trains 10
-    epochs, then 1 ("Training protocols").
+    The paper trains 10 epochs, then 1 ("Training protocols").
 
     Args:
         first: epochs on the first experience, at least 1.
@@ -186,10 +183,8 @@ class TrainingDivergedError(RuntimeError):
 class DivergenceGuard(StatefulPlugin):
     """Stops at a loss that is not finite and restores the last weights with a finite one.
 
-    Keeps a copy of the trainable weights and of the running statistics of the plastic layers, taken before each step.
-    The copy is not part of the state: the first step after a resume takes it anew.
-
-    On a GPU, each reading of a loss waits for it: those of an iteration are read at its end, and it keeps two copies.
+    Keeps a copy of the trainable weights and of the running statistics of the plastic layers, taken before each step;
+    on a GPU two, since losses are read at the end of an iteration: each reading waits for it.
 
     Raises:
         TrainingDivergedError: in training, a loss is NaN or infinite.
@@ -284,9 +279,7 @@ class OutputsPlugin(StatefulPlugin):
 class TaskIncrementalPlugin(StatefulPlugin):
     """Restricts answers in evaluation to the classes of the tested experience; training does not change.
 
-    Regularisers such as EWC protect weights, not the balance between old and new outputs: in class-incremental
-    evaluation they equal fine-tuning, in task-incremental evaluation they do not. A test stream of one experience with
-    all classes restricts nothing.
+    A test stream of one experience with all classes restricts nothing.
     """
 
     def __init__(self):

@@ -67,20 +67,13 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
         """Store images of an experience after its training, for Avalanche's own plugins such as ``ReplayPlugin``.
 
         It does nothing if a plugin of this package, such as ``CRUMBPlugin``, stores in this buffer batch by batch.
-
-        Raises:
-            TypeError: the buffer does not hold images.
         """
         ours = [plugin for plugin in getattr(agent_state, "plugins", ()) if isinstance(plugin, StatefulPlugin)]
         if all(getattr(plugin, "storage_policy", None) is not self for plugin in ours):
             self.update_from_dataset(exp.dataset, agent_state)
 
     def update_from_dataset(self, new_data: AvalancheDataset, strategy=None) -> None:
-        """Store images of a data set, for an ``ImageBuffer``.
-
-        Raises:
-            TypeError: the buffer does not hold images.
-        """
+        """Raise ``TypeError``: the buffer does not hold images."""
         name = type(self).__name__
         raise TypeError(
             f"a {name} holds {self.contents}, not images, so Avalanche's plugins can neither fill nor replay it: use "
@@ -120,10 +113,7 @@ class CompactBuffer(MemoryBuffer, ExemplarsBuffer):
 class CodeBuffer(CodeMemory, CompactBuffer):
     """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16).
 
-    Paper: "Replay to mitigate catastrophic forgetting".
-
-    Args:
-        mem_size, rule, seed: see ``CompactBuffer``.
+    Paper: "Replay to mitigate catastrophic forgetting". For the arguments see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, bytes of a memory)`` uint8, or ``None`` before the first memory.
@@ -135,8 +125,7 @@ class CodeBuffer(CodeMemory, CompactBuffer):
 class MapBuffer(MapMemory, CompactBuffer):
     """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13).
 
-    Args:
-        mem_size, rule, seed: see ``CompactBuffer``.
+    For the arguments see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, C, H, W)`` float32, or ``None`` before the first memory.
@@ -167,10 +156,8 @@ class ImageBuffer(ImageMemory, CompactBuffer):
 
     Avalanche's own plugins can use it with any model: ``ReplayPlugin(mem_size=20, storage_policy=ImageBuffer(20))``.
     Images are then stored after the training of an experience, as its transforms for training give them, rounded to 256
-    levels. From then on ``buffer`` gives them as the stream does: with the same types and normalisation.
-
-    Args:
-        mem_size, rule, seed: see ``CompactBuffer``.
+    levels. From then on ``buffer`` gives them as the stream does: with the same types and normalisation. For the
+    arguments see ``CompactBuffer``.
 
     Attributes:
         rows: ``(mem_size, 3, h, w)`` uint8, or ``None`` before the first memory.

@@ -98,11 +98,14 @@ class StreamStrategy(SupervisedTemplate):
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
-        schedule = [] if first_epochs is None else [EpochSchedule(first_epochs)]
         # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
-        own = [] if memory is None else [memory]
-        guard = [DivergenceGuard()] if divergence_guard else []
-        last = guard + ([] if clamp_gradients is None else [ClampGradients(clamp_gradients)])
+        own = [
+            None if first_epochs is None else EpochSchedule(first_epochs),
+            *(plugins or ()),
+            memory,
+            DivergenceGuard() if divergence_guard else None,
+            None if clamp_gradients is None else ClampGradients(clamp_gradients),
+        ]
         super().__init__(
             model=model,
             optimizer=optimizer,
@@ -111,7 +114,7 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, *schedule, *(plugins or ()), *own, *last],
+            plugins=[self.seen_classes, *(plugin for plugin in own if plugin is not None)],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,
@@ -123,10 +126,10 @@ class StreamStrategy(SupervisedTemplate):
         return None if self.memory is None else self.memory.storage_policy
 
     def train(self, *arguments, **keywords):
-        """Train as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name.
+        """Train as Avalanche's strategies do.
 
         Raises:
-            BadFeaturesError: the feature map of an image is not finite or too large.
+            BadFeaturesError: the feature map of an image, which is named, is not finite or too large.
             TrainingDivergedError: the loss is NaN or infinite; see ``DivergenceGuard``.
             ValueError: the head has no output for a class of the experience.
         """
@@ -134,11 +137,7 @@ class StreamStrategy(SupervisedTemplate):
             return super().train(*arguments, **keywords)
 
     def eval(self, *arguments, **keywords):
-        """Evaluate as Avalanche's strategies do; an image whose feature maps cannot be used is refused by name.
-
-        Raises:
-            BadFeaturesError: the feature map of an image is not finite or too large.
-        """
+        """Evaluate as Avalanche's strategies do; raises ``BadFeaturesError`` as ``train`` does."""
         with named_frames(self), _cpu_by_default():
             return super().eval(*arguments, **keywords)
 
@@ -172,11 +171,7 @@ class StreamStrategy(SupervisedTemplate):
         super()._before_forward(**kwargs)
 
     def backward(self):
-        """Compute the gradients of ``loss``.
-
-        Raises:
-            ValueError: no weight is trained.
-        """
+        """Compute the gradients of ``loss``; ``ValueError`` if no weight is trained."""
         if not self.loss.requires_grad:
             raise ValueError(
                 "the loss has no gradient: call train outside of torch.no_grad() and torch.inference_mode(), and leave "
@@ -190,14 +185,9 @@ class StreamStrategy(SupervisedTemplate):
             super().optimizer_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training goes on from, as plain values and tensors.
+        """Return all that training goes on from, as plain values and live tensors; not copies.
 
-        Keys: ``model`` (without the frozen F), ``optimizer`` (PyTorch's state), ``clock``, ``training``, ``seconds``,
-        ``plugins`` (each plugin's and metric's own ``state_dict``), ``buffers``, and ``method`` where a subclass has a
-        state of its own. Tensors are the live ones, not copies.
-
-        A plugin without ``state_dict``, of Avalanche or of a user, is not in it and starts anew. Global RNG state is
-        not in it either.
+        Not in it: the frozen F, plugins without a ``state_dict`` (which start anew), and the global RNG state.
         """
         return strategy_state(self)
 
