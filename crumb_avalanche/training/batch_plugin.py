@@ -250,7 +250,12 @@ def pixels_of(
                 "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
                 "without the cache"
             )
-        read = [strategy.experience.dataset[int(places[position])][0] for position in positions]
-        return strategy.model.pixels(torch.stack(read).to(strategy.device))
+        return frames(strategy, [places[position] for position in positions])
 
     return pixels
+
+
+def frames(strategy, positions: Sequence[int]) -> Tensor:
+    """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
+    images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
+    return strategy.model.pixels(images.to(strategy.device))

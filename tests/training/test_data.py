@@ -161,7 +161,7 @@ def damaged_stream(value=None):
 @pytest.mark.parametrize("name, value", [("slda", "nan"), ("crumb", 3e38), ("er", "inf")])
 def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
     stream, path = damaged_stream(float(value))
-    strategy = built(name, model, 8)
+    strategy = built(name, model, 8, {"batch_size": 21})  # the first batch is the experience
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} \(row {ROW} .*finite and at most 1e\+12"):
         for experience in stream.train_stream:
             strategy.train(experience, eval_streams=[])
