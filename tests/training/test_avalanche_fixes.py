@@ -43,7 +43,7 @@ def test_through_the_view_importances_are_those_of_the_paper(kind, tmp_path, mak
             with learning_view(strategy, outputs) as view:
                 plugin.after_training_exp(view, **kwargs)
 
-    strategy.plugins.append(Measured())
+    strategy.plugins.insert(1, Measured())  # before the clock
     strategy.train(stream.train_stream[0])
     found = plugin.importances[0] if kind is EWCPlugin else plugin.importance
     assert passes == [(False, 1)] * images and cache.store.filled == images
