@@ -218,8 +218,8 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, 
             seen = benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
             with preserve_rng_state():
                 metrics = strategy.eval(seen, **loader)
-            of_each = [100 * _accuracy(metrics, "Exp", f"/Exp{test.current_experience:03d}") for test in seen]
-            of_all = 100 * _accuracy(metrics, "Stream")
+            of_each = [100 * accuracy_on(metrics, test.current_experience) for test in seen]
+            of_all = 100 * accuracy_on(metrics)
             each = " ".join(f"{value:.0f}" for value in of_each)
             found = f"{of_all:6.2f} % over all seen classes (by experience: {each})"
         progress.matrix.append(of_each)
@@ -232,9 +232,9 @@ def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, 
             return
 
 
-def _accuracy(metrics: dict, kind: str, end: str = "") -> float:
-    """Return an accuracy for any task label in Avalanche's key."""
-    start = f"Top1_Acc_{kind}/eval"
+def accuracy_on(metrics: dict, experience: int | None = None) -> float:
+    """Return the accuracy on one test experience, or on the stream, for any task label in Avalanche's key."""
+    start, end = ("Top1_Acc_Stream/eval", "") if experience is None else ("Top1_Acc_Exp/eval", f"/Exp{experience:03d}")
     return next(value for key, value in metrics.items() if key.startswith(start) and key.endswith(end))
 
 
