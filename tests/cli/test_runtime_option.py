@@ -81,6 +81,6 @@ def test_another_version_or_calibration_does_not_resume():
         ("int8", "2026.4.1-aaaaaaaa", "2026.4.1-bbbbbbbb"),
     ):
         resume = Resume.__new__(Resume)
-        resume.anew, resume.wanted, resume.runtime, resume._found = False, False, f"{name} {before}", object()
+        resume.runtime, resume.found = f"{name} {before}", object()
         with pytest.raises(ValueError, match=rf"{name} {before}.*{name} {now}.*--overwrite true"):
             resume.attach(SimpleNamespace(model=SimpleNamespace(runtime=Runtime(name, now))))
