@@ -32,7 +32,7 @@ def token_of(path: Path) -> str:
 def own_certificate(path: Path, host: str) -> str:
     """Return the PEM file of a key and a certificate for a host that this computer made itself.
 
-    It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was told to trust it does so after a
+    It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was made to trust it does so after a
     restart. A new one is made for another host, or 30 days before the end of the old one.
 
     Raises:

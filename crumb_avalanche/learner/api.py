@@ -2,14 +2,16 @@
 
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, HTTPException, Query, Request, Security
-from fastapi.responses import FileResponse
+from fastapi.responses import Response
 from fastapi.security import APIKeyHeader
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name, check_near
+from crumb_avalanche.learner.lesson import Lesson
 from crumb_avalanche.learner.shared import Learning, SharedLearner, TooLargeError
 
 TOKEN_HEADER = "x-crumb-token"
@@ -39,6 +41,8 @@ Name = Annotated[
     Query(description="name of a class", json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME}),
 ]
 NewClass = Annotated[bool, Query(description="take a name that is nearly that of another class")]
+Source = Annotated[str, Query(description="what the images are from, for the list of lessons")]
+Number = Annotated[int | None, Query(description="number of a lesson")]
 Version = Annotated[int, Field(description="number of changes since the server started, with this one")]
 
 
@@ -59,11 +63,35 @@ class Found(BaseModel):
     notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
 
 
-class Learned(BaseModel):
-    """A lesson."""
+class Doubted(BaseModel):
+    """What speaks against the label of a lesson."""
 
+    text: Annotated[str, Field(description="how many of its images looked like what, before they were learned")]
+    label: Annotated[str, Field(description="the class given")]
+    other: Annotated[str, Field(description="the class that most of the others looked like")]
+
+
+class Listed(BaseModel):
+    """A lesson of the list."""
+
+    number: Annotated[int, Field(description="stays the same when other lessons are taken back")]
+    images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    source: Annotated[str, Field(description="what was shown, such as the name of a video; may be empty")]
+    when: Annotated[str, Field(description="date and time, ISO 8601 in UTC")]
+    answered: Annotated[int, Field(description="clips that were predicted before they were learned")]
+    right: Annotated[int, Field(description="the right ones among them")]
+    doubts: Annotated[list[Doubted], Field(description="at most one for each class")]
+    picture: Annotated[bool, Field(description="whether /picture shows it")]
+    can_undo: Annotated[bool, Field(description="whether it can be taken back")]
+
+
+class Learned(BaseModel):
+    """A lesson that was learned, or taken back."""
+
+    number: Annotated[int, Field(description="of the lesson")]
     images: Annotated[dict[str, int], Field(description="number of images by class name")]
     notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
+    doubts: Annotated[list[Doubted], Field(description="what speaks against the label")]
     version: Version
 
 
@@ -121,6 +149,49 @@ async def classes(shared: Shared) -> Classes:
     )
 
 
+@api.get("/lessons", summary="The lessons, in order, without those that were taken back")
+async def lessons(shared: Shared) -> list[Listed]:
+    """List the lessons."""
+    undoable = set(shared.learner.undoable)
+    return [
+        Listed(
+            number=lesson.number,
+            images=lesson.images,
+            source=lesson.source,
+            when=lesson.when,
+            answered=lesson.answered,
+            right=lesson.right,
+            doubts=_doubts(lesson),
+            picture=bool(lesson.picture),
+            can_undo=lesson.number in undoable,
+        )
+        for lesson in shared.learner.lessons
+    ]
+
+
+@api.get("/picture", summary="A small picture of a lesson", response_class=Response)
+async def picture(shared: Shared, lesson: int) -> Response:
+    """Send a JPEG of up to four images side by side."""
+    found = next((one.picture for one in shared.learner.lessons if one.number == lesson), b"")
+    if not found:
+        raise HTTPException(404, f"there is no picture of a lesson {lesson}")
+    return Response(found, media_type="image/jpeg")
+
+
+def _doubts(lesson: Lesson) -> list[Doubted]:
+    return [Doubted(text=str(one), label=one.label, other=one.other) for one in lesson.doubts]
+
+
+def _learned(lesson: Lesson, version: int) -> Learned:
+    return Learned(
+        number=lesson.number,
+        images=lesson.images,
+        notes=list(lesson.notes),
+        doubts=_doubts(lesson),
+        version=version,
+    )
+
+
 def _body(most: int) -> dict[str, Any]:
     """Describe the body of a request with at most so many images."""
     image: dict[str, Any] = {"type": "string", "format": "binary"}
@@ -146,13 +217,12 @@ async def teach(
     shared: Shared,
     label: Name,
     new_class: NewClass = False,
-    source: Annotated[str, Query(description="what the images are from, for the list of lessons")] = "",
+    source: Source = "",
 ) -> Learned:
     """Learn the images of the body."""
     if not new_class:  # the label is checked before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
-    lesson, version = await shared.teach(label, await _images(request), new_class, source)
-    return Learned(images=lesson.images, notes=list(lesson.notes), version=version)
+    return _learned(*await shared.teach(label, await _images(request), new_class, source))
 
 
 @api.post("/rename", summary="Give a class another name")
@@ -168,11 +238,17 @@ async def forget(shared: Shared, name: Name) -> Forgotten:
     return Forgotten(remains=remains, version=version)
 
 
-@api.post("/undo", summary="Take the last lesson back")
-async def undo(shared: Shared) -> Learned:
+@api.post("/undo", summary="Take a lesson back, the last one unless another number is given")
+async def undo(shared: Shared, lesson: Number = None) -> Learned:
     """Take a lesson back."""
-    lesson, version = await shared.change(lambda learner: learner.undo())
-    return Learned(images=lesson.images, notes=list(lesson.notes), version=version)
+    return _learned(*await shared.change(lambda learner: learner.undo(lesson)))
+
+
+@api.post("/move", summary="Make the images of a class, of one lesson or of all, those of another one")
+async def move(shared: Shared, old: Name, new: Name, lesson: Number = None, new_class: NewClass = False) -> Changed:
+    """Move images from one class to another."""
+    _, version = await shared.change(lambda learner: learner.move(old, new, lesson, new_class))
+    return Changed(version=version)
 
 
 @api.post("/revert", summary="Take the last change back, whatever it was, if it made this version")
@@ -181,12 +257,12 @@ async def revert(shared: Shared, version: int) -> Changed:
     return Changed(version=await shared.revert(version))
 
 
-@api.get("/download", summary="The learner's file, for crumb predict and Learner.load", response_class=FileResponse)
-async def download(shared: Shared) -> FileResponse:
-    """Send the learner's file."""
-    if not shared.path.is_file():
-        raise HTTPException(404, f"{shared.path} was removed; the next change of the learner writes it again")
-    return FileResponse(shared.path, filename=shared.path.name)
+@api.get("/download", summary="The learner's file, for crumb predict and Learner.load", response_class=Response)
+async def download(shared: Shared) -> Response:
+    """Send the learner's file, without the pictures of its lessons."""
+    name = quote(shared.path.name)
+    headers = {"Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"}
+    return Response(await shared.copied(), media_type="application/octet-stream", headers=headers)
 
 
 async def _images(request: Request) -> list[tuple[str, bytes]]:

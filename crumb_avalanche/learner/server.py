@@ -109,7 +109,7 @@ class Guard:
 ERRORS = {
     400: "Something is wrong with the request.",
     403: "Host, Origin or token is wrong.",
-    404: "The learner's file was removed, or the path is not one of these.",
+    404: "The path is not one of these, or the lesson has no picture.",
     409: "Nothing was taught yet, or a name is nearly that of another class: new_class=true makes a new one.",
     413: "The request or an image is too large.",
     503: "Too many requests are waiting; try again in some seconds.",

@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import io
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,7 @@ class SharedLearner:
         self.path, self.version = path, 0
         self.learning: Learning | None = None
         self._weights = weights
+        learner.keep_pictures = True
         self._taught, self._asked = learner, _copy(learner, copy.deepcopy(learner.network))
         self._before: Learner | None = None  # the one that answered before the last change
         # A network serves one image at a time: each of the two learners has its own.
@@ -188,7 +190,7 @@ class SharedLearner:
             result = action(self._taught)
             self._goes_on()
             try:
-                self._taught.save(self.path, weights=self._weights)
+                self._taught.save(self.path, self._weights, pictures=True)
             except OSError as error:
                 raise SaveError(
                     f"{self.path} cannot be written ({error.strerror or error}); nothing was changed"
@@ -204,6 +206,21 @@ class SharedLearner:
             self._before, self._asked = self._asked, asked
             self.version += 1
         return result, self.version
+
+    async def copied(self) -> bytes:
+        """Return the bytes of a file of the learner that answers, without the pictures of its lessons.
+
+        Raises:
+            OSError: there is no room for a temporary file.
+            BusyError: too many calls are waiting.
+        """
+        return await self._answers(self._copied)
+
+    def _copied(self) -> bytes:
+        with tempfile.TemporaryDirectory() as folder, self._asking:
+            path = Path(folder) / self.path.name
+            self._asked.save(path, self._weights)
+            return path.read_bytes()
 
     def close(self) -> None:
         """Break off the change that is under way, and drop those that wait; neither is saved."""

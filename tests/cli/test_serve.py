@@ -266,6 +266,18 @@ def test_the_page_in_a_browser(serve, tmp_path):
         says("teach", "There is a class film, of nearly the same name.")
         browser.evaluate("[...document.querySelectorAll('#teach-news button')].at(-1).click()")
         says("teach", "Nothing was changed.")
+        browser.evaluate("document.querySelector('summary').click()")  # its lessons, with pictures
+        shown = "[...document.querySelectorAll('li img')].filter((one) => one.naturalWidth).length"
+        browser.wait_for(f"{shown} === 2")
+        browser.evaluate(f"document.querySelector('{button('Remove photo.png of film')}').click()")
+        says("known", "Removed a lesson of film.")
+        browser.evaluate(f"document.querySelector('{button('Wrong name clip.webm of film')}').click()")
+        browser.evaluate("document.querySelector('#classes input').value = 'other'")
+        browser.evaluate("document.querySelector('#classes form').requestSubmit()")
+        says("known", "The lesson is one of other now.")
+        browser.wait_for("document.querySelectorAll('#known-news button').length === 1")
+        browser.evaluate("document.querySelector('#known-news button').click()")
+        says("known", "Undone.")
         browser.evaluate(f"document.querySelector('{button('Rename film')}').click()")
         browser.evaluate("document.querySelector('#classes input').value = 'sky'")
         browser.evaluate("document.querySelector('#classes form').requestSubmit()")

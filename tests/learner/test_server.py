@@ -21,9 +21,11 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
+from crumb_avalanche.learner import lesson as lesson_module
 from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.api import MOST_BYTES
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.lesson import Doubt
 from crumb_avalanche.learner.server import PAGE, application, page
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
@@ -86,7 +88,7 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     response = client.post("/predict", content=photo("red"))
     assert response.status_code == 409 and "nothing was taught" in response.json()["error"]
     done = client.post("/teach", params={"label": "red"}, files=form("red", 5)).json()
-    assert done == {"images": {"red": 5}, "notes": [], "version": 1}
+    assert done == {"number": 1, "images": {"red": 5}, "notes": [], "doubts": [], "version": 1}
     client.post("/teach", params={"label": "green"}, content=photo("green", kind="JPEG"))
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert names(client) == {"red": 5, "green": 1, "blue": 4}
@@ -95,8 +97,6 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     known = client.get("/classes").json()
     assert known["can_undo"] and known["clips_missing"] == 5
     assert client.post("/undo").json()["images"] == {"blue": 4}
-    assert not client.get("/classes").json()["can_undo"]
-    assert client.post("/undo").status_code == 400
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert client.post("/forget", params={"name": "green"}).json()["version"] == 7
     assert names(client) == {"crimson": 5, "blue": 4}
@@ -110,11 +110,44 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
         expected.pop("path")
         answer = client.post("/predict", content=data, headers={"Content-Type": "image/png"})
         assert answer.json() == expected | {"notes": []}
-    shared.path.unlink()
-    gone = client.get("/download")
-    assert gone.status_code == 404 and "writes it again" in gone.json()["error"]
-    client.post("/undo")
-    assert client.get("/download").status_code == 200
+    shared.path.unlink()  # what is sent is what is known
+    assert len(client.get("/download").content) == len(download.content)
+
+
+def test_lessons_are_listed_with_pictures_and_taken_back_or_moved_one_by_one(client, shared):
+    for colour, source in (("red", "a/first.mp4"), ("green", ""), ("red", "\x1b[31m")):
+        assert client.post("/teach", params={"label": colour, "source": source}, files=form(colour)).status_code == 200
+    first, second, third = client.get("/lessons").json()
+    assert (first["number"], first["images"], first["source"]) == (1, {"red": 4}, "first.mp4")
+    assert second["source"] == "4 images" and "\x1b" not in third["source"]
+    assert third["answered"] == third["right"] == 1 and first["picture"] and first["can_undo"]
+    sent = client.get("/picture", params={"lesson": 1})
+    assert sent.headers["content-type"] == "image/jpeg" and Image.open(io.BytesIO(sent.content)).height == 64
+    assert client.post("/move?old=red&new=crimson&lesson=3").status_code == 200
+    assert names(client) == {"red": 4, "green": 4, "crimson": 4}
+    assert client.post("/undo?lesson=1").json()["number"] == 1
+    assert [one["number"] for one in client.get("/lessons").json()] == [2, 3]
+    assert client.get("/picture", params={"lesson": 1}).status_code == 404
+    assert [bool(lesson.picture) for lesson in Learner.load(shared.path).lessons] == [True, True]
+    client.post("/rename?old=green&new=lawn")
+    path = shared.path.with_name("copy.safetensors")
+    path.write_bytes(client.get("/download").content)
+    assert [lesson.picture for lesson in Learner.load(path).lessons] == [b"", b""], "a copy is for others"
+
+
+def test_a_doubt_about_a_label_is_told(taught, monkeypatch):
+    monkeypatch.setattr(lesson_module, "doubt_of", lambda label, seen: Doubt(label, 4, 0, "red", 4))
+    for told in (
+        taught.post("/teach", params={"label": "green"}, files=form("red")).json(),
+        taught.get("/lessons").json()[-1],
+    ):
+        assert told["doubts"] == [
+            {
+                "text": "0 of 4 images looked like green, 4 like red: is the label right?",
+                "label": "green",
+                "other": "red",
+            }
+        ]
 
 
 def test_images_after_the_first_are_not_used_and_said(taught):
@@ -147,6 +180,8 @@ SCANNED = SCANNED[:-2] + 300 * SCANNED[SCANNED.rindex(b"\xff\xda") : -2] + SCANN
         ("/revert?version=0", {}, 400, "something else was changed"),
         ("/rename?old=red&new=green", {}, 400, "a class 'green' already"),
         ("/forget?name=nobody", {}, 400, "no class 'nobody'"),
+        ("/undo?lesson=9", {}, 400, "no lesson 9"),
+        ("/move?old=red&new=green&lesson=9", {}, 400, "no lesson 9"),
         ("/absent", {}, 404, "POST /absent: Not Found"),
         ("/classes", {}, 405, "Method Not Allowed"),
         ("/predict", {"content": with_side(photo("red"), 9_000)}, 413, "64,000,000 pixels"),
@@ -171,9 +206,9 @@ def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
     assert response.status_code == 413 and "to decode" in response.json()["error"]
 
 
-ROUTES = [("GET", path) for path in ("/", "/openapi.json", "/classes", "/download")]
+ROUTES = [("GET", path) for path in ("/", "/openapi.json", "/classes", "/lessons", "/picture?lesson=1", "/download")]
 ROUTES += [("POST", path) for path in ("/predict", "/teach?label=x", "/rename?old=a&new=b", "/forget?name=a", "/undo")]
-ROUTES += [("POST", "/revert?version=0")]
+ROUTES += [("POST", "/revert?version=0"), ("POST", "/move?old=a&new=b")]
 WRONG = [("X-Crumb-Token", value) for value in ("", "wrong")]
 WRONG += [("Host", value) for value in ("evil.example:8000", "127.0.0.1:8001", "127.0.0.1")]
 WRONG += [("Origin", f"{value}") for value in ("http://evil.example", "null", f"{ORIGIN}1", "https://127.0.0.1:8000")]
@@ -394,8 +429,21 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(serv
 # Any request
 
 FINE = {200, 307, 400, 403, 404, 405, 409, 413, 503, 507}
-FIELDS = {"/predict": [], "/teach": ["label"], "/rename": ["old", "new"], "/forget": ["name"], "/undo": []}
-PATHS = ("/classes", "/download", "/", "/health", "/openapi.json", "/nothing", "//", "/../etc/passwd", "/%00")
+FIELDS = {"/predict": [], "/teach": ["label"], "/rename": ["old", "new"], "/forget": ["name"], "/undo": ["lesson"]}
+FIELDS |= {"/move": ["old", "new", "lesson"], "/revert": ["version"]}
+PATHS = (
+    "/classes",
+    "/lessons",
+    "/picture?lesson=1",
+    "/download",
+    "/",
+    "/health",
+    "/openapi.json",
+    "/nothing",
+    "//",
+    "/../etc/passwd",
+    "/%00",
+)
 NAMES = ("cup", "dog", "new", "", "..", "a/b", "x" * 300, "\0", "<b>", "=1+1", "ü", "\u202e", " ", "nan", "cup ")
 HEADERS = ("host", "origin", "x-crumb-token", "content-type", "content-length")
 VALUES = ("", "evil.example", ORIGIN, "multipart/form-data", "-1", "9" * 30, "nan")

@@ -56,8 +56,12 @@ const fail = (place, error) => say(place, error.message || String(error), [], { 
 const act = (place, action) => Promise.resolve(say(place, "")).then(action).catch((error) => fail(place, error));
 const asked = (place, text, names) =>
   new Promise((done) => say(place, text, names.map((name) => [name, () => done(name)])));
-const sayUndoable = (place, text, version) =>
+
+// What the other cards offered to take back cannot be taken back any more.
+function sayUndoable(place, text, version) {
+  ["teach", "test", "known"].forEach((other) => say(other, ""));
   say(place, text, [["Undo", async () => (await change(place, "revert", { version }), load(place, "Undone."))]]);
+}
 
 async function call(method, path, parameters = {}, body = undefined) {
   const query = new URLSearchParams(parameters).toString();
@@ -262,6 +266,10 @@ function show(answer) {
 
 async function askChosen() {
   const mine = ++questions;
+  if (known.classes.length && chosen.length === 1) {
+    at("label").textContent = "…"; // keeps the place of the answer, or buttons would move when it comes
+    at("answer").hidden = false;
+  }
   for (const { blobs, caption } of known.classes.length ? chosen : []) {
     const answer = await ask(blobs);
     if (mine !== questions) return;
@@ -319,7 +327,17 @@ async function teach() {
     const said = [`Learned ${counted(count, "image")} of ${label}.`, ...done.notes].join(" ");
     await load();
     sayUndoable("teach", said, done.version);
+    for (const doubt of done.doubts) await settle(said, doubt, done);
   }
+}
+
+async function settle(said, { text, label, other }, { number, version }) {
+  const [right, wrong, none] = [`It is ${label}`, `It is ${other}`, "Take it back"];
+  const answer = await asked("teach", `${said} ${text}`, [right, wrong, none]);
+  if (answer === none) await change("teach", "revert", { version });
+  const moved = answer === wrong && (await change("teach", "move", { old: label, new: other, lesson: number }));
+  await load("teach", answer === none ? "Taken back." : said);
+  if (moved) sayUndoable("teach", `The lesson is one of ${other} now.`, moved.version);
 }
 
 function showLearning(learning) {
@@ -350,7 +368,8 @@ async function check() {
 const focusable = () => [...at("classes").querySelectorAll("button, summary")];
 
 async function load(place = "", news = "") {
-  known = await (await call("GET", "classes")).json();
+  const told = await Promise.all(["classes", "lessons"].map((path) => call("GET", path)));
+  [known, lessons] = await Promise.all(told.map((response) => response.json()));
   showClasses();
   if (news) say(place, news);
   refresh();
@@ -359,11 +378,11 @@ async function load(place = "", news = "") {
 
 function showClasses() {
   const rows = known.classes.map((one) => {
+    const its = lessons.filter((lesson) => one.name in lesson.images);
     const changes = [["Rename", renameClass], ["Forget", forgetClass]];
-    const row = made("span", "", { class: "row" });
+    const row = made("div", "", { class: "row" });
     row.append(...changes.map(([text, action]) => press("known", text, () => action(one.name, row), one.name)));
-    const title = [made("span", one.name, { class: "class" }), made("span", counted(one.images, "image"), { class: "faint" })];
-    return made("div", "", { class: "one" }, [...title, row]);
+    return folded(one.name, one.images, its, [row]);
   });
   if (at("classes").querySelector("form")) return; // a name is being typed
   const focused = focusable().indexOf(document.activeElement);
@@ -374,6 +393,68 @@ function showClasses() {
   const more = (known.classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
   const missing = `To say “I don’t know this” more surely, it needs ${more} of these classes.`;
   at("size").textContent = known.classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
+}
+
+// A class: a picture, its name and counts; unfolded, its lessons.
+function folded(name, images, its, changes) {
+  const asked = its.filter((one) => one.answered && Object.keys(one.images).length === 1);
+  const [right, all] = ["right", "answered"].map((what) => asked.reduce((sum, one) => sum + one[what], 0));
+  const counts = [counted(images, "image"), counted(its.length, "lesson")];
+  if (all) counts.push(`${right} of ${all} right before learning`);
+  const last = its.findLast((one) => one.picture);
+  const texts = [made("span", name, { class: "class" }), made("span", counts.join(" · "), { class: "faint" })];
+  const summary = made("summary", "", {}, [pictureOf(last, "thumb"), made("span", "", { class: "texts" }, texts)]);
+  const list = made("ul", "", {});
+  const fold = made("details", "", { class: "one" }, [summary, ...changes, list]);
+  fold.open = unfolded.has(name);
+  const fill = () => list.replaceChildren(...(fold.open ? its.map((one) => lessonOf(one, name)) : []));
+  on("toggle", fold, () => (fold.open ? unfolded.add(name) : unfolded.delete(name), fill()));
+  fill();
+  return fold;
+}
+
+function pictureOf(lesson, kind) {
+  const image = made("img", "", { alt: "", class: kind });
+  const key = lesson?.picture && `${lesson.number} ${lesson.when}`;
+  image.hidden = !key;
+  if (key && !pictures.has(key))
+    pictures.set(key, call("GET", "picture", { lesson: lesson.number }).then((got) => got.blob()).then(URL.createObjectURL));
+  if (key) pictures.get(key).then((address) => (image.src = address), () => pictures.delete(key));
+  return image;
+}
+
+function lessonOf(lesson, name) {
+  const { number, answered, right, images } = lesson;
+  const when = new Date(lesson.when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  const count = counted(images[name], "image");
+  const source = lesson.source === count ? [] : [lesson.source];
+  const others = Object.keys(images).filter((one) => one !== name);
+  const said = [made("p", [...source, count, when].filter(Boolean).join(" · "))];
+  if (others.length) said.push(made("p", `Also of ${others.join(", ")}.`, { class: "faint" }));
+  const before = answered === 1 ? (right ? "Recognised" : "Not recognised") : `${right} of ${answered} clips recognised`;
+  if (answered) said.push(made("p", `${before} before it was learned.`, { class: "faint" }));
+  said.push(...lesson.doubts.map((doubt) => made("p", doubt.text, { class: "wrong" })));
+  const row = made("div", "", { class: "row" });
+  if (lesson.can_undo) {
+    const about = `${lesson.source || count} of ${name}`;
+    row.append(press("known", "Remove", () => removeLesson(lesson, name), about));
+    row.append(press("known", "Wrong name", () => moveLesson(number, name, row), about));
+  } else row.append(made("span", "It can no longer be removed by itself.", { class: "faint" }));
+  return made("li", "", {}, [pictureOf(lesson, "strip"), ...said, row]);
+}
+
+async function removeLesson({ number }, name) {
+  const { version } = await change("known", "undo", { lesson: number });
+  await load();
+  sayUndoable("known", `Removed a lesson of ${name}.`, version);
+}
+
+async function moveLesson(number, old, place) {
+  const name = await typed(place, "What does it show?", old);
+  if (!name) return;
+  const { version } = await change("known", "move", { old, new: name, lesson: number });
+  await load();
+  sayUndoable("known", `The lesson is one of ${name} now.`, version);
 }
 
 // A name that is typed in the place of a row's buttons; null if it stays as it was.
@@ -407,9 +488,9 @@ async function forgetClass(name) {
 
 async function download() {
   const response = await call("GET", "download");
-  const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition"));
+  const name = /filename\*=UTF-8''(.+)/.exec(response.headers.get("Content-Disposition"));
   const address = URL.createObjectURL(await response.blob());
-  made("a", "", { href: address, download: name ? name[1] : "learner.safetensors" }).click();
+  made("a", "", { href: address, download: name ? decodeURIComponent(name[1]) : "learner.safetensors" }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60e3);
 }
 
