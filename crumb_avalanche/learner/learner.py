@@ -28,7 +28,7 @@ from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
 
-LOOKS = (0.75, 0.5)  # see ``Learner``; their scales are exact in binary, so that every runtime sees the same pixels
+LOOKS = (0.75, 0.5)  # see ``Learner``
 
 
 class Learner(Predictor):
@@ -57,10 +57,10 @@ class Learner(Predictor):
         budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
             gives way. Trained layers count as part of the network.
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
-        looks: sides of the central squares of an image that are looked at, in units of its side, for a method in closed
-            form. An image takes as much time as there are looks. How much each counts is learned along the stream. Two
-            of 0.75 and 0.5 find an object in the middle of a scene and one that fills the image. ``(1.0,)`` weights all
-            of the image alike, as ``crumb run`` does.
+        looks: middle parts of an image that are looked at, in units of its sides, for a method in closed form; see
+            ``Looks``. An image takes as much time as there are looks. How much each counts is learned along the stream.
+            Two of 0.75 and 0.5 find an object in the middle of a scene, also a small one. ``(1.0,)`` weights all of the
+            image alike, as ``crumb run`` does.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -261,7 +261,7 @@ class Learner(Predictor):
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """Sides of the central squares of an image that are looked at, in units of its side."""
+        """The middle parts of an image that are looked at, in units of its sides."""
         return self._classifier.looks.shares
 
     @property
