@@ -337,7 +337,7 @@ def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch
     data, networks = photo("blue", 3), shared._networks
     before, kept = taught.post("/predict", content=data).json(), shared.path.read_bytes()
 
-    def full(self, path, weights):
+    def full(self, path, weights, pictures):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
