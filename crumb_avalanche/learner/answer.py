@@ -1,7 +1,22 @@
-"""What a learner answers."""
+"""What a learner answers, and the classes that it answers with."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """A class of a learner.
+
+    Attributes:
+        name: its name.
+        images: number of images learned.
+        bytes: what its own statistics take.
+    """
+
+    name: str
+    images: int
+    bytes: int
 
 
 @dataclass(frozen=True)

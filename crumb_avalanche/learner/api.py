@@ -76,6 +76,7 @@ class Listed(BaseModel):
 
     number: Annotated[int, Field(description="stays the same when other lessons are taken back")]
     images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    nothing: Annotated[int, Field(description="images that show nothing")]
     source: Annotated[str, Field(description="what was shown, such as the name of a video; may be empty")]
     when: Annotated[str, Field(description="date and time, ISO 8601 in UTC")]
     answered: Annotated[int, Field(description="clips that were predicted before they were learned")]
@@ -90,6 +91,7 @@ class Learned(BaseModel):
 
     number: Annotated[int, Field(description="of the lesson")]
     images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    nothing: Annotated[int, Field(description="images that show nothing")]
     notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
     doubts: Annotated[list[Doubted], Field(description="what speaks against the label")]
     version: Version
@@ -110,6 +112,7 @@ class Classes(BaseModel):
     budget_bytes: Annotated[int, Field(description="what it may take")]
     lessons: Annotated[int, Field(description="number of lessons")]
     can_undo: Annotated[bool, Field(description="whether there is a lesson to take back")]
+    nothing: Annotated[int, Field(description="images that were shown as nothing")]
     clips_missing: Annotated[
         int,
         Field(
@@ -142,7 +145,8 @@ async def classes(shared: Shared) -> Classes:
         bytes=learner.bytes,
         budget_bytes=learner.budget_bytes,
         lessons=len(learner.lessons),
-        can_undo=learner.can_undo,
+        can_undo=bool(learner.undoable),
+        nothing=learner.nothing,
         clips_missing=learner.clips_missing,
         version=shared.version,
         learning=shared.learning,
@@ -157,6 +161,7 @@ async def lessons(shared: Shared) -> list[Listed]:
         Listed(
             number=lesson.number,
             images=lesson.images,
+            nothing=lesson.nothing,
             source=lesson.source,
             when=lesson.when,
             answered=lesson.answered,
@@ -186,6 +191,7 @@ def _learned(lesson: Lesson, version: int) -> Learned:
     return Learned(
         number=lesson.number,
         images=lesson.images,
+        nothing=lesson.nothing,
         notes=list(lesson.notes),
         doubts=_doubts(lesson),
         version=version,
@@ -223,6 +229,12 @@ async def teach(
     if not new_class:  # the label is checked before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
     return _learned(*await shared.teach(label, await _images(request), new_class, source))
+
+
+@api.post("/nothing", summary="Learn images of the empty scene, as one lesson", openapi_extra=_body(MOST_IMAGES))
+async def nothing(request: Request, shared: Shared, source: Source = "") -> Learned:
+    """Learn the images of the body as showing nothing."""
+    return _learned(*await shared.teach(None, await _images(request), source=source))
 
 
 @api.post("/rename", summary="Give a class another name")

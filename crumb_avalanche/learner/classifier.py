@@ -1,16 +1,16 @@
 """What a learner learned: names, statistics and confidence of its classes. It sees features, not images."""
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location, typicality_without
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
-from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, MOST_SHOWN, drawn_images, usual_cosine
+from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, drawn_images, usual_cosine, with_shown
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
@@ -30,21 +30,6 @@ GROWTH = 1.5
 def form_of(method: str) -> type[ClosedForm] | None:
     """Return the class of a registered closed form; ``None`` for other names."""
     return get_strategy(method).form if method in STRATEGIES else None
-
-
-@dataclass(frozen=True)
-class ClassInfo:
-    """A class of a learner.
-
-    Attributes:
-        name: its name.
-        images: number of images learned.
-        bytes: what its own statistics take.
-    """
-
-    name: str
-    images: int
-    bytes: int
 
 
 class Classifier:
@@ -233,15 +218,11 @@ class Classifier:
             self.nothing = self.features(model, drawn_images(model.image_size))[:, -self.length :]
 
     def learn_nothing(self, features: Tensor) -> None:
-        """Take ``n`` images of a clip, as ``compute`` returns them, for what shows nothing; some of them are kept.
-
-        Raises:
-            ValueError: the method has no whitened space.
-        """
+        """Keep some of ``n`` images of a clip, as ``compute`` returns them, as what shows nothing; or ValueError."""
         if self.nothing is None:
             raise ValueError(f"a learner of method {self.method} cannot be shown nothing; rda and slda can")
         places = torch.linspace(0, len(features) - 1, min(len(features), EACH_LESSON)).round().long()
-        self.nothing = _with_shown(self.nothing, self._rows(features[places]))
+        self.nothing = with_shown(self.nothing, self._rows(features[places]))
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of, after some were given up or not."""
@@ -304,8 +285,12 @@ class Classifier:
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
         shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
         known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
+        best = shares.argsort(1, descending=True)[:, : RUNNERS_UP + 1]
         names = [str(self.names[label]) for label in found.labels.tolist()]
-        return [(_sorted(names, row), answer) for row, answer in zip(shares, known)]
+        return [
+            ([(names[place], float(row[place])) for place in places], answer)
+            for row, places, answer in zip(shares, best.tolist(), known)
+        ]
 
     def evidence(self, features: Tensor) -> Evidence:
         """Compute scores and distances of ``n`` images from features as ``compute`` returns them."""
@@ -426,7 +411,7 @@ class Classifier:
         notes.append(self._make_room(len(self.taught)))
         if other.nothing is not None:
             rows = other.nothing[:, -self.length :]
-            self.nothing = rows if self.nothing is None else _with_shown(self.nothing, rows[DRAWN:])
+            self.nothing = rows if self.nothing is None else with_shown(self.nothing, rows[DRAWN:])
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.add(other.look_weights.losses)
@@ -462,13 +447,3 @@ class Classifier:
         self.look_weights.losses = state["look_losses"]
         self.nothing = state["nothing"]
         self._asked = None
-
-
-def _with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
-    """Return the features of drawn images, and the latest ones of those shown."""
-    return torch.cat([nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]])
-
-
-def _sorted(names: list[str], shares: Tensor) -> list[tuple[str, float]]:
-    order = shares.argsort(descending=True)[: RUNNERS_UP + 1].tolist()
-    return [(names[place], float(shares[place])) for place in order]

@@ -4,7 +4,7 @@ import glob
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -153,6 +153,19 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
         inner = {folder.name: [one.name for one in entries_of(folder).folders] for folder in classes}
         check_not_splits(source, inner)  # type: ignore[arg-type]
         check_near(classes.values(), known)
+
+
+def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip]:
+    """Yield clips; raise DoubtfulNameError at the first whose class has nearly the name of another one.
+
+    Args:
+        clips: clips.
+        names: those of the classes, which may change meanwhile.
+    """
+    for clip in clips:
+        if clip.label is not None and clip.label not in names:
+            check_near([clip.label], [name for name in names if name is not None])
+        yield clip
 
 
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:

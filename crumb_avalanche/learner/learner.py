@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
-from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, label_of, path_of
+from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, checked, label_of, path_of
 from crumb_avalanche.learner.distributed import teach_distributed
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
@@ -97,14 +97,12 @@ class Learner(Predictor):
         moments: dict[str, Any] | None = None,
         looks: Sequence[float] = (1.0,),
     ) -> None:
-        """Initialise a learner without classes, in closed form with these arguments of ``FeatureMoments``."""
+        """Begin without classes; ``moments`` are arguments of ``FeatureMoments``."""
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
         super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments, looks))
         self.keep_pictures = False
         self._history = History(0 if method in REPLAY else min(4 * self.budget_bytes, MOST_KEPT))
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
-
-    # Teaching
 
     def teach(
         self,
@@ -122,8 +120,7 @@ class Learner(Predictor):
             source: path of an image, folder or video; glob pattern; PIL image; ``(H, W, C)`` or ``(N, H, W, C)`` array;
                 ``(C, H, W)`` or ``(N, C, H, W)`` tensor, of 3 channels or 4 with alpha, uint8, uint16 or floating-point
                 from 0 to 1; or a list of these, whose single images are the frames of one clip (several clips: a list
-                of lists, or a call each). Transparency is laid on white.
-                Without ``label`` a folder of class folders (``class/...``), of which everything is learned.
+                of lists, or a call each). Without ``label`` a folder of class folders (``class/...``).
             label: name of the class shown; a new one, or one that was taught before.
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
                 leave it out and list it.
@@ -153,29 +150,26 @@ class Learner(Predictor):
                 check_class_folders(source if label is None else None, self._names)
                 check_near([] if label is None else [check_name(label)], self._names)
             with self._restored_after_errors() as before:
-                kept, strip = None, Strip()
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
-                    clips = clips if new_class else self._checked(clips)
-                    clips = map(strip.seeing, clips) if self.keep_pictures else clips
-                    compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
-                    labelled = ((label_of(clip), compute(clip)) for clip in clips)
-                    kept = Kept(self._history.room)
-                    lesson = learn(self._classifier, labelled, unread, progress, kept.add)
-                    check_not_empty(lesson)
+                    clips = clips if new_class else checked(clips, self._classifier.names)
+                    lesson, kept = self._learned(clips, label_of, unread, on_bad, progress)
                 else:
-                    lesson = teach_distributed(
-                        self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
+                    kept, lesson = (
+                        None,
+                        teach_distributed(
+                            self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
+                        ),
                     )
-                return self._noted(replace(lesson, picture=strip.jpeg()), source, before, kept)
+                return self._noted(lesson, source, before, kept)
 
     def teach_nothing(
         self, source: Any, *, on_bad: OnBad = "raise", progress: Callable[[int], None] | None = None
     ) -> Lesson:
         """Show the empty scene, without any object: the learner calls it unknown from then on, and never by a name.
 
-        Where objects are shown again and again, their surroundings speak for them. What is shown here does so no more.
-        For methods ``recommended`` and ``slda``.
+        What surrounds objects again and again speaks for them; what is shown here does so no more. For methods
+        ``recommended`` and ``slda``.
 
         Args:
             source, on_bad, progress: as for ``teach``; of folders all images are taken.
@@ -191,15 +185,25 @@ class Learner(Predictor):
         with self._lock:
             self._take_fastest_runtime()
             with self._restored_after_errors() as before:
-                strip, kept = Strip(), Kept(self._history.room)
                 clips = clips_of(source, "nothing", on_bad=on_bad, report=unread.append)
-                clips = map(strip.seeing, clips) if self.keep_pictures else clips
-                compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
-                lesson = learn(
-                    self._classifier, ((NOTHING, compute(clip)) for clip in clips), unread, progress, kept.add
-                )
-                check_not_empty(lesson)
-                return self._noted(replace(lesson, picture=strip.jpeg()), source, before, kept)
+                lesson, kept = self._learned(clips, lambda clip: NOTHING, unread, on_bad, progress)
+                return self._noted(lesson, source, before, kept)
+
+    def _learned(
+        self,
+        clips: Iterable[Clip],
+        name: Callable[[Clip], str],
+        unread: list[BadImage],
+        on_bad: OnBad,
+        progress: Callable[[int], None] | None,
+    ) -> tuple[Lesson, Kept]:
+        """Learn clips as one lesson, and keep what it is learned again from without another lesson."""
+        strip, kept = Strip(), Kept(self._history.room)
+        clips = map(strip.seeing, clips) if self.keep_pictures else clips
+        compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
+        lesson = learn(self._classifier, ((name(clip), compute(clip)) for clip in clips), unread, progress, kept.add)
+        check_not_empty(lesson)
+        return replace(lesson, picture=strip.jpeg()), kept
 
     def _noted(self, lesson: Lesson, source: Any, before: Classifier, kept: Kept | None) -> Lesson:
         """Add a lesson to the history, and return it with what tells it from others."""
@@ -218,13 +222,6 @@ class Learner(Predictor):
         except BaseException:
             self._classifier = before
             raise
-
-    def _checked(self, clips: Iterable[Clip]) -> Iterator[Clip]:
-        """Yield clips; raise DoubtfulNameError at the first whose class has nearly the name of another one."""
-        for clip in clips:
-            if clip.label is not None and clip.label not in self._classifier.names:
-                check_near([clip.label], self._names)
-            yield clip
 
     @property
     def nothing(self) -> int:
@@ -250,11 +247,6 @@ class Learner(Predictor):
         return self._history.undoable
 
     @property
-    def can_undo(self) -> bool:
-        """Whether there is a lesson that ``undo`` takes back."""
-        return bool(self.undoable)
-
-    @property
     def features(self) -> dict[str, Any] | None:
         """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
         return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
@@ -268,8 +260,6 @@ class Learner(Predictor):
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
         return tensor_bytes(self._classifier.tensors())
-
-    # Changes
 
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
@@ -287,10 +277,7 @@ class Learner(Predictor):
             self._history.rename(old, new)
 
     def forget(self, name: str) -> str:
-        """Remove a class with all that is stored of it alone, also from what ``undo`` restores. It cannot be undone.
-
-        Args:
-            name: of a class.
+        """Remove a class with all that is stored of it alone, also from what ``undo`` restores, for good.
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.
@@ -305,7 +292,7 @@ class Learner(Predictor):
             return self._classifier.remains_after_forget
 
     def undo(self, lesson: int | None = None) -> Lesson:
-        """Take a lesson back: from then on the learner answers as one that never had it.
+        """Take a lesson back and return it: from then on the learner answers as one that never had it.
 
         The features of the last lessons are kept for this, as many as fit into four times ``budget_bytes``, at most 16
         MB, and learned again without the one taken back. Of a learner by replay, and of lessons that workers learned or
@@ -313,9 +300,6 @@ class Learner(Predictor):
 
         Args:
             lesson: its number; default the last one.
-
-        Returns:
-            The lesson.
 
         Raises:
             ValueError: there is no such lesson, or it can no longer be taken back.
@@ -328,19 +312,15 @@ class Learner(Predictor):
     def move(self, old: str, new: str, lesson: int | None = None, new_class: bool = False) -> None:
         """Make the images of a class those of another one, for a lesson or a class that was given a wrong name.
 
-        One lesson is learned again with the other name, as ``undo`` does. A whole class is added to the other one, or
-        renamed if there is none of the new name.
-
         Args:
             old: name of the class that the images were given as.
-            new: name of the class that they show.
-            lesson: number of the only lesson whose images are meant; default all.
+            new: name of the class that they show, which may be new.
+            lesson: number of the only lesson whose images are meant, which is learned again; default all.
             new_class: take ``new`` as it is given, also if it is nearly the name of another class.
 
         Raises:
-            ValueError: there is no class ``old`` or no such lesson, or the lesson has none of its images or can no
-                longer be taken back; or ``new`` is ``old``, is not allowed as a name, or, unless ``new_class``, is
-                nearly the name of another class.
+            ValueError: there is no class ``old`` or no such lesson, or it has none of its images or can no longer be
+                taken back; or ``new`` is ``old``, not allowed, or, unless ``new_class``, nearly another name.
         """
         self.check_teachable()
         new = check_name(new)
@@ -374,23 +354,19 @@ class Learner(Predictor):
         if not isinstance(other, Learner):
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
         with self._lock:
-            self._check_mergeable(other)
+            self.check_teachable()
+            other.check_teachable()
+            if other is self:
+                raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
+            self.network.check_same(other.network)
+            self._classifier.check_mergeable(other._classifier)
+            if self.method not in REPLAY:  # else the classifier says why it cannot be merged at all
+                check_apart(self.lessons, other.lessons)
             if not new_class:
                 check_near(other._names, self._names)
             with self._restored_after_errors():
                 self._classifier.merge(other._classifier)
             self._history = self._history.and_merged(other.lessons)
-
-    def _check_mergeable(self, other: "Learner") -> None:
-        """Raise ValueError for a learner of other features, or of images that this one learned."""
-        self.check_teachable()
-        other.check_teachable()
-        if other is self:
-            raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
-        self.network.check_same(other.network)
-        self._classifier.check_mergeable(other._classifier)
-        if self.method not in REPLAY:  # else the classifier says why it cannot be merged at all
-            check_apart(self.lessons, other.lessons)
 
     # Keeping
 
@@ -441,9 +417,8 @@ class Learner(Predictor):
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":
         """Load a learner from a file, or from the folder of a finished run.
 
-        What a run of ``rda``, ``slda``, ``ncm`` or ``ranpac`` learned can be taught on. That of other methods can be
-        asked alone: it answers as the run's evaluation did, with ``Answer.known`` ``None`` and a confidence that is not
-        calibrated.
+        What a run of another method than a closed form learned can be asked alone: it answers as the run's evaluation
+        did, with ``Answer.known`` ``None`` and a confidence that is not calibrated.
 
         Args:
             path: a file that ``save`` or ``crumb run`` wrote.
@@ -465,9 +440,8 @@ class Learner(Predictor):
         lessons = [Lesson.of_state(*pair) for pair in zip(state["lessons"], state["pictures"], strict=True)]
         try:
             learner._set_up(state["method"], network, state["budget_bytes"], state["features"], state["looks"])
+            empty = copy.deepcopy(learner._classifier)
             learner._classifier.load_state_dict(state)
-            settings = learner.method, network.model, learner.budget_bytes, state["features"], state["looks"]
-            empty = new_classifier(*settings)
             learner._history = History.of_state(learner._history.room, lessons, state["history"], empty)
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error

@@ -43,6 +43,11 @@ def drawn_images(side: int, number: int = DRAWN) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
+def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
+    """Return the features of drawn images, and the latest ones of those shown."""
+    return torch.cat([nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]])
+
+
 def _shapes(draws: np.random.Generator) -> np.ndarray:
     """Draw ellipses and rectangles that cover each other, of which there are many small ones: ``(SIDE, SIDE, 3)``."""
     rows, columns = np.indices((SIDE, SIDE))

@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.folders import is_video
-from crumb_avalanche.learner.answer import Answer, answers_of, only_answer
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, ClassInfo
+from crumb_avalanche.learner.answer import Answer, ClassInfo, answers_of, only_answer
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.lesson import Lesson, values_of
 from crumb_avalanche.learner.network import FrozenNetwork

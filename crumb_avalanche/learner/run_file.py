@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP, ClassInfo
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP
 from crumb_avalanche.learner.lesson import now
 from crumb_avalanche.learner.looks import WHOLE
 from crumb_avalanche.learner.network import FrozenNetwork

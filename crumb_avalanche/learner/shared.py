@@ -106,12 +106,12 @@ class SharedLearner:
             return self._asked.predict(Clip("the image", None, self._frames(images, notes))), notes
 
     async def teach(
-        self, label: str, images: Sequence[tuple[str, bytes]], new_class: bool = False, source: str = ""
+        self, label: str | None, images: Sequence[tuple[str, bytes]], new_class: bool = False, source: str = ""
     ) -> tuple[Lesson, int]:
-        """Learn the images of a class, given as names and bytes; one call is one lesson.
+        """Learn images, given as names and bytes; one call is one lesson.
 
         Args:
-            label: name of the class.
+            label: name of the class; ``None`` for images of the empty scene.
             images: names for errors, and bytes.
             new_class: see ``Learner.teach``.
             source: what the images are from, such as ``mug.mp4``; default their number.
@@ -124,19 +124,22 @@ class SharedLearner:
             ImageError, TooLargeError: an image cannot be read; nothing was learned.
             SaveError, BusyError: see the classes.
         """
-        label = check_name(label)
+        label = None if label is None else check_name(label)
         source = printable(source)[:LONGEST_NAME] or counted(len(images), "image")
 
         def teach(learner: Learner) -> Lesson:
             notes: list[str] = []
-            self.learning = learning = Learning(label, len(images))
+            self.learning = learning = Learning(label or "the empty scene", len(images))
 
             def progress(count: int) -> None:
                 learning.done += count
 
             try:
                 clip = Clip(source, label, self._frames(images, notes))
-                lesson = learner.teach(clip, progress=progress, new_class=new_class)
+                if label is None:
+                    lesson = learner.teach_nothing(clip, progress=progress)
+                else:
+                    lesson = learner.teach(clip, progress=progress, new_class=new_class)
             finally:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))

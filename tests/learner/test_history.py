@@ -130,7 +130,7 @@ def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
     assert learner.undoable == [total + 1]
     with pytest.raises(ValueError, match="no features are kept"):
         learner.move("c1", "c0", lesson=total + 1)
-    assert learner.undo().number == total + 1 and not learner.can_undo
+    assert learner.undo().number == total + 1 and not learner.undoable
     learner.save(tmp_path / "a.safetensors")
     learner = Learner.load(tmp_path / "a.safetensors")
     with pytest.raises(ValueError, match="there is no lesson to take back: the features"):

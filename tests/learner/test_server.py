@@ -88,7 +88,7 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     response = client.post("/predict", content=photo("red"))
     assert response.status_code == 409 and "nothing was taught" in response.json()["error"]
     done = client.post("/teach", params={"label": "red"}, files=form("red", 5)).json()
-    assert done == {"number": 1, "images": {"red": 5}, "notes": [], "doubts": [], "version": 1}
+    assert done == {"number": 1, "images": {"red": 5}, "nothing": 0, "notes": [], "doubts": [], "version": 1}
     client.post("/teach", params={"label": "green"}, content=photo("green", kind="JPEG"))
     client.post("/teach", params={"label": "blue"}, files=form("blue"))
     assert names(client) == {"red": 5, "green": 1, "blue": 4}
@@ -133,6 +133,15 @@ def test_lessons_are_listed_with_pictures_and_taken_back_or_moved_one_by_one(cli
     path = shared.path.with_name("copy.safetensors")
     path.write_bytes(client.get("/download").content)
     assert [lesson.picture for lesson in Learner.load(path).lessons] == [b"", b""], "a copy is for others"
+
+
+def test_the_empty_scene_is_a_lesson_that_can_be_taken_back(taught, shared):
+    done = taught.post("/nothing", params={"source": "table.mp4"}, files=form("blue")).json()
+    assert (done["images"], done["nothing"]) == ({}, 4) and taught.get("/classes").json()["nothing"] == 4
+    told = taught.get("/lessons").json()[-1]
+    assert (told["nothing"], told["source"], told["picture"]) == (4, "table.mp4", True)
+    assert taught.post("/undo", params={"lesson": done["number"]}).json()["nothing"] == 4
+    assert names(taught) == {"red": 4, "green": 4} and taught.get("/classes").json()["nothing"] == 0
 
 
 def test_a_doubt_about_a_label_is_told(taught, monkeypatch):
@@ -208,7 +217,7 @@ def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
 
 ROUTES = [("GET", path) for path in ("/", "/openapi.json", "/classes", "/lessons", "/picture?lesson=1", "/download")]
 ROUTES += [("POST", path) for path in ("/predict", "/teach?label=x", "/rename?old=a&new=b", "/forget?name=a", "/undo")]
-ROUTES += [("POST", "/revert?version=0"), ("POST", "/move?old=a&new=b")]
+ROUTES += [("POST", "/revert?version=0"), ("POST", "/move?old=a&new=b"), ("POST", "/nothing")]
 WRONG = [("X-Crumb-Token", value) for value in ("", "wrong")]
 WRONG += [("Host", value) for value in ("evil.example:8000", "127.0.0.1:8001", "127.0.0.1")]
 WRONG += [("Origin", f"{value}") for value in ("http://evil.example", "null", f"{ORIGIN}1", "https://127.0.0.1:8000")]
@@ -429,7 +438,14 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(serv
 # Any request
 
 FINE = {200, 307, 400, 403, 404, 405, 409, 413, 503, 507}
-FIELDS = {"/predict": [], "/teach": ["label"], "/rename": ["old", "new"], "/forget": ["name"], "/undo": ["lesson"]}
+FIELDS = {
+    "/predict": [],
+    "/teach": ["label"],
+    "/rename": ["old", "new"],
+    "/forget": ["name"],
+    "/undo": ["lesson"],
+    "/nothing": [],
+}
 FIELDS |= {"/move": ["old", "new", "lesson"], "/revert": ["version"]}
 PATHS = (
     "/classes",

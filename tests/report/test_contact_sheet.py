@@ -8,8 +8,7 @@ import pytest
 from html_pages import ATTACK, Page
 from PIL import Image
 
-from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.classifier import ClassInfo
+from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
 

@@ -1,8 +1,9 @@
 "use strict";
 // Teach and ask the learner of this server. Everything that people write is shown with textContent only.
 
+const NOTHING = "The empty scene";
 const NOTHING_SHOWN = "Use the camera or choose photos or videos first.";
-const CURE = "Teach other objects of its classes: each makes it surer of what it does not know.";
+const CURE = "Teach other objects of its classes, or show it the empty scene as nothing.";
 const token = new URLSearchParams(location.search).get("token");
 const LEAD = 3; // seconds before a lesson by camera begins
 const SECONDS = 10; // of a lesson by camera
@@ -340,6 +341,14 @@ async function settle(said, { text, label, other }, { number, version }) {
   if (moved) sayUndoable("teach", `The lesson is one of ${other} now.`, moved.version);
 }
 
+async function teachNothing() {
+  for (const { source, blobs } of await shown(at("nothing"), SECONDS_TO_CHECK)) {
+    const { nothing, version } = await change("test", "nothing", { source }, form(blobs));
+    await load();
+    sayUndoable("test", `Learned ${counted(nothing, "image")} of the empty scene.`, version);
+  }
+}
+
 function showLearning(learning) {
   at("learning").hidden = !learning;
   if (!learning) return;
@@ -385,6 +394,8 @@ function showClasses() {
     return folded(one.name, one.images, its, [row]);
   });
   if (at("classes").querySelector("form")) return; // a name is being typed
+  const empty = lessons.filter((lesson) => lesson.nothing);
+  if (empty.length) rows.push(folded(NOTHING, known.nothing, empty, []));
   const focused = focusable().indexOf(document.activeElement);
   at("classes").replaceChildren(...rows);
   if (focused >= 0) (focusable()[focused] || at("name")).focus();
@@ -402,7 +413,7 @@ function folded(name, images, its, changes) {
   const counts = [counted(images, "image"), counted(its.length, "lesson")];
   if (all) counts.push(`${right} of ${all} right before learning`);
   const last = its.findLast((one) => one.picture);
-  const texts = [made("span", name, { class: "class" }), made("span", counts.join(" · "), { class: "faint" })];
+  const texts = [made("span", name, { class: name === NOTHING ? "" : "class" }), made("span", counts.join(" · "), { class: "faint" })];
   const summary = made("summary", "", {}, [pictureOf(last, "thumb"), made("span", "", { class: "texts" }, texts)]);
   const list = made("ul", "", {});
   const fold = made("details", "", { class: "one" }, [summary, ...changes, list]);
@@ -426,7 +437,7 @@ function pictureOf(lesson, kind) {
 function lessonOf(lesson, name) {
   const { number, answered, right, images } = lesson;
   const when = new Date(lesson.when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-  const count = counted(images[name], "image");
+  const count = counted(images[name] ?? lesson.nothing, "image");
   const source = lesson.source === count ? [] : [lesson.source];
   const others = Object.keys(images).filter((one) => one !== name);
   const said = [made("p", [...source, count, when].filter(Boolean).join(" · "))];
@@ -438,7 +449,7 @@ function lessonOf(lesson, name) {
   if (lesson.can_undo) {
     const about = `${lesson.source || count} of ${name}`;
     row.append(press("known", "Remove", () => removeLesson(lesson, name), about));
-    row.append(press("known", "Wrong name", () => moveLesson(number, name, row), about));
+    if (name in images) row.append(press("known", "Wrong name", () => moveLesson(number, name, row), about));
   } else row.append(made("span", "It can no longer be removed by itself.", { class: "faint" }));
   return made("li", "", {}, [pictureOf(lesson, "strip"), ...said, row]);
 }
@@ -546,7 +557,7 @@ function refresh() {
 
 // What people do
 
-for (const [id, place, action] of [["teach", "teach", teach], ["check", "test", check]])
+for (const [id, place, action] of [["teach", "teach", teach], ["check", "test", check], ["nothing", "test", teachNothing]])
   on("click", at(id), () => (recording ? stopRecording() : act(place, action)));
 on("click", at("camera"), () => act("look", stream ? stopCamera : startCamera));
 for (const [button, input] of [["choose", "files"], ["film", "filmed"]]) {
