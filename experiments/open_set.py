@@ -334,6 +334,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.runs = 1
+    streams = [] if chosen.thresholds or (chosen.photos and not chosen.runs) else streams_of(chosen)
     learners = {method: learner_of(chosen, method) for method in chosen.methods}
     if chosen.thresholds:
         return thresholds(learners[chosen.methods[0]], chosen)
@@ -344,7 +345,6 @@ def main() -> None:
         print(f"written to {output}: open_set_scenes.csv")
         if not chosen.runs:
             return
-    streams = streams_of(chosen)
     runs = [run for stream in streams for run in runs_of(stream, learners, chosen)]
     header, lines = summary(runs)
     write_csv(output / "open_set.csv", [header, *lines])

@@ -13,7 +13,7 @@ import json
 import numpy as np
 import torch
 from support.common_options import QUICK_BENCHMARK, run_script
-from support.open_set import BUDGET, CELLS, add_network_options, features_of, network_of
+from support.open_set import add_network_options, features_of, learner_of
 from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -38,15 +38,15 @@ def sizes_of(classes: int, run: int) -> np.ndarray:
 
 
 def accuracies(
-    frames: FrameTable, features: torch.Tensor, kept: int, run: int, changes: dict[str, float]
+    frames: FrameTable, features: torch.Tensor, kept: int, budget: int, run: int, changes: dict[str, float]
 ) -> tuple[float, float]:
     """Return the accuracy in percent on small classes and on all, the mean over classes of each."""
     sizes, draws, length = sizes_of(len(frames.classes), run), np.random.default_rng(1000 + run), features.shape[1]
     chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
     labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
-    usual = RegularizedDiscriminant.for_budget(length, BUDGET, kept)
+    usual = RegularizedDiscriminant.for_budget(length, budget, kept)
     statistics = RegularizedDiscriminant(**{**usual.settings, "n_classes": len(chosen), **changes})
-    statistics.make_room(len(chosen), BUDGET, length)
+    statistics.make_room(len(chosen), budget, length)
     statistics.update(features[np.concatenate(chosen)], labels)
     test = frames.rows("test")
     right = statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
@@ -60,15 +60,16 @@ def main() -> None:
     parser.add_argument("--dataset-root", metavar="DIR", help="folder of its images")
     parser.add_argument("--runs", type=int, default=10, help="runs, each with a split of its own")
     add_network_options(parser)
+    parser.set_defaults(looks="1")
     chosen = parser.parse_args()
     runs = 2 if chosen.quick else chosen.runs
     entry = get_benchmark(QUICK_BENCHMARK if chosen.quick else chosen.benchmark)
-    model, key = network_of(chosen)
+    learner = learner_of(chosen, "rda")
     tables = [entry.table(chosen.dataset_root, run) for run in range(runs)]
-    kept = CELLS.of_head().length(model)
-    features = torch.from_numpy(features_of(model, CELLS, tables[0], chosen.features, key)).float()
+    kept, budget = learner._classifier.kept, learner.budget_bytes
+    features = features_of(learner, tables[0], chosen.features)
     found = {
-        row: [accuracies(frames, features, kept, run, changes) for run, frames in enumerate(tables)]
+        row: [accuracies(frames, features, kept, budget, run, changes) for run, frames in enumerate(tables)]
         for row, changes in ROWS.items()
     }
     if chosen.json:

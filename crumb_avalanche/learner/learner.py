@@ -277,7 +277,7 @@ class Learner(Predictor):
             self._history.rename(old, new)
 
     def forget(self, name: str) -> str:
-        """Remove a class with all that is stored of it alone, also from what ``undo`` restores, for good.
+        """Remove class ``name`` with all that is stored of it alone, also from what ``undo`` restores, for good.
 
         Returns:
             What remains of its images in statistics that classes share; empty if nothing does.

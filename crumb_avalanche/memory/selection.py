@@ -211,6 +211,9 @@ class ReferenceRule(SelectionRule):
         images: of the experience, without its last batch.
         done: whether every class is at its quota.
         trimmed: whether old classes were cut to the quota.
+
+    Raises:
+        ValueError: when the capacity is checked, there is no room for a memory of each class.
     """
 
     second_pass = True

@@ -272,7 +272,8 @@ class CRUMBStrategy(StreamStrategy):
         stream_arguments: all others, such as ``first_epochs``; see ``StreamStrategy``.
 
     Raises:
-        TypeError, ValueError: see ``CRUMBPlugin``; or both or neither of ``storage_policy`` and ``mem_size`` are given.
+        TypeError: see ``CRUMBPlugin``.
+        ValueError: see ``CRUMBPlugin``; or both or neither of ``storage_policy`` and ``mem_size`` are given.
     """
 
     def __init__(

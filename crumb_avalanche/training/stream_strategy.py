@@ -171,7 +171,11 @@ class StreamStrategy(SupervisedTemplate):
         super()._before_forward(**kwargs)
 
     def backward(self):
-        """Compute the gradients of ``loss``; ``ValueError`` if no weight is trained."""
+        """Compute the gradients of ``loss``.
+
+        Raises:
+            ValueError: no weight is trained.
+        """
         if not self.loss.requires_grad:
             raise ValueError(
                 "the loss has no gradient: call train outside of torch.no_grad() and torch.inference_mode(), and leave "

@@ -6,7 +6,6 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from crumb_avalanche.cli.parser import COMMANDS, parser, usage
-from crumb_avalanche.runs.settings import EXPERT
 
 HIDDEN = ("help", "config", "print_config")
 GROUP_NAMES = {
@@ -14,7 +13,7 @@ GROUP_NAMES = {
     "your data": "Your data",
     "how good": "How good",
     "how fast": "How fast",
-    EXPERT: "All other settings",
+    "expert": "All other settings",
 }
 
 
