@@ -42,6 +42,7 @@ SIDE = 256
 STREAMS = ("own", "table", "three", "plain")
 ASKED = ("same", "other", "new", "size 1", "size 0.5", "size 0.33", "dark", "warm", "empty")
 HEADER = ["backbone", "method", "looks", "stream", "split", "asked", "images", "right", "known"]
+AT_A_TIME = 64  # images that are asked together
 TAUGHT, SHOWN = 8, 6  # views of an object that are taught, and that are asked in each way
 WARM = (1.15, 0.95, 0.7)  # factors of red, green and blue
 
@@ -170,9 +171,10 @@ def measure(learner: Learner, scenes: Scenes, stream: str) -> list[list]:
         learner.teach(images, name)
     images = list(scenes.asked(stream))
     found = {way: [0, 0, 0] for way in ASKED}
-    for start in range(0, len(images), 64):
-        some = images[start : start + 64]
-        for (way, name, _), answer in zip(some, learner.predict([image for *_, image in some]).frames, strict=True):
+    for start in range(0, len(images), AT_A_TIME):
+        some = images[start : start + AT_A_TIME]
+        together = learner.predict([image for *_, image in some])
+        for (way, name, _), answer in zip(some, together.frames or [together], strict=True):  # one alone has no frames
             found[way] = [sum(pair) for pair in zip(found[way], (1, answer.label == name, answer.known is not False))]
     return [[way, *counts] for way, counts in found.items() if counts[0]]
 

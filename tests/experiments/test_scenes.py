@@ -72,8 +72,9 @@ def test_one_split_has_the_same_images_and_each_stream_its_photos(objects, photo
 
 
 @pytest.mark.parametrize("stream, ways", [("own", 9), ("plain", 2)])
-def test_a_learner_is_taught_and_asked(objects, photos, weights_file, stream, ways):
+def test_a_learner_is_taught_and_asked(objects, photos, weights_file, stream, ways, monkeypatch):
     torch.set_num_threads(1)
+    monkeypatch.setattr("scenes.AT_A_TIME", 3)  # so that the last image is asked alone
     learner = Learner("slda", "small_cnn", weights_file, 32, looks=(0.75, 0.5))
     rows = measure(learner, Scenes(objects, photos, 1), stream)
     assert len(rows) == ways and all(0 <= right <= images and known <= images for _, images, right, known in rows)
