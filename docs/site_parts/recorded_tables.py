@@ -90,32 +90,21 @@ ASKED = {
 }
 
 
-def scenes(part: str) -> str:
-    """Return a table of ``scenes.csv``: ``streams`` of the default learner, or ``learners`` in the stream ``own``."""
-    streams = part == "streams"
-    groups = grouped(read(RECORDED / "scenes.csv"), "backbone", "method", "looks", "stream", "asked")
-    cases = [
-        case
-        for case in dict.fromkeys(key[:4] for key in groups)
-        if (case[3] == "own" or streams) and (case[:2] == ("efficientnet_lite0", "recommended") or not streams)
-    ]
-
-    def cell(case: tuple[str, ...], asked: str) -> str:
-        lines, counted = groups.get((*case, asked), []), "known" if asked == "empty" else "right"
-        shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
-        if not shares:
-            return ""
-        mean, half = interval(shares)
-        return f"{mean:.1f} ± {half:.1f}" if len(shares) > 2 else f"{mean:.1f}"
-
-    numbers = {case: str(len(groups[(*case, "same")])) for case in cases}
-    if streams:
-        header = ["asked", *(f"{case[3]}, looks {case[2]}" for case in cases)]
-        rows = [[label, *(cell(case, asked) for case in cases)] for asked, label in ASKED.items()]
-        return markdown(header, [*rows, ["splits", *numbers.values()]])
-    shown = [asked for asked in ASKED if asked not in ("same", "size 1", "size 0.5")]
-    rows = [[*case[:3], numbers[case], *(cell(case, asked) for asked in shown)] for case in cases]
-    return markdown(["backbone", "method", "looks", "splits", *shown[:-1], "empty, called known"], rows, left=3)
+def scenes() -> str:
+    """Return the table of objects in scenes, by stream and looks of the learner."""
+    groups = grouped(read(RECORDED / "scenes.csv"), "stream", "looks", "asked")
+    cases = sorted(dict.fromkeys(key[:2] for key in groups))
+    rows = []
+    for asked, label in ASKED.items():
+        cells = [label]
+        for case in cases:
+            lines, counted = groups.get((*case, asked), []), "known" if asked == "empty" else "right"
+            shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
+            mean, half = interval(shares) if shares else (0.0, 0.0)
+            cells.append("" if not shares else f"{mean:.1f} ± {half:.1f}" if len(shares) > 2 else f"{mean:.1f}")
+        rows.append(cells)
+    splits = [str(len(groups[(*case, "same")])) for case in cases]
+    return markdown(["asked", *(f"{stream}, looks {looks}" for stream, looks in cases)], [*rows, ["splits", *splits]])
 
 
 def crumb_as_expert() -> str:
