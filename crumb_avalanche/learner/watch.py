@@ -77,15 +77,18 @@ class Smoothed:
 
 
 def _same_classes(one: Any, other: Any) -> bool:
-    """Whether two frames have scores of the same classes: a lesson may come between them."""
-    return not isinstance(one, Evidence) or torch.equal(one.labels, other.labels)
+    """Whether two frames have values of the same classes and kinds: a lesson may come between them."""
+    if not isinstance(one, Evidence):
+        return True
+    return torch.equal(one.labels, other.labels) and (one.apart is None) == (other.apart is None)
 
 
 def _together(found: list[Any]) -> Any:
     if not isinstance(found[0], Evidence):
         return torch.cat(found)
-    scores, typicality = (torch.cat([getattr(one, name) for one in found]) for name in ("scores", "typicality"))
-    return found[-1]._replace(scores=scores, typicality=typicality)
+    last = found[-1]
+    rows = [name for name in ("scores", "typicality", "apart") if getattr(last, name) is not None]
+    return last._replace(**{name: torch.cat([getattr(one, name) for one in found]) for name in rows})
 
 
 def frames_of(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fake_videos import write_video
 from patch_images import images
 from PIL import Image
@@ -51,6 +52,19 @@ def test_the_frames_of_a_window_are_answered_as_a_clip(learner, thirty_a_second)
     answer, clip = list(learner.watch(frames))[-1], learner.predict(frames[-31:])
     assert answer.label == clip.label and answer.known == clip.known
     assert answer.confidence == pytest.approx(clip.confidence, abs=1e-6)
+
+
+def test_frames_together_have_the_evidence_of_a_clip_also_against_nothing(learner):
+    learner.teach_nothing(images(3, 4, seed=9))
+    known, frames = learner._classifier, images(1, 5, seed=8)
+    values = known.examine(
+        torch.cat([learner._compute(learner._transform(Image.fromarray(one))[None]) for one in frames])
+    )
+    joined = watch._together([known.evidence(values[place, None]) for place in range(5)])
+    whole = known.evidence(values)
+    assert joined.apart is not None and len(joined.apart) == 5
+    for one, other in zip(joined, whole, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_functions_iterators_pil_images_and_bgr_are_the_same(learner):
