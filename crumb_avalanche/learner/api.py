@@ -71,29 +71,30 @@ class Doubted(BaseModel):
     other: Annotated[str, Field(description="the class that most of the others looked like")]
 
 
-class Listed(BaseModel):
-    """A lesson of the list."""
+class OfLesson(BaseModel):
+    """What a lesson learned."""
 
     number: Annotated[int, Field(description="stays the same when other lessons are taken back")]
     images: Annotated[dict[str, int], Field(description="number of images by class name")]
     nothing: Annotated[int, Field(description="images that show nothing")]
+    doubts: Annotated[list[Doubted], Field(description="what speaks against the label; at most one for each class")]
+
+
+class Listed(OfLesson):
+    """A lesson of the list."""
+
     source: Annotated[str, Field(description="what was shown, such as the name of a video; may be empty")]
     when: Annotated[str, Field(description="date and time, ISO 8601 in UTC")]
     answered: Annotated[int, Field(description="clips that were predicted before they were learned")]
     right: Annotated[int, Field(description="the right ones among them")]
-    doubts: Annotated[list[Doubted], Field(description="at most one for each class")]
     picture: Annotated[bool, Field(description="whether /picture shows it")]
     can_undo: Annotated[bool, Field(description="whether it can be taken back")]
 
 
-class Learned(BaseModel):
+class Learned(OfLesson):
     """A lesson that was learned, or taken back."""
 
-    number: Annotated[int, Field(description="of the lesson")]
-    images: Annotated[dict[str, int], Field(description="number of images by class name")]
-    nothing: Annotated[int, Field(description="images that show nothing")]
     notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
-    doubts: Annotated[list[Doubted], Field(description="what speaks against the label")]
     version: Version
 
 
@@ -159,14 +160,11 @@ async def lessons(shared: Shared) -> list[Listed]:
     undoable = set(shared.learner.undoable)
     return [
         Listed(
-            number=lesson.number,
-            images=lesson.images,
-            nothing=lesson.nothing,
+            **_of(lesson),
             source=lesson.source,
             when=lesson.when,
             answered=lesson.answered,
             right=lesson.right,
-            doubts=_doubts(lesson),
             picture=bool(lesson.picture),
             can_undo=lesson.number in undoable,
         )
@@ -183,19 +181,14 @@ async def picture(shared: Shared, lesson: int) -> Response:
     return Response(found, media_type="image/jpeg")
 
 
-def _doubts(lesson: Lesson) -> list[Doubted]:
-    return [Doubted(text=str(one), label=one.label, other=one.other) for one in lesson.doubts]
+def _of(lesson: Lesson) -> dict[str, Any]:
+    """Return the values of ``OfLesson``."""
+    doubts = [Doubted(text=str(one), label=one.label, other=one.other) for one in lesson.doubts]
+    return {"number": lesson.number, "images": lesson.images, "nothing": lesson.nothing, "doubts": doubts}
 
 
 def _learned(lesson: Lesson, version: int) -> Learned:
-    return Learned(
-        number=lesson.number,
-        images=lesson.images,
-        nothing=lesson.nothing,
-        notes=list(lesson.notes),
-        doubts=_doubts(lesson),
-        version=version,
-    )
+    return Learned(**_of(lesson), notes=list(lesson.notes), version=version)
 
 
 def _body(most: int) -> dict[str, Any]:

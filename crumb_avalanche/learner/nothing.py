@@ -19,8 +19,8 @@ EACH_LESSON = 8  # images of a clip; others are nearly the same
 # to 8 objects of scenes; ``experiments/open_set.py --thresholds`` measures others on photos alone.
 USUAL_COSINE = {"efficientnet_lite0": 0.49}
 HALF = 0.65
-# Images are unknown whose cosine without the directions of what was shown as nothing is below this. Chosen on the same
-# scenes: 99 % of new views of the empty one have at most 0.14, and of taught objects elsewhere at least 0.19.
+# Images are unknown whose cosine without the directions of what was shown as nothing is below this. Chosen by hand
+# between the cosines of new views of the empty scene and of taught objects elsewhere, on the same scenes.
 LEAST_APART = 0.15
 
 

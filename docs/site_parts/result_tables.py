@@ -209,20 +209,14 @@ def tuned() -> str:
     return markdown(["stream", "`--preset tuned`", "`--preset paper`", "nearest class mean (`ncm`)"], rows)
 
 
-OWN = (recommended, readme, methods_side_by_side, competitors, real_images, tuned)
-OTHERS = [
-    "task_incremental",
-    "feature_cache",
-    "open_set",
-    "recorded",
-    "crumb_as_expert",
-    "bytes_dial",
-    "rival_settings",
-    "scenes",
-]
-TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in OWN}
-TABLES |= {name: getattr(recorded_tables, name) for name in OTHERS}
-TABLES |= {"ablations": paper_tables.ablations, "codes_and_images": paper_tables.codes_and_images}
+FUNCTIONS = (
+    *(recommended, readme, methods_side_by_side, competitors, real_images, tuned),
+    *(paper_tables.ablations, paper_tables.codes_and_images),
+    *(recorded_tables.task_incremental, recorded_tables.feature_cache, recorded_tables.open_set),
+    *(recorded_tables.recorded, recorded_tables.scenes, recorded_tables.crumb_as_expert),
+    *(recorded_tables.bytes_dial, recorded_tables.rival_settings),
+)
+TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES["small_budgets"] = partial(recommended, "_small")
 
 
