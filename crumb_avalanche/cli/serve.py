@@ -10,7 +10,6 @@ from crumb_avalanche.cli.teach import opened
 from crumb_avalanche.learner.access import check_certificate, own_certificate, print_qr_code, token_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
-from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.runs.command_settings import ServeSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
@@ -20,6 +19,7 @@ def main(settings: ServeSettings) -> None:
     """Serve until interrupted; print the address."""
     load_server()
     from crumb_avalanche.learner.server import application  # which needs the extra
+    from crumb_avalanche.learner.shared import SharedLearner
 
     certificate, key = settings.certificate, settings.key
     if (certificate is None) != (key is None):

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -17,10 +17,20 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
+from crumb_avalanche.learner.messages import (
+    Changed,
+    Class,
+    Classes,
+    Forgotten,
+    Found,
+    Learned,
+    Learning,
+    Listed,
+    of_lesson,
+)
 from crumb_avalanche.system.counted import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -46,15 +56,6 @@ class BusyError(RuntimeError):
 
 class SaveError(OSError):
     """A change could not be saved and was taken back."""
-
-
-@dataclass
-class Learning:
-    """A lesson that is being learned: the name of its class, its images, and how many of them are done."""
-
-    label: str
-    images: int
-    done: int = 0
 
 
 class SharedLearner:
@@ -90,8 +91,43 @@ class SharedLearner:
         """The learner that answers; for reading only."""
         return self._asked
 
-    async def predict(self, images: Sequence[tuple[str, bytes]]) -> tuple[Answer, list[str]]:
-        """Answer for an image, or for several as a clip, given as names and bytes; also say what of them is not used.
+    def classes(self) -> Classes:
+        """Describe what was learned."""
+        learner = self._asked
+        return Classes(
+            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
+            bytes=learner.bytes,
+            budget_bytes=learner.budget_bytes,
+            lessons=len(learner.lessons),
+            can_undo=bool(learner.undoable),
+            nothing=learner.nothing,
+            clips_missing=learner.clips_missing,
+            version=self.version,
+            learning=self.learning,
+        )
+
+    def lessons(self) -> list[Listed]:
+        """Describe the lessons, in order."""
+        undoable = set(self._asked.undoable)
+        return [
+            Listed(
+                **of_lesson(lesson),
+                source=lesson.source,
+                when=lesson.when,
+                answered=lesson.answered,
+                right=lesson.right,
+                picture=bool(lesson.picture),
+                can_undo=lesson.number in undoable,
+            )
+            for lesson in self._asked.lessons
+        ]
+
+    def picture(self, number: int) -> bytes:
+        """Return a JPEG of a lesson; empty if there is none."""
+        return next((lesson.picture for lesson in self._asked.lessons if lesson.number == number), b"")
+
+    async def predict(self, images: Sequence[tuple[str, bytes]]) -> Found:
+        """Answer for an image, or for several as a clip, given as names and bytes.
 
         Raises:
             NothingTaughtError: nothing was taught.
@@ -100,14 +136,15 @@ class SharedLearner:
         """
         return await self._answers(self._predict, images)
 
-    def _predict(self, images: Sequence[tuple[str, bytes]]) -> tuple[Answer, list[str]]:
+    def _predict(self, images: Sequence[tuple[str, bytes]]) -> Found:
         notes: list[str] = []
         with self._asking:
-            return self._asked.predict(Clip("the image", None, self._frames(images, notes))), notes
+            answer = self._asked.predict(Clip("the image", None, self._frames(images, notes)))
+        return Found(notes=notes, **answer.as_dict())
 
     async def teach(
         self, label: str | None, images: Sequence[tuple[str, bytes]], new_class: bool = False, source: str = ""
-    ) -> tuple[Lesson, int]:
+    ) -> Learned:
         """Learn images, given as names and bytes; one call is one lesson.
 
         Args:
@@ -115,9 +152,6 @@ class SharedLearner:
             images: names for errors, and bytes.
             new_class: see ``Learner.teach``.
             source: what the images are from, such as ``mug.mp4``; default their number.
-
-        Returns:
-            The lesson, and the version of the learner.
 
         Raises:
             ValueError: see ``Learner.teach``.
@@ -144,7 +178,27 @@ class SharedLearner:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))
 
-        return await self.change(teach)
+        return _learned(*await self.change(teach))
+
+    async def move(self, old: str, new: str, lesson: int | None = None, new_class: bool = False) -> Changed:
+        """Correct a wrong label: make the images of a class those of another one; see ``Learner.move``."""
+        return await self._changed(lambda learner: learner.move(old, new, lesson, new_class))
+
+    async def rename(self, old: str, new: str, new_class: bool = False) -> Changed:
+        """Give a class another name; see ``Learner.rename``."""
+        return await self._changed(lambda learner: learner.rename(old, new, new_class))
+
+    async def forget(self, name: str) -> Forgotten:
+        """Remove a class; see ``Learner.forget``."""
+        remains, version = await self.change(lambda learner: learner.forget(name))
+        return Forgotten(remains=remains, version=version)
+
+    async def undo(self, lesson: int | None = None) -> Learned:
+        """Take a lesson back; see ``Learner.undo``."""
+        return _learned(*await self.change(lambda learner: learner.undo(lesson)))
+
+    async def _changed(self, action: Callable[[Learner], None]) -> Changed:
+        return Changed(version=(await self.change(action))[1])
 
     def _frames(self, images: Iterable[tuple[str, bytes]], notes: list[str]) -> Frames:
         """Decode images one at a time; add to ``notes`` what of them is not used."""
@@ -154,8 +208,8 @@ class SharedLearner:
             notes.extend(others)
             yield name, image
 
-    async def revert(self, version: int) -> int:
-        """Take the last change back, whatever it was, and return the new version; taken back itself, it is done again.
+    async def revert(self, version: int) -> Changed:
+        """Take the last change back, whatever it was; taken back itself, it is done again.
 
         Raises:
             ValueError: the last change is not the one that made this version.
@@ -167,7 +221,7 @@ class SharedLearner:
                 raise ValueError("this cannot be taken back: something else was changed meanwhile")
             self._taught = _copy(self._before, self._networks[0])
 
-        return (await self.change(revert))[1]
+        return await self._changed(revert)
 
     async def change(self, action: Callable[[Learner], Result]) -> tuple[Result, int]:
         """Change the learner and save it; return what the action returns, and the version of the learner.
@@ -250,6 +304,10 @@ class _Queue:
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+
+
+def _learned(lesson: Lesson, version: int) -> Learned:
+    return Learned(**of_lesson(lesson), notes=list(lesson.notes), version=version)
 
 
 def _copy(learner: Learner, network: Any) -> Learner:

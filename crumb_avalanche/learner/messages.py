@@ -1,0 +1,116 @@
+"""What a shared learner answers: one schema for the page, the API and all that is connected."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from crumb_avalanche.learner.lesson import Lesson
+
+Version = Annotated[int, Field(description="number of changes since the server started, with this one")]
+
+
+@dataclass
+class Learning:
+    """A lesson that is being learned: the name of its class, its images, and how many of them are done."""
+
+    label: str
+    images: int
+    done: int = 0
+
+
+class RunnerUp(BaseModel):
+    """A less likely class."""
+
+    label: str
+    confidence: Annotated[float, Field(ge=0, le=1, description="probability")]
+
+
+class Found(BaseModel):
+    """What an image or a clip shows."""
+
+    label: Annotated[str, Field(description="the most likely class")]
+    confidence: Annotated[float, Field(ge=0, le=1, description="its probability, if a class taught is shown")]
+    known: Annotated[bool, Field(description="whether a class taught explains the image; if not, label is the nearest")]
+    runners_up: Annotated[list[RunnerUp], Field(description="the next classes, most likely first")]
+    notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
+
+
+class Doubted(BaseModel):
+    """What speaks against the label of a lesson."""
+
+    text: Annotated[str, Field(description="how many of its images looked like what, before they were learned")]
+    label: Annotated[str, Field(description="the class given")]
+    other: Annotated[str, Field(description="the class that most of the others looked like")]
+
+
+class OfLesson(BaseModel):
+    """What a lesson learned."""
+
+    number: Annotated[int, Field(description="stays the same when other lessons are taken back")]
+    images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    nothing: Annotated[int, Field(description="images that show nothing")]
+    doubts: Annotated[list[Doubted], Field(description="what speaks against the label; at most one for each class")]
+
+
+class Listed(OfLesson):
+    """A lesson of the list."""
+
+    source: Annotated[str, Field(description="what was shown, such as the name of a video; may be empty")]
+    when: Annotated[str, Field(description="date and time, ISO 8601 in UTC")]
+    answered: Annotated[int, Field(description="clips that were predicted before they were learned")]
+    right: Annotated[int, Field(description="the right ones among them")]
+    picture: Annotated[bool, Field(description="whether /picture shows it")]
+    can_undo: Annotated[bool, Field(description="whether it can be taken back")]
+
+
+class Learned(OfLesson):
+    """A lesson that was learned, or taken back."""
+
+    notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
+    version: Version
+
+
+class Class(BaseModel):
+    """A class that was taught."""
+
+    name: str
+    images: Annotated[int, Field(description="number of images learned")]
+
+
+class Classes(BaseModel):
+    """What was taught."""
+
+    classes: Annotated[list[Class], Field(description="in order of arrival")]
+    bytes: Annotated[int, Field(description="what was learned takes")]
+    budget_bytes: Annotated[int, Field(description="what it may take")]
+    lessons: Annotated[int, Field(description="number of lessons")]
+    can_undo: Annotated[bool, Field(description="whether there is a lesson to take back")]
+    nothing: Annotated[int, Field(description="images that were shown as nothing")]
+    clips_missing: Annotated[
+        int,
+        Field(
+            description="lessons with other objects of known classes to be learned, once there are two classes, until "
+            "images of other things are called unknown"
+        ),
+    ]
+    version: Annotated[int, Field(description="number of changes since the server started")]
+    learning: Annotated[Learning | None, Field(description="the lesson that is being learned")]
+
+
+class Changed(BaseModel):
+    """A change was made and saved."""
+
+    version: Version
+
+
+class Forgotten(Changed):
+    """A class was removed."""
+
+    remains: Annotated[str, Field(description="of its images in what classes share; may be empty")]
+
+
+def of_lesson(lesson: Lesson) -> dict[str, Any]:
+    """Return the values of ``OfLesson``."""
+    doubts = [Doubted(text=str(one), label=one.label, other=one.other) for one in lesson.doubts]
+    return {"number": lesson.number, "images": lesson.images, "nothing": lesson.nothing, "doubts": doubts}
