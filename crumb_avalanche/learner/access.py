@@ -9,6 +9,8 @@ import ssl
 import sys
 from pathlib import Path
 
+from crumb_avalanche.system.atomic_file import atomic_write
+
 DAYS = 397  # of a certificate that is made here; browsers take no longer ones
 _TOKEN = re.compile(r"[\w-]{22}\n")
 
@@ -113,7 +115,8 @@ def _is_private(file: Path) -> bool:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read; a partly written one is made anew on the next start."""
-    file.unlink(missing_ok=True)
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as written:
-        written.write(content)
+    """Write a file that its owner alone can read; a link is replaced, not followed, as others may have made it."""
+    if file.is_symlink():
+        file.unlink()
+    with atomic_write(file, 0o600) as unfinished:
+        unfinished.write_bytes(content)

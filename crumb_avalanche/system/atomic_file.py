@@ -42,14 +42,14 @@ def cured(error: OSError) -> str | None:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces ``path`` when the ``with`` block ends.
 
     An error in the block, such as a full disk, leaves ``path`` unchanged and removes the temporary file. Missing parent
     folders are created. Of a symbolic link, the file that it leads to is replaced. An existing file keeps its
     permissions, and owner and group as far as this process may set them; a new one gets those of any new file of this
-    process, whatever the block sets: safetensors makes files that only their owner can read. OSError: see
-    ``replaceable``, or the disk fails.
+    process, whatever the block sets: safetensors makes files that only their owner can read. With ``mode`` it gets
+    those permissions, and nobody else can read it earlier. OSError: see ``replaceable``, or the disk fails.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,14 +57,12 @@ def atomic_write(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
     _remove_leftovers(path, temporary)
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        if before is not None:
-            temporary.chmod(0o600)  # until it is known who may read it
+        temporary.touch(mode or (0o666 if before is None else 0o600))  # until it is known who may read it
+        usual = temporary.stat().st_mode
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())  # or a power cut may leave the name without the contents
-        temporary.chmod(mode if before is None else _access_of(before, temporary))
+        temporary.chmod(mode or (usual if before is None else _access_of(before, temporary)))
         os.replace(temporary, path)
         _sync_folder(path.parent)
     except BaseException:

@@ -130,6 +130,7 @@ def features_of_objects(learner):
                 views.setdefault(label, {}).setdefault(parts[1], []).append(name)
         found = {}
         for key, paths in [((label, place), its) for label in views for place, its in enumerate(views[label].values())]:
-            frames = ((path, Image.open(archive.open(path)).convert("RGB")) for path in paths[::4][:VIEWS])
-            found[key] = torch.cat([learner._compute(pixels) for _, pixels in batches(frames, 8, 224)])
+            frames = [Image.open(archive.open(path)).convert("RGB") for path in paths[::4][:VIEWS]]
+            (clip,) = clips_of(frames)
+            found[key] = torch.cat([values for _, values in learner._values(clip, None)])
     return found

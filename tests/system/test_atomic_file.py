@@ -56,6 +56,9 @@ def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(tmp_
         assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
         unfinished.write_text("mine")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    with atomic_write(path, 0o600) as unfinished:
+        assert stat.S_IMODE(unfinished.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     real = os.stat_result
 
     def of_others(path, owner, group):
