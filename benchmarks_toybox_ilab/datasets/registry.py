@@ -22,7 +22,7 @@ class Benchmark:
     Attributes:
         files: Layout of its files.
         frames: `frames(root, **options)` returns the table of a run.
-        classes_per_experience: Number of classes in one experience.
+        classes_per_experience: Number of classes in one experience; None makes an experience of each session.
         batch_size: Number of new images in one training step.
         budget_images: Number of images that a replay buffer may hold, or as many bytes in another form.
         class_groups: `class_groups(table, reference)` returns the groups that `protocols.plan_stream` takes.
@@ -30,7 +30,7 @@ class Benchmark:
 
     files: Layout
     frames: Callable[..., FrameTable]
-    classes_per_experience: int
+    classes_per_experience: int | None
     batch_size: int
     budget_images: int
     class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = lambda table, reference: None

@@ -5,6 +5,9 @@
 - class_iid: the same frames in the same experiences, but shuffled within each.
 - offline: one training experience with all frames of all classes, shuffled: training without a stream.
 
+If `classes_per_experience` is None, an experience holds a session of all classes instead: their domain changes, as in
+CLEAR, whose sessions are years.
+
 The dataset holds the order, so train with `shuffle=False`. Importing this module imports Avalanche, which takes
 seconds.
 """
@@ -24,7 +27,7 @@ from avalanche.benchmarks.utils import (
 
 from benchmarks_toybox_ilab.streams.orders import PROTOCOLS, PortableDraws, ReferenceDraws, numbered_clips
 from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, imagenet_transform
-from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import SPLITS, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
@@ -47,7 +50,7 @@ def plan_stream(
     table: FrameTable,
     protocol: str = "class_instance",
     run: int = 0,
-    classes_per_experience: int = 2,
+    classes_per_experience: int | None = 2,
     class_groups: Sequence[Sequence[str]] | None = None,
     reference: bool = False,
 ) -> StreamPlan:
@@ -59,7 +62,8 @@ def plan_stream(
         table: The frames.
         protocol: One of `orders.PROTOCOLS`.
         run: The seed.
-        classes_per_experience: Number of classes in one experience; the last may have fewer.
+        classes_per_experience: Number of classes in one experience; the last may have fewer. None makes an experience
+            of each session, in natural order of their names.
         class_groups: Names of all classes in groups that follow one another and are shuffled separately; None is one
             group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
@@ -71,7 +75,8 @@ def plan_stream(
     if protocol not in PROTOCOLS:
         raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(PROTOCOLS)}.")
     run = whole_number("run", run, 0)
-    size = whole_number("classes_per_experience", classes_per_experience, 1)
+    size = classes_per_experience
+    size = None if size is None else whole_number("classes_per_experience", size, 1)
     for class_name, count in table.counts().items():
         if not count["test"]:
             raise FrameTableError(
@@ -87,10 +92,14 @@ def plan_stream(
     draws = ReferenceDraws(run) if reference else PortableDraws(run)
     label_of = {name: label for label, name in enumerate(table.classes)}
     order = [label_of[group[place]] for group in groups for place in draws.classes(len(group))]
-    chunks = tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
+    if size is None:
+        parts, tests = _sessions_of(table, "train"), _sessions_of(table, "test")
+        chunks = tuple(tuple(label for label in order if label in set(table.labels[rows])) for rows in tests)
+    else:
+        chunks = tuple(tuple(order[start : start + size]) for start in range(0, len(order), size))
+        parts, tests = ([_rows_of(table, split, labels) for labels in chunks] for split in SPLITS)
     train = []
-    for experience, labels in enumerate((tuple(order),) if protocol == "offline" else chunks):
-        rows = _rows_of(table, "train", labels)
+    for experience, rows in enumerate([table.rows("train")] if protocol == "offline" else parts):
         if protocol == "class_instance":
             clips = table.clips(rows)
             if reference:
@@ -98,12 +107,19 @@ def plan_stream(
             train.append(np.concatenate([clips[clip] for clip in draws.clips(len(clips), experience)]))
         else:
             train.append(rows[draws.frames(len(rows), experience)])
-    return StreamPlan(chunks, tuple(train), tuple(_rows_of(table, "test", labels) for labels in chunks))
+    return StreamPlan(chunks, tuple(train), tuple(tests))
 
 
 def _rows_of(table: FrameTable, split: str, labels: tuple[int, ...]) -> np.ndarray:
     rows = table.rows(split)
     return rows[np.isin(table.labels[rows], labels)]
+
+
+def _sessions_of(table: FrameTable, split: str) -> list[np.ndarray]:
+    rows_of: dict[str, list[int]] = {}
+    for row in table.rows(split).tolist():
+        rows_of.setdefault(table.session[row], []).append(row)
+    return [np.array(rows_of[session]) for session in sorted(rows_of, key=natural_key)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +200,7 @@ def make_benchmark(
     table: FrameTable,
     protocol: str = "class_instance",
     run: int = 0,
-    classes_per_experience: int = 2,
+    classes_per_experience: int | None = 2,
     train_transform: Callable | None = None,
     eval_transform: Callable | None = None,
     class_groups: Sequence[Sequence[str]] | None = None,
@@ -215,7 +231,7 @@ def make_benchmark(
         "train": (imagenet_transform() if train_transform is None else train_transform, None),
         "eval": (imagenet_transform() if eval_transform is None else eval_transform, None),
     }
-    order = [label for labels in plan.chunks for label in labels]
+    order = list(dict.fromkeys(label for labels in plan.chunks for label in labels))
     streams, infos = [], []
     for name, all_rows in (("train", plan.train), ("test", plan.test)):
         counts = [len(np.unique(table.labels[rows])) for rows in all_rows]

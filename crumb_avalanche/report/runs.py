@@ -155,7 +155,7 @@ def _result(text: str) -> dict:
     names, counts = result.get("classes_order", []), result.get("classes_per_experience", [])
     if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
         raise ValueError("its classes_order is not a list of different names")
-    if not all(type(count) is int and 0 < count < 10**9 for count in counts):
+    if not all(type(count) is int and 0 <= count < 10**9 for count in counts):
         raise ValueError("its classes_per_experience is not a list of counts")
     if sum(counts) != len(names):
         raise ValueError(f"its classes_per_experience adds up to {sum(counts)}, but its classes_order has {len(names)}")

@@ -65,8 +65,9 @@ def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
 class RunPlan(RunSettings):
     """``RunSettings`` with all defaults filled in; create one with ``RunPlan.of``.
 
-    Two values may stay ``None``: ``learning_rate`` in the family *fair*, which is tuned on the first experience, and
-    ``capacity``, which depends on the shape of the network's feature maps. ``method`` holds all settings of the chosen
+    Three values may stay ``None``: ``learning_rate`` in the family *fair*, which is tuned on the first experience,
+    ``classes_per_experience`` of a benchmark with all classes in each experience, and ``capacity``, which depends on
+    the shape of the network's feature maps. ``method`` holds all settings of the chosen
     strategy. ``str(plan)`` is YAML of the settings alone, which repeats the run as ``--config``.
 
     Attributes:

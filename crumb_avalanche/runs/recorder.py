@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
@@ -167,7 +168,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],
         "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
-        "classes_per_experience": [len(test.classes_in_this_experience) for test in benchmark.test_stream],
+        "classes_per_experience": _new_classes(benchmark),
         "mem_size": session.plan.capacity,
         "runtime": str(session.model.runtime),
         "feature_scale": float(session.model.feature_scale),
@@ -177,6 +178,16 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
         "seconds": resume.seconds,
         "versions": versions(),
     }
+
+
+def _new_classes(benchmark: CLScenario) -> list[int]:
+    """Count the classes that each experience is the first to have."""
+    seen: set[int] = set()
+    counts = []
+    for test in benchmark.test_stream:
+        counts.append(len(test.classes_in_this_experience - seen))
+        seen |= test.classes_in_this_experience
+    return counts
 
 
 def keep_learner(folder: Path, session: Session, experiences: int, interrupted: bool = False) -> bool:

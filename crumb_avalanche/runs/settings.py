@@ -92,7 +92,7 @@ class RunSettings(InRange):
         fps: frames per second to take from the video files of a clip_folder; default 1.
         new_class: take every class folder of a clip_folder for a class, also near twins of names and train, test.
         on_bad_frame: raise stops at an unreadable image or a damaged video; skip leaves it out and counts it.
-        classes_per_experience: default the benchmark's.
+        classes_per_experience: default the benchmark's; of one with all classes in each experience, none.
         batch_size: images per batch; default the benchmark's. Stable SGD has its own (--method.batch_size).
         first_epochs: epochs on the first experience; default 10.
         epochs: epochs on each later experience.

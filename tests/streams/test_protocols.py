@@ -191,3 +191,18 @@ def test_a_class_without_test_frames():
     table = make_table()
     with pytest.raises(FrameTableError, match="class 'class2' has no test frames"):
         make_benchmark(table.without(table.rows("test", "class2")))
+
+
+@settings(max_examples=10)
+@given(tables(), protocols, runs)
+def test_an_experience_may_be_a_session_of_all_classes(table, protocol, run):
+    benchmark = make_benchmark(table, protocol, run, None)
+    streams = {"train": benchmark.train_stream, "test": benchmark.test_stream}
+    for split, stream in streams.items():
+        rows = row_lists(stream)
+        sessions = [{table.session[row] for row in some} for some in rows]
+        assert sorted(chain(*rows)) == table.rows(split).tolist()
+        if split == "test" or protocol != "offline":
+            assert all(len(some) == 1 for some in sessions)
+            assert [some.pop() for some in sessions] == sorted({table.session[row] for row in table.rows(split)})
+    assert sorted(benchmark.classes_order) == list(range(len(table.classes)))
