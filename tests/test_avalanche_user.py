@@ -12,12 +12,9 @@ import torch
 from avalanche.benchmarks.classic import SplitMNIST
 from avalanche.evaluation.metrics import (
     accuracy_metrics,
-    class_accuracy_metrics,
     forgetting_metrics,
-    mean_scores_metrics,
     timing_metrics,
 )
-from avalanche.evaluation.metrics.cumulative_accuracies import CumulativeAccuracyPluginMetric
 from avalanche.evaluation.metrics.mean_scores import MeanNewOldScores
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask
@@ -178,20 +175,6 @@ def test_classes_of_our_experiences_are_sets_and_lists(make_stream):
     metric.update_new_classes(classes)
     assert head.classifier.out_features == 4 and metric.new_classes == {2, 3} == loss.current_classes
     assert head.active_units.nonzero().flatten().tolist() == [2, 3]
-
-
-@pytest.mark.parametrize("kind", [StreamStrategy, Naive])
-def test_metrics_of_avalanche_that_read_the_classes_of_an_experience(kind, make_model, make_stream):
-    model, stream = make_model(codebook=False), make_stream()
-    cumulative = CumulativeAccuracyPluginMetric("stream", "stream", "eval")
-    metrics = class_accuracy_metrics(stream=True), mean_scores_metrics(), cumulative
-    optimizer, evaluator = torch.optim.SGD(model.parameters(), lr=0.05), EvaluationPlugin(*metrics, loggers=[])
-    strategy = kind(model=model, optimizer=optimizer, train_mb_size=6, evaluator=evaluator)
-    for experience in stream.train_stream:
-        strategy.train(experience)
-        results = strategy.eval(stream.test_stream)
-    assert sum(name.startswith("Top1_ClassAcc_Stream") for name in results) == 4
-    assert any("MeanScores" in name for name in results) and any("Cumulative" in name for name in results)
 
 
 def test_the_readme_example(monkeypatch, capsys):

@@ -5,11 +5,12 @@ import signal
 
 import numpy as np
 import pytest
-from called_command import NEW
 from PIL import Image
 
 from crumb_avalanche.cli import main
 
+# Settings of a new learner, without weights.
+NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", "--progress", "false"]
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
 

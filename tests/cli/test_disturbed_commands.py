@@ -208,22 +208,6 @@ def asked(process, output, photo, labels):
             return
 
 
-def test_a_killed_server_has_kept_what_it_acknowledged(place, tmp_path):
-    pytest.importorskip("uvicorn")
-    photo, draws = sorted(place.rglob("*.png"))[0].read_bytes(), random.Random(3)
-    for number in range(CASES // 3):
-        mine, output = tmp_path / f"{number}.safetensors", tmp_path / f"{number}.txt"
-        shutil.copy(place / "base.safetensors", mine)
-        process = start_crumb("serve", mine, "--port", "0", "--threads", "1", output=str(output))
-        lessons = [f"new{number}" for number in range(draws.randint(1, 20))]
-        acknowledged = list(asked(process, output, photo, lessons))
-        process.kill()
-        process.join()
-        assert acknowledged and {*acknowledged, "box", "gone0", "gone1"} == {
-            one.name for one in Learner.load(mine).classes
-        }
-
-
 def one_round(place, folder, draws):
     """Start two each of teach, merge, forget and serve on one learner; return the kinds that reported a change."""
     mine, photo = folder / "mine.safetensors", sorted(place.rglob("*.png"))[0].read_bytes()

@@ -56,12 +56,6 @@ def test_spreadsheets_get_no_formula(mine, place, tmp_path, crumb, monkeypatch):
     assert code == 0 and row["path"] == "'@sum.png" and row["label"] == "'=1+1" and float(row["confidence"]) > 0.3
 
 
-def test_names_that_are_not_seen_are_refused(mine, crumb):
-    for name in ("a\x1b[2J", "a\u202eb", "a\u200bb"):
-        code, out, err = crumb("learner", "rename", mine, "red", name)
-        assert code == 1 and harmless(out, err) and "invisible" in err
-
-
 @unusual_names
 def test_settings_and_folders_of_foreign_runs(tmp_path, crumb):
     folder = tmp_path / f"run{BAD}"

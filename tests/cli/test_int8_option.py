@@ -1,16 +1,12 @@
 """``--runtime int8``: a learner and a run keep their calibration, are answered by it, and refuse another."""
 
-import asyncio
-import io
 import json
 
 import pytest
 from lossy_engine import LossyEngine
-from PIL import Image
 
 from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.learner.sources import sample
 from crumb_avalanche.models.runtimes import RuntimeRefusedError
 from crumb_avalanche.system.tensor_file import read_state, write_state
@@ -46,24 +42,6 @@ def test_a_learner_keeps_its_calibration(crumb, photos, taught, tmp_path):
     assert Learner.load(taught).teach(photos, engine=LossyEngine()).runtime == str(one.runtime)
     with pytest.raises(ExportError, match="a learner in int8 cannot be exported"):
         export_onnx(one, tmp_path / "graph.onnx")
-
-
-def test_shared_copies_answer_in_int8(taught, photos):
-    learner = Learner.load(taught)
-    shared = SharedLearner(learner, taught)
-    assert shared.learner is not learner and shared.learner.runtime == learner.runtime
-    stream = io.BytesIO()
-    Image.open(photos / "dark" / "0.png").save(stream, "PNG")
-
-    async def use():
-        await shared.teach("dim", [("a.png", stream.getvalue())])
-        return await shared.predict([("a.png", stream.getvalue())])
-
-    answer = asyncio.run(use())
-    shared.close()
-    again = Learner.load(taught)
-    assert again.lessons[-1].runtime == str(learner.runtime)
-    assert round(again.predict(photos / "dark" / "0.png").confidence, 6) == answer.confidence
 
 
 def test_other_runtimes_and_learners_are_refused(crumb, photos, taught, tmp_path, new):

@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # Hides what Linux has and others lack, and then runs commands.
 HIDDEN = """
 import builtins, io, json, os, sys
@@ -48,6 +50,7 @@ FUNCTIONS = (
 )
 
 
+@pytest.mark.slow  # a process that imports torch
 def test_teach_predict_change_and_export(place, tmp_path):
     mine = tmp_path / "mine.safetensors"
     new = ["--weights", place / "weights.safetensors", "--backbone", "small_cnn", "--image-size", "32"]

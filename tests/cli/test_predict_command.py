@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from called_command import ask
 from fake_videos import write_video
 from html_pages import Page
 
@@ -17,27 +16,27 @@ from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.runs.command_settings import PredictSettings
 
 
-def test_predict_as_table_json_and_csv(mine, place, capsys):
-    code, out, _ = ask(capsys, "predict", mine, place / "photos")
+def test_predict_as_table_json_and_csv(mine, place, crumb):
+    code, out, _ = crumb("predict", mine, place / "photos")
     assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
-    code, out, _ = ask(capsys, "predict", mine, place / "photos", "--json")
+    code, out, _ = crumb("predict", mine, place / "photos", "--json")
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["label"] for answer in answers] == ["blue", "green", "red"]
     assert all(answer.keys() == {"path", "label", "confidence", "known", "runners_up"} for answer in answers)
-    code, out, _ = ask(capsys, "predict", mine, place / "photos" / "red.png", place / "photos" / "blue.png", "--csv")
+    code, out, _ = crumb("predict", mine, place / "photos" / "red.png", place / "photos" / "blue.png", "--csv")
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [row["label"] for row in rows] == ["red", "blue"] and float(rows[0]["confidence"]) > 0.34
 
 
-def test_watch_prints_every_answer_as_json_or_what_changes(mine, tmp_path, capsys):
+def test_watch_prints_every_answer_as_json_or_what_changes(mine, tmp_path, crumb):
     pytest.importorskip("av")
     video = write_video(tmp_path / "clip.mp4")  # 3 seconds at 10 frames per second
-    code, out, _ = ask(capsys, "predict", mine, "--watch", video, "--json")
+    code, out, _ = crumb("predict", mine, "--watch", video, "--json")
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and len(answers) == 30 and answers[0].keys() >= {"label", "known", "time", "changed", "dropped"}
-    code, out, _ = ask(capsys, "predict", mine, "--watch", video)
+    code, out, _ = crumb("predict", mine, "--watch", video)
     assert code == 0 and len(out.splitlines()) == sum(answer["changed"] for answer in answers) > 0
-    code, _, err = ask(capsys, "predict", mine, video, "--watch", video)
+    code, _, err = crumb("predict", mine, video, "--watch", video)
     assert code == 1 and "--watch stands alone, or with --json" in err
 
 
@@ -52,25 +51,25 @@ def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch):
         assert len(Table(PredictSettings("mine", [])).print_all(answers())) == 3
 
 
-def test_predict_sums_up_a_labelled_folder(mine, place, capsys):
-    code, out, _ = ask(capsys, "predict", mine, place / "test")
+def test_predict_sums_up_a_labelled_folder(mine, place, crumb):
+    code, out, _ = crumb("predict", mine, place / "test")
     assert code == 0 and "3 of 3 right (100.0 %)" in out
-    ask(capsys, "learner", "rename", mine, "red", "crimson")
-    code, out, _ = ask(capsys, "predict", mine, place / "test")
+    crumb("learner", "rename", mine, "red", "crimson")
+    code, out, _ = crumb("predict", mine, place / "test")
     assert "2 of 3 right" in out and "red taken for crimson: 1" in out
 
 
-def test_folders_that_are_named_after_no_class_say_nothing_about_the_truth(mine, place, tmp_path, capsys):
+def test_folders_that_are_named_after_no_class_say_nothing_about_the_truth(mine, place, tmp_path, crumb):
     for day, name in (("day1", "red"), ("day2", "blue")):
         (tmp_path / "trip" / day).mkdir(parents=True)
         shutil.copy(place / "photos" / f"{name}.png", tmp_path / "trip" / day)
-    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip", "--html", tmp_path / "page.html")
+    code, out, _ = crumb("predict", mine, tmp_path / "trip", "--html", tmp_path / "page.html")
     assert code == 0 and "red.png  red" in out and "right" not in out and "taken for" not in out
     assert "Mistakes" not in Page((tmp_path / "page.html").read_text()).text
-    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip", "--json")
+    code, out, _ = crumb("predict", mine, tmp_path / "trip", "--json")
     assert [json.loads(line).get("truth") for line in out.splitlines()] == [None, None]
     (tmp_path / "trip" / "day1").rename(tmp_path / "trip" / "red")
-    code, out, _ = ask(capsys, "predict", mine, tmp_path / "trip")
+    code, out, _ = crumb("predict", mine, tmp_path / "trip")
     assert "1 of 2 right (50.0 %)" in out and "day2 taken for blue: 1" in out
 
 
@@ -78,12 +77,12 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_predict_writes_a_page_and_nothing_beside_its_source(mine, place, tmp_path, capsys):
-    ask(capsys, "learner", "rename", mine, "red", "<i>")
+def test_predict_writes_a_page_and_nothing_beside_its_source(mine, place, tmp_path, crumb):
+    crumb("learner", "rename", mine, "red", "<i>")
     before, page = contents(place), tmp_path / "page.html"
     (tmp_path / "bad.jpg").write_bytes(b"no image")
-    _, plain, _ = ask(capsys, "predict", mine, place / "test", "--json")
-    code, out, err = ask(capsys, "predict", mine, place / "test", tmp_path / "bad.jpg", "--json", "--html", page)
+    _, plain, _ = crumb("predict", mine, place / "test", "--json")
+    code, out, err = crumb("predict", mine, place / "test", tmp_path / "bad.jpg", "--json", "--html", page)
     assert code == 1 and out == plain and f"written: {page}" in err and contents(place) == before
     found = Page(page.read_text())
     assert "2 of 3 right (66.7 %)" in found.text and "1 file could not be read" in found.text
@@ -96,17 +95,17 @@ def test_predict_writes_a_page_and_nothing_beside_its_source(mine, place, tmp_pa
     assert found.text.rindex("Mistakes") < found.text.index("is red") < found.text.rindex("Other answers")
 
 
-def test_the_page_does_not_replace_a_photo(mine, place, capsys):
+def test_the_page_does_not_replace_a_photo(mine, place, crumb):
     before, photo = contents(place), place / "photos" / "red.png"
-    code, _, err = ask(capsys, "predict", mine, photo, "--html", photo)
+    code, _, err = crumb("predict", mine, photo, "--html", photo)
     assert code == 1 and "red.png" in err and ".html" in err and contents(place) == before
 
 
-def test_sources_that_cannot_be_read_do_not_keep_the_others_from_an_answer(mine, place, tmp_path, capsys):
+def test_sources_that_cannot_be_read_do_not_keep_the_others_from_an_answer(mine, place, tmp_path, crumb):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.jpg").write_bytes(b"no image")
     sources = [tmp_path / "empty", tmp_path / "none.png", tmp_path / "bad.jpg", place / "photos" / "red.png"]
-    code, out, err = ask(capsys, "predict", mine, *sources)
+    code, out, err = crumb("predict", mine, *sources)
     assert code == 1 and "red.png  red" in out and "3 files could not be read" in err and "bad.jpg" in err
     assert "empty: holds no photo and no video" in err and "there is no file or folder" in err
 

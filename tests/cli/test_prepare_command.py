@@ -2,7 +2,6 @@
 
 import re
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,16 +65,6 @@ def test_a_second_process_in_one_root_is_refused(crumb, core50, monkeypatch):
     monkeypatch.setattr(command, "prepare", lambda name, root, *given: held.append(in_use(Path(root))) or [])
     assert crumb("prepare", "core50", "--dataset-root", core50)[0] == 0
     assert held == [True] and not (core50 / "lock").exists()
-
-
-def test_a_root_that_cannot_be_locked_is_prepared_without_a_lock(crumb, called, monkeypatch):
-    @contextmanager
-    def refused(root, flag):
-        raise OSError(30, "Read-only file system")
-        yield
-
-    monkeypatch.setattr(command, "locked", refused)
-    assert crumb("prepare", "icub", "--dataset-root", "D")[0] == 0 and len(called) == 1
 
 
 def test_errors_are_one_line_and_failures_a_list(crumb, monkeypatch, tmp_path):

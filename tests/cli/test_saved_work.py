@@ -2,7 +2,6 @@
 
 import os
 import stat
-import subprocess
 import sys
 
 import pytest
@@ -50,17 +49,6 @@ def test_a_name_that_standard_output_cannot_encode_is_no_error(mine, tmp_path, m
         patch.setattr(sys, "stdout", output)
         assert main(["learner", "rename", str(mine), "red", "grün"]) == 0
     assert (tmp_path / "said").read_text() == "renamed red to gr\\xfcn\n"
-
-
-@posix
-@pytest.mark.slow
-def test_closed_streams_of_a_process(mine, place):
-    """The file of the learner must not take the place of a closed stream."""
-    teach = f"{sys.executable} -m crumb_avalanche.cli teach {mine} {place / 'tree' / 'red'} --label red"
-    for number, streams in enumerate(("<&- >&- 2>&-", ">&-", "2>&-", ">/dev/full 2>/dev/full"), 2):
-        done = subprocess.run(f"{teach} --progress false {streams}", shell=True, capture_output=True, text=True)
-        assert done.returncode == (0 if streams == "2>&-" else OUTPUT_LOST) and "Traceback" not in done.stderr
-        assert len(Learner.load(mine).lessons) == number
 
 
 @posix

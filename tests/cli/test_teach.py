@@ -3,32 +3,28 @@
 import json
 import re
 import shutil
-import threading
 
-import numpy as np
 import pytest
 import torch
-from called_command import NEW, ask
-from PIL import Image
 
 from crumb_avalanche.learner.file import holds_weights
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.networks import SmallCNN
-from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.tensor_file import write_tensors
 
 QUIET = ("--progress", "false")
+NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", *QUIET]
 
 
-def test_a_wrong_lesson_is_asked_about_found_and_taken_back(place, new, tmp_path, capsys):
+def test_a_wrong_lesson_is_asked_about_found_and_taken_back(place, new, tmp_path, crumb):
     path, photos = tmp_path / "mine.safetensors", tmp_path / "pictures"
     for label, folder in (("red", "red"), ("blue", "blue"), ("red", "red"), ("blue", "red"), ("blue", "blue")):
         options = ("--label", label, "--keep-pictures", *(() if path.exists() else new))
-        code, out, _ = ask(capsys, "teach", path, place / "tree" / folder, *options)
+        code, out, _ = crumb("teach", path, place / "tree" / folder, *options)
         doubt = r"0 of 6 images looked like blue, 6 like red: is the label right\? If not: .* blue RIGHT --lesson 4"
         assert code == 0 and bool(re.search(doubt, out)) == (label != folder), out
-    code, out, _ = ask(capsys, "learner", "lessons", path, "--pictures", photos)
+    code, out, _ = crumb("learner", "lessons", path, "--pictures", photos)
     assert code == 0 and re.search(r"(?m)^lesson 4  \S+  blue \(6 images\), red\n  0 of 6 images looked like blue", out)
     assert sorted(one.name for one in photos.iterdir()) == [f"lesson-{number}.jpg" for number in range(1, 6)]
     for arguments, words in (
@@ -36,7 +32,7 @@ def test_a_wrong_lesson_is_asked_about_found_and_taken_back(place, new, tmp_path
         (["undo", path, "--lesson", 4], r"^took back lesson 4: red \(6 images\)\n$"),
         (["move", path, "red", "crimson"], "^moved the images of red to crimson\n$"),
     ):
-        code, out, _ = ask(capsys, "learner", *arguments)
+        code, out, _ = crumb("learner", *arguments)
         assert code == 0 and re.search(words, out), (arguments, out)
     assert [lesson.images for lesson in Learner.load(path).lessons] == [{"crimson": 6}, {"blue": 6}] * 2
     for arguments, words in (
@@ -44,7 +40,7 @@ def test_a_wrong_lesson_is_asked_about_found_and_taken_back(place, new, tmp_path
         (["show", path, "--lesson", 4], "only undo and move have --lesson"),
         (["undo", path, "--pictures", photos], "only lessons has --pictures"),
     ):
-        code, _, err = ask(capsys, "learner", *arguments)
+        code, _, err = crumb("learner", *arguments)
         assert code == 1 and words in err
 
 
@@ -58,34 +54,34 @@ def names_of(path):
     return [one.name for one in Learner.load(path).classes]
 
 
-def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, capsys):
+def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, crumb):
     path = tmp_path / "mine.safetensors"
-    code, out, _ = ask(capsys, "teach", path, place / "tree" / "red", "--label", "red", *new)
+    code, out, _ = crumb("teach", path, place / "tree" / "red", "--label", "red", *new)
     assert code == 0 and "learned red: 6 images" in out and "1 class," in out
     assert "known from unknown until a second class, and then clips of 5 more objects" in out
-    code, out, _ = ask(capsys, "teach", path, place / "tree" / "blue", "--label", "sky", *QUIET)
+    code, out, _ = crumb("teach", path, place / "tree" / "blue", "--label", "sky", *QUIET)
     assert code == 0 and "2 classes" in out and "known from unknown until clips of 4 more objects" in out
-    code, out, _ = ask(capsys, "predict", path, place / "photos" / "blue.png")
+    code, out, _ = crumb("predict", path, place / "photos" / "blue.png")
     assert code == 0 and "blue.png  sky" in out
 
 
-def test_teach_by_replay(place, new, tmp_path, capsys):
+def test_teach_by_replay(place, new, tmp_path, crumb):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
-    code, out, _ = ask(capsys, "teach", path, place / "tree", "--method", "er", *new)
+    code, out, _ = crumb("teach", path, place / "tree", "--method", "er", *new)
     assert code == 0 and "learned red: 6 images" in out and "3 classes" in out
-    code, out, _ = ask(capsys, "predict", path, place / "photos")
+    code, out, _ = crumb("predict", path, place / "photos")
     assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
-    code, out, _ = ask(capsys, "learner", "show", path)
+    code, out, _ = crumb("learner", "show", path)
     assert code == 0 and "18 memories (images)" in out and "er replays images: it holds some" in out
     other.write_bytes(path.read_bytes())
-    code, _, err = ask(capsys, "learner", "merge", path, other, "--output", tmp_path / "both.safetensors")
+    code, _, err = crumb("learner", "merge", path, other, "--output", tmp_path / "both.safetensors")
     assert code and "cannot be merged" in err and "closed form" in err
 
 
-def test_learner_commands(mine, place, new, tmp_path, capsys):
+def test_learner_commands(mine, place, new, tmp_path, crumb):
     other, both = tmp_path / "other.safetensors", tmp_path / "both.safetensors"
-    assert ask(capsys, "teach", other, place / "tree" / "green", "--label", "green", *new)[0] == 0
-    ask(capsys, "teach", mine, place / "tree" / "red", "--label", "extra", *QUIET)
+    assert crumb("teach", other, place / "tree" / "green", "--label", "green", *new)[0] == 0
+    crumb("teach", mine, place / "tree" / "red", "--label", "extra", *QUIET)
     for arguments, words in (
         (["show", mine], "(?s)small_cnn at 32 pixels.*SHA-256.*red: 6 images.*no images"),
         (["rename", mine, "red", "<img src=x onerror=alert(1)>"], "^renamed red to <img src=x onerror=alert.1.>\n$"),
@@ -96,12 +92,12 @@ def test_learner_commands(mine, place, new, tmp_path, capsys):
         (["undo", mine], "^took back lesson 2: classes that were forgotten\n$"),
         (["undo", other], r"took back lesson 1: green \(6 images\)"),
     ):
-        code, out, _ = ask(capsys, "learner", *arguments)
+        code, out, _ = crumb("learner", *arguments)
         assert code == 0 and re.search(words, out), (arguments, out)
-    assert "green.png  green" in ask(capsys, "predict", both, place / "photos" / "green.png")[1]
-    answer = ask(capsys, "predict", mine, place / "photos" / "red.png", "--json")[1]
+    assert "green.png  green" in crumb("predict", both, place / "photos" / "green.png")[1]
+    answer = crumb("predict", mine, place / "photos" / "red.png", "--json")[1]
     assert json.loads(answer)["label"] == "<img src=x onerror=alert(1)>", "html in a name is text"
-    code, _, err = ask(capsys, "predict", other, place / "photos" / "green.png")
+    code, _, err = crumb("predict", other, place / "photos" / "green.png")
     assert code == 1 and "nothing was taught" in err
 
 
@@ -112,65 +108,65 @@ def test_learner_commands(mine, place, new, tmp_path, capsys):
         ["--cut-layer", "2"],
     ],
 )
-def test_settings_of_a_new_learner_that_an_existing_one_lacks_are_refused(mine, place, capsys, other):
+def test_settings_of_a_new_learner_that_an_existing_one_lacks_are_refused(mine, place, crumb, other):
     before = mine.read_bytes()
-    code, _, err = ask(capsys, "teach", mine, place / "tree" / "red", "--label", "red", *QUIET, *other)
+    code, _, err = crumb("teach", mine, place / "tree" / "red", "--label", "red", *QUIET, *other)
     assert code == 1 and f"leave {' '.join(other)} out, or name a new file" in err
     assert mine.read_bytes() == before
 
 
-def test_an_existing_learner_keeps_its_settings(mine, place, new, tmp_path, capsys):
+def test_an_existing_learner_keeps_its_settings(mine, place, new, tmp_path, crumb):
     path = tmp_path / "cut.safetensors"
     teach = ["teach", path, place / "tree" / "red", "--label", "red"]
     for more in ([*new, "--cut-layer", "8"], ["--cut-layer", "8", *QUIET], QUIET):
-        assert ask(capsys, *teach, *more)[0] == 0
-    err = ask(capsys, *teach, "--cut-layer", "9")[2]
+        assert crumb(*teach, *more)[0] == 0
+    err = crumb(*teach, "--cut-layer", "9")[2]
     assert "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a new file" in err
     teach[1] = mine
-    cut = re.search(r"was made with --cut-layer (\d+)", ask(capsys, *teach, "--cut-layer", "2")[2])[1]
+    cut = re.search(r"was made with --cut-layer (\d+)", crumb(*teach, "--cut-layer", "2")[2])[1]
     made = ["--method", "recommended", "--backbone", "small_cnn", "--image-size", "32"]
-    assert ask(capsys, *teach, *QUIET, *made, "--cut-layer", cut)[0] == 0  # the usual one, not named in the file
+    assert crumb(*teach, *QUIET, *made, "--cut-layer", cut)[0] == 0  # the usual one, not named in the file
 
 
-def test_a_folder_one_level_too_high_is_taken_as_one_class_and_said(place, new, tmp_path, capsys):
+def test_a_folder_one_level_too_high_is_taken_as_one_class_and_said(place, new, tmp_path, crumb):
     top = tmp_path / "top"
     shutil.copytree(place / "test", top / "data")
-    code, out, err = ask(capsys, "teach", tmp_path / "a.safetensors", top, *new)
+    code, out, err = crumb("teach", tmp_path / "a.safetensors", top, *new)
     assert code == 0 and "learned data: 3 images" in out
     made = "new learner with small_cnn, the file weights.safetensors\n"
     assert err == (
         f"all of {top} is taken as one class, data; if blue, green, red are the classes, give {top / 'data'}\n{made}"
     )
     for number, source in enumerate([[top / "data"], [top, "--label", "data"]]):
-        assert ask(capsys, "teach", tmp_path / f"{number}.safetensors", *source, *new)[::2] == (0, made)
+        assert crumb("teach", tmp_path / f"{number}.safetensors", *source, *new)[::2] == (0, made)
 
 
-def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, capsys):
+def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, crumb):
     path, weights = tmp_path / "lean.safetensors", ["--weights", place / "weights.safetensors"]
     teach = ["teach", path, place / "tree" / "red", "--label", "red", *weights, *QUIET]
     held = []
     for more in ([*NEW[:4], "--without-weights"], [], ["--without-weights", "false"], [], ["--without-weights"]):
-        code, _, err = ask(capsys, *teach, *more)
+        code, _, err = crumb(*teach, *more)
         assert code == 0, err
         held.append(holds_weights(path))
     assert held == [False, False, True, True, False]
 
 
-def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(mine, place, capsys, monkeypatch):
+def test_a_source_that_cannot_be_taught_is_refused_before_the_network_is_loaded(mine, place, crumb, monkeypatch):
     monkeypatch.setattr(Learner, "load", lambda *_: pytest.fail("loaded"))
     for source, words in [
         (["absent.jpg", "--label", "x"], "no file or folder absent.jpg"),
         ([place / "photos" / "red.png"], "has no class: give"),
         ([place / "photos", "--label", "a/b"], "class name 'a/b'"),
     ]:
-        code, out, err = ask(capsys, "teach", mine, *source)
+        code, out, err = crumb("teach", mine, *source)
         assert code == 1 and words in err and err.count("\n") == 1 and not out
 
 
 RULE = "1 to 200 characters without slashes.* Choose another name"
 
 
-def test_bad_input_is_a_line_and_nothing_is_lost(mine, place, tmp_path, capsys):
+def test_bad_input_is_a_line_and_nothing_is_lost(mine, place, tmp_path, crumb):
     before, photos = mine.read_bytes(), place / "photos"
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
@@ -194,18 +190,18 @@ def test_bad_input_is_a_line_and_nothing_is_lost(mine, place, tmp_path, capsys):
         (["teach", mine, photos, "--label", "two\nlines"], RULE),
     ]
     for arguments, words in cases:
-        code, out, err = ask(capsys, *arguments)
+        code, out, err = crumb(*arguments)
         assert code == 1 and re.search(words, err) and "Traceback" not in err and not out, (arguments, err)
     with locked_file(mine):
-        code, _, err = ask(capsys, "teach", mine, place / "tree", *QUIET)
+        code, _, err = crumb("teach", mine, place / "tree", *QUIET)
     assert code == 1 and "is being changed by another process" in err
     assert mine.read_bytes() == before
-    assert ask(capsys, "learner", "rename", mine, "blue", "Red", "--new-class")[0] == 0
-    assert ask(capsys, "teach", mine, photos, "--label", "RED", "--new-class")[0] == 0
+    assert crumb("learner", "rename", mine, "blue", "Red", "--new-class")[0] == 0
+    assert crumb("teach", mine, photos, "--label", "RED", "--new-class")[0] == 0
     assert names_of(mine) == ["Red", "green", "red", "RED"]
 
 
-def test_other_networks_methods_and_weights_are_refused_with_the_cure(mine, place, tmp_path, capsys):
+def test_other_networks_methods_and_weights_are_refused_with_the_cure(mine, place, tmp_path, crumb):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         write_tensors(tmp_path / "others.safetensors", SmallCNN().state_dict(), {})
@@ -217,7 +213,7 @@ def test_other_networks_methods_and_weights_are_refused_with_the_cure(mine, plac
     }
     files = {name: tmp_path / f"{name}_learner.safetensors" for name in options}
     for name, some in options.items():
-        assert ask(capsys, "teach", files[name], place / "photos", "--label", "x", *some)[0] == 0
+        assert crumb("teach", files[name], place / "photos", "--label", "x", *some)[0] == 0
     before = {path: path.read_bytes() for path in (mine, *files.values())}
     merged, wrong = ["--output", tmp_path / "merged.safetensors"], ["--weights", tmp_path / "others.safetensors"]
     more, taught = [place / "photos", "--label", "y", *wrong, *QUIET], "SHA-256.*was taught with.*give the weight file"
@@ -231,59 +227,23 @@ def test_other_networks_methods_and_weights_are_refused_with_the_cure(mine, plac
         (["learner", "undo", files["bare"], *wrong], taught),
     ]
     for arguments, words in cases:
-        code, out, err = ask(capsys, *arguments)
+        code, out, err = crumb(*arguments)
         assert code == 1 and not out and err.count("\n") == 1 and re.search(words, err), (arguments, out, err)
     assert {path: path.read_bytes() for path in before} == before
     assert not (tmp_path / "merged.safetensors").exists() and not list(tmp_path.glob(".*"))
 
 
-def test_an_image_of_nan_is_a_line_and_the_others_are_learned(mine, tmp_path, capsys):
-    (tmp_path / "floats").mkdir()
-    for name, value in (("good.tiff", 7.0), ("nan.tiff", np.nan)):
-        Image.fromarray(np.full((40, 40), value, np.float32)).save(tmp_path / "floats" / name)
-    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(tmp_path / "floats" / "black.png")
-    code, out, err = ask(capsys, "teach", mine, tmp_path / "floats", "--label", "x", *QUIET)
-    assert code == 0 and "learned x: 1 image" in out, err
-    assert re.search("could not read .*nan.tiff: .*from nan to nan; save it with 8 or 16 bits", out)
-
-
-def test_others_predict_from_the_last_whole_file_while_one_teaches(mine, place, tmp_path, capsys):
-    learner = Learner.load(mine)
-    learner.forget("blue")
-    changed, red = tmp_path / "changed.safetensors", place / "photos" / "red.png"
-    learner.save(changed)
-    pair, end = (mine.read_bytes(), changed.read_bytes()), threading.Event()
-
-    def replace():
-        while not end.is_set():
-            for content in pair:
-                with atomic_write(mine) as unfinished:
-                    unfinished.write_bytes(content)
-
-    with locked_file(mine):  # as a teacher holds it
-        writer = threading.Thread(target=replace)
-        writer.start()
-        try:
-            for _ in range(5):
-                code, out, err = ask(capsys, "predict", mine, red, "--json")
-                assert code == 0, err
-                assert json.loads(out)["label"] == "red" and len(json.loads(out)["runners_up"]) in (1, 2)
-        finally:
-            end.set()
-            writer.join()
-
-
-def test_folders_that_are_probably_no_classes_are_asked_about(place, new, tmp_path, capsys):
+def test_folders_that_are_probably_no_classes_are_asked_about(place, new, tmp_path, crumb):
     for split in ("train", "valid"):
         shutil.copytree(place / "test", tmp_path / "set" / split)
     path = tmp_path / "mine.safetensors"
-    code, _, err = ask(capsys, "teach", path, tmp_path / "set", *new)
+    code, _, err = crumb("teach", path, tmp_path / "set", *new)
     assert code == 1 and "looks like the splits of a data set" in err and "--new-class" in err and not path.exists()
-    assert ask(capsys, "teach", path, tmp_path / "set", "--new-class", *new)[0] == 0
+    assert crumb("teach", path, tmp_path / "set", "--new-class", *new)[0] == 0
     assert names_of(path) == ["train", "valid"]
 
 
-def test_what_is_ignored_is_said_in_one_line(mine, place, tmp_path, capsys):
+def test_what_is_ignored_is_said_in_one_line(mine, place, tmp_path, crumb):
     shutil.copytree(place / "test", tmp_path / "tree")
     for name in ("red/a.heic", "red/b.heic", "dog/c.heic", "green/labels.txt", "green/@eaDir"):
         (tmp_path / "tree" / name).parent.mkdir(exist_ok=True)
@@ -291,5 +251,5 @@ def test_what_is_ignored_is_said_in_one_line(mine, place, tmp_path, capsys):
     said = r"no photo and no video in it: dog; ignored: 3 \.heic \(convert them to JPEG or PNG\), 1 \.txt and 1 hidden"
     for command in ("teach", "predict"):
         with pytest.warns(UserWarning, match=said) as warned:
-            assert ask(capsys, command, mine, tmp_path / "tree")[0] == 0
+            assert crumb(command, mine, tmp_path / "tree")[0] == 0
         assert len(warned) == 1

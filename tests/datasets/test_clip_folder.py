@@ -109,28 +109,6 @@ def test_a_class_of_a_single_image(tmp_path):
     assert held_out_of(ClipFolderFrames(tmp_path))["pin"] == "the last 1 of 2 frames of its one clip"
 
 
-def test_an_only_object_and_an_only_clip_need_no_folder(tmp_path):
-    pytest.importorskip("av")
-    for name in ("cup/1.png", "cup/2.png", "mug/red/1.png", "mug/blue/1.png", "mug/blue/2.png"):
-        write_image(tmp_path / name)
-    for name in ("a", "b"):
-        write_video(tmp_path / "pen" / f"{name}.mp4", seconds=2, rate=5)
-    (tmp_path / "cup" / "notes.txt").write_text("two photos")
-    table = ClipFolderFrames(tmp_path)
-    assert [(row.class_name, row.object_name, row.session, row.frame, row.split) for row in table] == [
-        ("cup", "cup", "cup", 0, "train"),
-        ("cup", "cup", "cup", 1, "test"),
-        ("mug", "blue", "blue", 0, "test"),
-        ("mug", "blue", "blue", 1, "test"),
-        ("mug", "red", "red", 0, "train"),
-        ("pen", "pen", "a", 0, "test"),
-        ("pen", "pen", "a", 1, "test"),
-        ("pen", "pen", "b", 0, "train"),
-        ("pen", "pen", "b", 1, "train"),
-    ]
-    assert table.path[5] == ".crumb_frames/1fps/pen/a.mp4/000001.png" and table.read(0).size == (12, 8)
-
-
 @pytest.mark.parametrize(
     ("path", "words"),
     [

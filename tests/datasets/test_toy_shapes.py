@@ -1,5 +1,3 @@
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import (
     CLASSES,
     PRETRAINING_CLASSES,
     STREAM_CLASSES,
-    ToyShapes,
     ToyShapesFrames,
     ToyShapesReader,
 )
@@ -95,15 +92,6 @@ def test_dots_are_where_brightness_changes():
     assert ToyShapesReader()(table.path[0]).tobytes() != ToyShapesReader()(table.path[1]).tobytes()
 
 
-def test_reader_is_picklable_and_has_a_stable_repr():
-    reader = ToyShapesFrames(classes=["key"]).reader
-    copy = pickle.loads(pickle.dumps(reader))
-    path = "key/object0/session0/frame00"
-    assert copy == reader
-    assert copy(path).tobytes() == reader(path).tobytes()
-    assert repr(copy) == repr(ToyShapesReader()) == "ToyShapesReader(drawing=1)"
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -121,15 +109,3 @@ def test_reader_is_picklable_and_has_a_stable_repr():
 def test_errors(call, words):
     with pytest.raises(ValueError, match=words):
         call()
-
-
-def test_benchmark_streams_the_chosen_classes_at_their_size():
-    benchmark = ToyShapes(
-        run=1, classes_per_experience=2, classes=STREAM_CLASSES[:4], objects_per_class=1, frames_per_clip=2, size=32
-    )
-    assert len(benchmark.train_stream) == 2
-    assert sorted(benchmark.classes_order) == [0, 1, 2, 3]
-    picture, label, _ = benchmark.train_stream[0].dataset[0]
-    assert picture.shape == (3, 32, 32)
-    assert label == benchmark.classes_order[0] or label == benchmark.classes_order[1]
-    assert sum(len(experience.dataset) for experience in benchmark.test_stream) == 4 * 2

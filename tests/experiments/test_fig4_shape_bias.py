@@ -14,7 +14,6 @@ from support.runs import rebuilt
 from support.shape_bias import (
     PLAIN,
     RunDrops,
-    StyleImages,
     advantage_of,
     columns,
     drops_of,
@@ -81,20 +80,6 @@ def noise(path, seed):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
-
-
-def test_style_images(tmp_path):
-    for number, name in enumerate(("truck", "Clock", "oven")):
-        noise(tmp_path / name / f"{name}1-dog2.png", number)
-    (tmp_path / "clock_notes.txt").write_text("no folder")
-    style = StyleImages(tmp_path, ["clock", "pickup_truck", "worm"])
-    assert style.labels.tolist() == [0, 1]
-    (batch,) = style.batches(16)
-    assert batch.shape == (2, 3, 16, 16) and batch.dtype == torch.uint8
-    with pytest.raises(ValueError, match=r"has no folder of images .* one of worm, apple"):
-        StyleImages(tmp_path, ["worm", "apple"])
-    with pytest.raises(ValueError, match=r"there is no folder .*none; --style-root holds a folder of images"):
-        StyleImages(tmp_path / "none", ["worm"])
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fig5_memory_blocks import Usage, strongest, summary, usage_of
+from fig5_memory_blocks import Usage, summary, usage_of
 from support.runs import rebuilt
 from torch import nn
 
@@ -33,12 +33,6 @@ def test_usage_against_a_loop():
     usage = usage_of(model, iter(maps.split(2)))
     assert usage.counts.tolist() == counts and usage.zeros == zeros and (usage.codes == codes).all()
     assert usage.shares.tolist() == (np.array(counts) / sum(counts)).tolist()
-
-
-def test_strongest():
-    heat = np.array([[[0.5, 0.5]], [[0, 0]], [[1, 1]]])  # three images
-    assert strongest(heat, ["a", "b", "a"], 2) == [2, 1], "one of an object first"
-    assert strongest(heat, ["a", "b", "a"], 3) == [2, 1, 0] and strongest(heat, ["a", "b", "c"], 2) == [2, 0]
 
 
 def test_summary():

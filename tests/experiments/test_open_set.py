@@ -6,7 +6,7 @@ import torch
 from open_set import SCENES, discs, familiarities, left_out_sets, scene_features
 from PIL import Image
 from scenes import Scenes
-from support.open_set import METHODS, Stream, auroc, features_of, lessons_of, run_stream
+from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -43,15 +43,6 @@ def test_a_lesson_is_an_object_with_all_its_clips():
     assert sorted(taught) == [row for row in table.rows("train") if table.labels[row] in (0, 2, 3)]
     again = list(lessons_of(table, [0, 2, 3], seed=1))
     assert all(np.array_equal(one[1], other[1]) for one, other in zip(lessons, again))
-
-
-def test_a_class_with_one_clip_has_lessons_of_twenty_photos():
-    frames = [
-        Frame(f"{c}/{f}", f"class{c}", "only", "0", f, "test" if f >= 50 else "train") for c in "ab" for f in range(60)
-    ]
-    lessons = list(lessons_of(FrameTable(frames), [0, 1], seed=0))
-    assert sorted(len(rows) for _, rows in lessons) == [25] * 4
-    assert len(set(np.concatenate([rows for _, rows in lessons]))) == 100
 
 
 def test_combinations_left_out():
@@ -105,15 +96,3 @@ def test_scenes_of_discs_of_photos(make, tmp_path):
     found = familiarities(learner, scenes, (0, 1))
     assert set(SCENES) <= set(found) and len(found["never taught"]) == 6 * 12 and len(found["known"]) == 16
     assert (found["own scene, shown"] >= 0).sum() <= (found["own scene"] >= 0).sum()
-
-
-def test_features_are_kept(tmp_path, make, monkeypatch):
-    table = FrameTable(
-        [Frame(f"{number}", "ab"[number % 2], "object", "0", number, "train") for number in range(4)],
-        reader=lambda path: Image.new("RGB", (16, 16), (50 * int(path), 0, 90)),
-    )
-    first = features_of(make(), table, tmp_path)
-    monkeypatch.setattr(FrameTable, "read", None)
-    assert torch.allclose(features_of(make(), table, tmp_path), first, atol=1e-2)
-    with pytest.raises(TypeError):  # images are read for another method
-        features_of(make("ncm"), table, tmp_path)

@@ -2,27 +2,14 @@
 
 from dataclasses import asdict
 
-import numpy as np
 import pytest
-from support.replay_cost import ALL_MAPS, BATCHES, CRUMB, SAMPLE, SINGLE, Part, made_in_new_process, ratios
+from support.replay_cost import ALL_MAPS, BATCHES, CRUMB, SAMPLE, SINGLE, Part, ratios
 from support.tables import PaperNumbers
 from table2_cost import lines_of, measured
 
 from crumb_avalanche.runs.run_folder import write_csv, write_json
 
 PAPER = PaperNumbers()
-
-
-@pytest.mark.slow  # two processes that import torch and faiss
-def test_the_peak_of_a_table_is_that_of_its_maps(tmp_path):
-    shape = (4800, 6, 6, 64)
-    maps = np.random.default_rng(0).random(shape, np.float32)  # 44 MB: the system may give out memory 2 MB at a time
-    maps.tofile(tmp_path / "maps")
-    task = dict(file=str(tmp_path / "maps"), shape=shape, seed=0, threads=1, codebook_size=16, codebook_dim=16)
-    task |= dict(codebook_init="matched", measured_images=20, sub_quantizers=4, bits=4)
-    everything = made_in_new_process({**task, "kind": ALL_MAPS})
-    assert maps.nbytes < everything["bytes"] < 2.5 * maps.nbytes
-    assert made_in_new_process({**task, "kind": CRUMB})["bytes"] < 0.2 * maps.nbytes
 
 
 def test_ratios_by_hand():

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
-from bytes_dial import settings_of as settings_of_dial
 from fig3_curves import csv_rows_of, panels_of_curves, protocols_of
 from made_runs import EXPERIMENTS, made_run
 from recommended import ROWS as RECOMMENDED
@@ -182,13 +181,6 @@ def test_every_number_of_the_paper_has_its_cell(tmp_path):
     assert ours.settings == settings and "pretrained" not in images.settings
 
 
-def test_nothing_is_tested_against_runs_of_another_call(tmp_path):
-    for method, right in (("crumb", 150), ("cope", 160)):  # with settings that nobody looked at
-        made_run(tmp_path / "eth80" / "class_iid" / method / "run0", right)
-    (cope,) = find(cells_of(options(tmp_path, "--benchmark", "eth80"), ["cope"], ["class_iid"]), [0])
-    assert cope.mean == 80 and cope.paired is None and cope.s4 is None
-
-
 @pytest.mark.parametrize(
     ("images", "length", "memories"),
     [(15, 16, 416.8), (30, 16, 834.3), (100, 16, 2782.7), (10_000, 16, 278_342), (15, 8, 208.6), (100, 32, 5563.8)],
@@ -211,20 +203,6 @@ def test_counts_and_bytes_of_buffers():
         assert size["exact_bytes"] <= size["budget"] < size["exact_bytes"] + 5408
     remind = PAPER.find("s5", "imagenet", "", "remind", "n_x").value
     assert remind_formula(10_000, (512, 13, 13), PAPER) == pytest.approx(remind, abs=1)
-
-
-def test_budgets():
-    names = ("budget_images", "budget_bytes", "mem_size")
-
-    def budgets(*given):
-        rows = [settings_of_recommended(row, "x", *given) for row in ("recommended", "0.60 MB", "map_replay")]
-        return [{name: row[name] for name in names if name in row} for row in rows]
-
-    own = [{"budget_bytes": 600_000}, {"mem_size": 417}]
-    assert budgets() == [{}, *own] and budgets(False, 7) == budgets(True, 7) == [{"budget_bytes": 7}, *own]
-    assert budgets(True) == [{"budget_images": 60.0}, *own]
-    assert settings_of_dial("rda", 10, "class_iid")["budget_bytes"] == 10
-    assert settings_of_dial("ncm", 0, "class_iid")["budget_bytes"] == 50_000_000
 
 
 def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):

@@ -57,21 +57,6 @@ def test_what_rows_change():
     assert of("MeRec replay")["method"] == {"per_channel": False, "clamp": False}
 
 
-def test_commands_that_make_starts(tmp_path):
-    def commands(*names):
-        return starts(tmp_path).commands([ROWS[name] for name in names])
-
-    lines, output = commands("Ours", "Ours - direct loss", "4 blocks"), f" --output {tmp_path}/"
-    assert lines[0] == f"crumb pretrain --data IMAGENET/train --codebook-dim 8{output}ours.safetensors"
-    assert " --codebook-dim 8 --direct-weight 0.0 --output" in lines[1] and "--codebook-size 4" in lines[2]
-    ours, fresh = commands("Pretrain weights")
-    assert "ours.safetensors" in ours and " --epochs 1 --learning-rate 0 --seed 1 " in fresh
-    assert commands("Vanilla pretrain", "Image replay") == []
-    assert "--data torchvision:CIFAR100 " in commands("CIFAR100 pretrain")[0]
-    assert "--cut-layer 3" in commands("Early feature replay")[0]
-    assert "--relu-logits false" in commands("MobileNetV2 CNN")[0]
-
-
 def written_start(folder, name, **changes):
     """A file with these settings in its notes."""
     settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))

@@ -15,17 +15,10 @@ from support.statistics import (
     holm,
     interval,
     paired,
-    paired_batches,
     paired_t_test,
     relative_drops,
     wilcoxon_test,
 )
-
-
-def columns(right, shift=0):
-    right = np.asarray(right, bool)
-    labels = np.arange(len(right)) % 3
-    return {"row": np.arange(len(right)) + shift, "label": labels, "answer": np.where(right, labels, labels + 1)}
 
 
 def test_batches_are_the_same_in_every_call_and_hold_each_image_once():
@@ -34,18 +27,6 @@ def test_batches_are_the_same_in_every_call_and_hold_each_image_once():
     np.testing.assert_array_equal(batches, fixed_batches(2250))
     assert not np.array_equal(np.sort(batches[0]), np.arange(100)), "images in order are no random batch"
     assert fixed_batches(30).shape == (1, 30)
-
-
-def test_pairs_are_pooled_over_runs():
-    random = np.random.default_rng(0)
-    ours, others = ([columns(random.random(250) < share) for _ in range(3)] for share in (0.8, 0.6))
-    first, second = paired_batches(ours, others)
-    assert len(first) == len(second) == 6
-    for run in range(3):
-        for batch, positions in enumerate(fixed_batches(250)):
-            right = ours[run]["answer"][positions] == ours[run]["label"][positions]
-            assert first[2 * run + batch] == pytest.approx(right.sum())
-    assert paired_batches([], [])[0].shape == (0,)
 
 
 def test_t_test_by_hand():
@@ -110,20 +91,6 @@ def test_verdicts():
     assert Paired({}, five).verdict(1e-5) == "higher" and Paired({}, five).verdict(0.05) == "not shown"
     assert Paired({}, tuple(-value for value in five)).verdict(1e-5) == "lower"
     assert Paired({}, (0.0,) * 5).p == 1 and Paired({}, (2.0,) * 5).p == 0, "no variance"
-
-
-def test_intervals_cover_the_truth_where_runs_share_splits():
-    """Five splits of deviation 3, two runs each of deviation 1: the truth, 2, lies in 95 % of the intervals."""
-    draws, covered, naive = np.random.default_rng(0), 0, 0
-    splits = {run: run % 5 for run in range(10)}
-    for _ in range(1000):
-        effects = 2 + np.tile(draws.normal(0, 3, 5), 2) + draws.normal(0, 1, 10)
-        low, high = paired(dict.fromkeys(range(10), 0.0), dict(enumerate(effects)), splits).interval
-        covered += low <= 2 <= high
-        low, high = Paired({}, tuple(effects)).interval
-        naive += low <= 2 <= high
-    assert 935 <= covered <= 970  # 950 +- 2 deviations of a binomial
-    assert naive < 900, "as if the ten runs were independent"
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):

@@ -1,4 +1,4 @@
-"""A headless Chromium with a camera that plays a file, driven through the pipe of its DevTools protocol."""
+"""A headless Chromium, with a camera that plays a file if wanted, driven through the pipe of its DevTools protocol."""
 
 import itertools
 import json
@@ -38,19 +38,20 @@ class Chromium:
 
     Args:
         profile: folder for its profile.
-        camera: a ``.y4m`` file that the camera plays again and again.
+        camera: a ``.y4m`` file that the camera plays again and again; None has no camera.
 
     Attributes:
         events: messages of the browser so far, in order.
     """
 
-    def __init__(self, profile, camera):
+    def __init__(self, profile, camera=None):
         to_read, self._out = os.pipe()
         self._in, to_write = os.pipe()
-        options = [f"--user-data-dir={profile}", f"--use-file-for-fake-video-capture={camera}"]
-        options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream", "--remote-debugging-pipe"]
-        options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-
+        options = [f"--user-data-dir={profile}", "--remote-debugging-pipe", "--window-size=1400,900", "--no-first-run"]
+        options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        if camera is not None:
+            options += [f"--use-file-for-fake-video-capture={camera}"]
+            options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
         command = [sys.executable, "-c", START, str(to_read), str(to_write), PROGRAM, *options, "about:blank"]
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (to_read, to_write)}
         self._process = subprocess.Popen(command, **pipes)
@@ -98,6 +99,12 @@ class Chromium:
         done = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
+
+    def open(self, path):
+        """Open a file, after which ``events`` are those of its page."""
+        self.events.clear()
+        self.send("Page.navigate", url=path.as_uri())
+        self.wait_for(f"location.href === {path.as_uri()!r} && document.readyState === 'complete'")
 
     def wait_for(self, script, seconds=20):
         """Wait until JavaScript gives a true value, and return it."""

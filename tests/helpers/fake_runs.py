@@ -7,7 +7,6 @@ import yaml
 
 from crumb_avalanche.report.report import main
 from crumb_avalanche.runs.command_settings import ReportSettings
-from crumb_avalanche.runs.run_folder import DIGESTS
 
 CONFIG = dict(benchmark="toy_shapes", protocol="class_instance", strategy="crumb", preset="paper", pretrained=None)
 CONFIG |= dict(classes_per_experience=2, threads=1, replay_weight=5.0)
@@ -38,13 +37,6 @@ def fake_run(
     written = {name: value for name, value in usual.items() if value is not ...}
     (folder / "result.json").write_text(json.dumps(written))
     return folder
-
-
-def without_digests(folder: Path, **changes) -> None:
-    """Rewrite the result of a run as versions without digests wrote it, with some entries changed."""
-    result = json.loads((folder / "result.json").read_text())
-    rest = {name: value for name, value in result.items() if name not in DIGESTS}
-    (folder / "result.json").write_text(json.dumps(rest | changes))
 
 
 def report(*folders: Path, output: Path | None = None) -> None:

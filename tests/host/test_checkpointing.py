@@ -10,7 +10,6 @@ import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
 from avalanche.evaluation.metrics import accuracy_metrics, class_accuracy_metrics, loss_metrics
-from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
 from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.determinism.rng_manager import RNGManager
 from avalanche.training.plugins import (
@@ -164,13 +163,3 @@ def test_our_learners(tmp_path, way, kind, stop):
     assert len(memories[0]) == 6
     for one, other in zip(*memories, strict=True):
         assert torch.equal(one[0], other[0]) and int(one[1]) == int(other[1])
-
-
-def test_loggers(tmp_path, capsys):
-    """task_incremental_with_checkpointing.py has three loggers; they log on after a checkpoint."""
-    with open(tmp_path / "log.txt", "w") as file:
-        loggers = [TextLogger(file), InteractiveLogger(), TensorboardLogger(tmp_path / "tb")]
-        _, resumed = check_resumed(tmp_path, avalanche_way, "strategy codes", loggers=loggers)
-    resumed.evaluator.loggers[0].file.close()
-    assert (tmp_path / "log.txt").read_text().count("Top1_Acc_Stream/eval_phase") == 4
-    assert capsys.readouterr().out.count("Top1_Acc_Stream/eval_phase") >= 4

@@ -12,44 +12,22 @@ from avalanche.training.supervised import Naive
 from host_benchmarks import (
     KINDS,
     N_CLASSES,
-    PER_CLASS,
     coloured_images,
     host_benchmark,
     host_model,
     quiet,
     sgd,
 )
-from host_strategies import COMMON, our_strategy
+from host_strategies import COMMON
 
-from crumb_avalanche import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche import ImageBuffer
 from crumb_avalanche.memory.selection import RULES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-BUFFERS = (CodeBuffer, ImageBuffer, MapBuffer)
-
-
-def lengths(buffer):
-    return [len(data) for data in buffer.buffer_datasets]
 
 
 def counts_of(buffer):
     return Counter(label for label in buffer.labels.tolist() if label >= 0)
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_a_memory_is_always_full_and_balanced(kind, rule, mem_size=20):
-    """test_replay_balanced_memory, test_balancing: after each experience."""
-    buffer = kind(mem_size, RULES[rule]())
-    strategy = our_strategy("CRUMBStrategy", buffer=buffer, train_epochs=1)
-    for number, experience in enumerate(host_benchmark("nc_tasks").train_stream, start=1):
-        strategy.train(experience)
-        available = min(mem_size, 2 * PER_CLASS * number)
-        if rule == "reference":  # it cuts every class to the same whole number
-            available = min(available, 2 * number * (mem_size // (2 * number)))
-        counts = counts_of(buffer)
-        assert sum(lengths(buffer)) == len(buffer) == len(buffer.buffer) == available
-        assert set(counts) == set(range(2 * number)) and max(counts.values()) - min(counts.values()) <= 1
 
 
 class Replayed(SupervisedPlugin):

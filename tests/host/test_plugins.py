@@ -8,14 +8,11 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.plugins import (
     EarlyStoppingPlugin,
     EvaluationPlugin,
-    LRSchedulerPlugin,
     SupervisedPlugin,
 )
 from avalanche.training.supervised import Naive
 from host_benchmarks import Trace, host_benchmark, host_model, quiet, sgd
 from host_strategies import COMMON, OURS, STORING, buffer_of, our_strategy, registered
-from torch import nn
-from torch.optim.lr_scheduler import MultiStepLR
 
 from crumb_avalanche.methods.registry import STRATEGIES
 
@@ -53,58 +50,6 @@ def test_every_callback_is_called(name):
     assert set(plugin.calls) >= set(reference.calls)
     if name in OURS:
         assert plugin.calls == reference.calls
-
-
-class Rates(SupervisedPlugin):
-    """The learning rate at the end of each epoch of each experience."""
-
-    def __init__(self):
-        super().__init__()
-        self.rates = []
-
-    def before_training_exp(self, strategy, **kwargs):
-        self.rates.append([])
-
-    def after_training_epoch(self, strategy, **kwargs):
-        self.rates[-1].append(strategy.optimizer.param_groups[0]["lr"])
-
-
-# test_scheduler_plugin: milestones; reset of rate and scheduler; first epoch, first experience only; the rates.
-SCHEDULES = [
-    ((2, 3), True, True, False, False, [[4, 2, 1], [4, 2, 1]]),
-    ((2, 3), True, False, False, False, [[4, 2, 1], [4, 4, 4]]),
-    ((2, 3), False, True, False, True, [[4, 2, 1], [1, 1, 1]]),
-    ((1, 3), False, True, True, False, [[2, 2, 2], [1, 1, 1]]),
-]
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("name", STORING)
-def test_the_rates_of_a_multi_step_schedule(name, schedule):
-    """test_scheduler_plugin."""
-    milestones, reset_lr, reset_scheduler, first_epoch, first_experience, expected = schedule
-    model = host_model()
-    optimizer = sgd(model, lr=4.0, momentum=0.0)
-    plugin = LRSchedulerPlugin(
-        MultiStepLR(optimizer, milestones=milestones, gamma=0.5),
-        reset_lr=reset_lr,
-        reset_scheduler=reset_scheduler,
-        first_epoch_only=first_epoch,
-        first_exp_only=first_experience,
-    )
-    rates = Rates()
-    strategy = our_strategy(name, model, plugins=[plugin, rates], optimizer=optimizer, train_epochs=3)
-    strategy._criterion = Calm()
-    for experience in host_benchmark("nc").train_stream[:2]:
-        strategy.train(experience)
-    assert rates.rates == expected
-
-
-class Calm(nn.Module):
-    """A loss so flat that a rate of 4 does no harm."""
-
-    def forward(self, logits, labels):
-        return 1e-4 * nn.functional.cross_entropy(logits, labels)
 
 
 class Scripted(PluginMetric):

@@ -10,11 +10,10 @@ from avalanche.training.plugins import (
     ReplayPlugin,
     RWalkPlugin,
 )
-from avalanche.training.supervised import ER_ACE
-from host_benchmarks import N_CLASSES, coloured_images, host_benchmark, host_model, quiet, sgd
-from host_strategies import COMMON, STORING, our_strategy
+from host_benchmarks import N_CLASSES, coloured_images, host_benchmark, host_model
+from host_strategies import STORING, our_strategy
 
-from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, CRUMBPlugin, ImageBuffer, SeenClassesPlugin
+from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, ImageBuffer
 from crumb_avalanche.memory.packing import bits_per_code, pack
 from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, PatchedMAS, PatchedSI
 
@@ -72,26 +71,3 @@ def test_plain_agem_is_refused_by_the_name_of_its_patch(name):
     """test_agem: the host's plugin cannot flatten gradients of a ``SplitModel``."""
     with pytest.raises((TypeError, ValueError), match="PatchedAGEM"):
         our_strategy(name, plugins=[AGEMPlugin(8, 8)]).train(host_benchmark("nc").train_stream)
-
-
-@pytest.mark.parametrize("kind", [CodeBuffer, ImageBuffer])
-@pytest.mark.parametrize("rule", ["every_jth", "reservoir"])
-def test_er_ace_beside_crumb_stores_right_labels(kind, rule):
-    """test_erace: the host's strategy passes a second batch of memories through the model."""
-    torch.manual_seed(0)
-    model, seen = host_model(), SeenClassesPlugin()
-    model.codebook.requires_grad_(False)
-    buffer = kind(12, ClassBalancedReservoir() if rule == "reservoir" else None)
-    strategy = ER_ACE(
-        model=model,
-        optimizer=sgd(model),
-        plugins=[seen, CRUMBPlugin(buffer, seen=seen)],
-        mem_size=12,
-        batch_size_mem=4,
-        evaluator=quiet(),
-        **COMMON,
-    )
-    for experience in host_benchmark("nc").train_stream:
-        strategy.train(experience)
-        assert_right_labels(buffer, model)
-    assert sorted(buffer.classes) == list(range(N_CLASSES))

@@ -5,10 +5,8 @@ Ids name the host's test. ``docs/host_tests.md`` lists its tests that say nothin
 
 import pytest
 import torch
-from avalanche.evaluation.metrics import StreamAccuracy
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from avalanche.training.templates.base import PositionalArgumentsDeprecatedWarning
-from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
+from avalanche.training.plugins import SupervisedPlugin
+from host_benchmarks import KINDS, N_CLASSES, PER_CLASS, Trace, host_benchmark, host_model
 from host_strategies import (
     HOST,
     NEEDS_PLAIN,
@@ -20,9 +18,7 @@ from host_strategies import (
     plain_model,
     registered,
 )
-from torch import nn
 
-from crumb_avalanche import CodeBuffer, CRUMBStrategy, StreamStrategy
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -103,35 +99,6 @@ def test_the_hosts_own_strategies_train_a_split_model(name, labels):
 def test_strategies_that_read_gradients_train_a_plain_split_model(name):
     """test_agem, test_mir, test_mer: F without weights and contiguous memory."""
     run(host_strategy(name, plain_model()), host_benchmark("nc"))
-
-
-# test_periodic_eval: (eval_every, peval_mode, evaluations in one experience of 2 epochs of 4 iterations).
-@pytest.mark.parametrize(
-    "every, mode, evaluations",
-    [(-1, "epoch", 0), (0, "epoch", 2), (1, "epoch", 3), (2, "epoch", 3), (3, "iteration", 5)],
-)
-@pytest.mark.parametrize("name", OURS)
-def test_periodic_evaluation(name, every, mode, evaluations):
-    """test_periodic_eval: before training, every so often, and at the end unless that was just evaluated."""
-    evaluator = EvaluationPlugin(StreamAccuracy(), loggers=[])
-    strategy = our_strategy(name, train_mb_size=4, evaluator=evaluator, eval_every=every, peval_mode=mode)
-    strategy.train(host_benchmark("nc").train_stream[0])
-    curves = evaluator.get_all_metrics()
-    assert len(curves) == (evaluations > 0)
-    for key, (_, values) in curves.items():
-        assert key == "Top1_Acc_Stream/eval_phase/train_stream/Task000" and len(values) == evaluations
-
-
-@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
-def test_positional_arguments_come_in_the_hosts_order(kind):
-    """Every test of the host: ``Strategy(model, optimizer, criterion, ...)``, with its warning."""
-    model, criterion = host_model(), nn.CrossEntropyLoss(label_smoothing=0.1)
-    optimizer = sgd(model)
-    memory = {"storage_policy": CodeBuffer(12)} if kind is CRUMBStrategy else {}
-    with pytest.warns(PositionalArgumentsDeprecatedWarning):
-        strategy = kind(model, optimizer, criterion, evaluator=quiet(), train_mb_size=8, **memory)
-    assert (strategy.model, strategy.optimizer, strategy._criterion) == (model, optimizer, criterion)
-    run(strategy, host_benchmark("nc"))
 
 
 @pytest.mark.parametrize("name", STORING)

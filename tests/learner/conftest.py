@@ -1,6 +1,4 @@
-"""Learners with a small network of random weights, and memory without the garbage collector."""
-
-import gc
+"""Learners with a small network of random weights."""
 
 import pytest
 from patch_images import SIZE
@@ -24,11 +22,3 @@ def make(network):
         return learner
 
     return made
-
-
-@pytest.fixture
-def no_cycles():
-    """Without the garbage collector, so that an image in a reference cycle would stay alive."""
-    gc.disable()
-    yield
-    gc.enable()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_videos import frame_number, write_sound, write_video
+from fake_videos import frame_number, write_video
 
 from crumb_avalanche.learner import camera
 from crumb_avalanche.learner.camera import CameraError, camera_clip
@@ -135,12 +135,6 @@ def test_a_camera_that_is_not_there(monkeypatch, platform):
     cure = {"linux": "/dev/video", "darwin": "avfoundation", "win32": "dshow"}[platform]
     with pytest.raises(CameraError, match=rf"camera no such camera cannot be opened: .*{cure}"):
         list(camera_clip("no such camera").frames)
-
-
-def test_a_file_of_sound_is_no_camera(tmp_path):
-    path = write_sound(tmp_path / "sound.mp4")
-    with pytest.raises(CameraError, match="has no video stream"):
-        list(camera_clip(str(path)).frames)
 
 
 def test_pyav_is_needed(monkeypatch):

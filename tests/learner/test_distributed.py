@@ -108,19 +108,6 @@ def test_confidence_comes_from_clips_that_were_asked_of_others(make, tree):
     assert temperatures[1] == pytest.approx(temperatures[0], rel=0.3)
 
 
-def test_a_lesson_by_many_follows_others_and_can_be_taken_back(make, tree, tmp_path):
-    learner = make()
-    learner.teach(images(0, 6, seed=5), "c0")
-    learner.teach(images(CLASSES, 6), "other")
-    before = scores(learner)
-    learner.teach(tree, engine=Here())
-    assert {info.name: info.images for info in learner.classes}["c0"] == 6 + CLIPS * FRAMES
-    learner.save(tmp_path / "a.safetensors")
-    learner = Learner.load(tmp_path / "a.safetensors")
-    learner.undo()
-    assert torch.equal(scores(learner), before)
-
-
 def test_a_clip_is_whole_in_one_shard_and_classes_are_in_many():
     clips = [ClipFiles(f"c{n}/{clip}", f"c{n}", ("a.png",) * 40) for n in range(10) for clip in range(20)]
     shards = shards_of(clips)

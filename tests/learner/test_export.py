@@ -151,27 +151,6 @@ def test_what_counts_as_parity(parity, holds):
     assert export.Parity(*parity).holds is holds
 
 
-def test_a_graph_that_resizes_otherwise_is_noticed():
-    learner = taught("slda")
-
-    class Session:
-        """Answers as the learner does, for images of 32 pixels only."""
-
-        def run(self, names, given):
-            pixels = torch.stack([pixel_transform(32)(Image.fromarray(one)) for one in given["images"]])
-            found = learner._classifier.evidence(learner._classifier.compute(learner.network.model, pixels))
-            scores = found.scores.numpy() * learner._classifier.statistics.temperature
-            familiarity = learner._classifier.confidence.familiarity(found).numpy()
-            same = given["images"].shape[1] == 32
-            answers = {"scores": scores if same else -scores, "familiarity": familiarity, "known": familiarity < 0}
-            return [answers[name] for name in names]
-
-    parity = export.compare(learner, Session(), [photos(1, 3), photos(2, 7, size=(40, 40))])
-    assert parity.images == 10 and parity.score_error == pytest.approx(0, abs=1e-6) and parity.other_labels == 7
-    assert parity.familiarity_error == pytest.approx(0, abs=1e-6) and parity.other_known == 10
-    assert not parity.holds
-
-
 def test_a_learner_without_classes_is_refused(tmp_path):
     with pytest.raises(NothingTaughtError, match=r"nothing was taught.*teach"):
         export_onnx(taught("rda", classes=0), tmp_path / "a.onnx")

@@ -15,7 +15,6 @@ from patch_images import SIZE, images
 from PIL import Image
 from small_lessons import METHODS, same, taught
 
-from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import lesson
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.file import read_header
@@ -262,18 +261,6 @@ def test_a_list_of_frames_is_one_clip_in_teaching_and_in_answers(make, tmp_path)
     assert [answer.path for answer in learner.predict_all(tmp_path / "*.png")] == list(map(str, paths))
 
 
-def test_images_are_computed_and_learned_in_small_batches(make, monkeypatch):
-    """What a lesson and an answer hold does not depend on the number of images."""
-    learner, computed, taken = make(), [], []
-    known = learner._classifier
-    compute, learn = known.compute, known.learn
-    monkeypatch.setattr(known, "compute", lambda model, pixels: computed.append(len(pixels)) or compute(model, pixels))
-    monkeypatch.setattr(known, "learn", lambda features, n: taken.append(len(features)) or learn(features, n))
-    learner.teach(images(0, 150), "red")
-    assert sum(computed) == sum(taken) == 150 and max(computed) == 8 and max(taken) == 64
-    assert len(learner.predict(images(0, 150)).frames) == 150 and max(computed) == 8
-
-
 @pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of files that garbage of other tests leaves open
 def test_threads_may_ask_while_one_teaches_and_do_not_mix_their_images(make):
     learner, found = taught(make(), 6), []
@@ -296,17 +283,6 @@ def test_threads_may_ask_while_one_teaches_and_do_not_mix_their_images(make):
     together(lambda: [learner.teach(images(number), f"c{number}") for number in range(6, 9)])
     assert all([one.label for one in answers] == [f"c{number}" for number in range(6)] for answers in found)
     assert len(found) == 6 and len(learner.classes) == 9
-
-
-def test_the_photos_of_a_folder_are_answered_as_they_are_read(make, tmp_path):
-    learner = taught(make(), 2)
-    for number in range(20):
-        Image.fromarray(images(number % 2, 1)[0]).save(tmp_path / f"{number}.png")
-    (tmp_path / "20.png").write_bytes(b"no image")
-    answers = learner.predict_all(tmp_path)
-    assert [next(answers).label for _ in range(16)] == ["c0", "c1"] * 8
-    with pytest.raises(BadFrameError, match=r"20\.png"):
-        list(answers)
 
 
 def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):

@@ -71,16 +71,6 @@ def test_temperature_of_a_made_example():
     assert distances[0] > distances[1] > distances[2] and distances[2] < 0.5
 
 
-def test_temperature_balances_likelihood_and_prior():
-    """One lesson whose likelihood falls with T, and the prior: at the maximum both slopes are equal."""
-    confidence = Confidence()
-    confidence.observe(made([[1.0, 0]]), 0)
-    temperature = confidence.temperature(made([[1.0, 0]]))
-    assert temperature < 1
-    wrong = 1 / (1 + math.exp(1 / temperature))
-    assert math.log(temperature) == pytest.approx(-(PRIOR**2) * wrong / temperature, abs=2e-3)
-
-
 def test_temperature_without_records_is_the_usual_one():
     assert Confidence().temperature(made([[1.0, 0]])) == 1
 
@@ -96,34 +86,6 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 
 
 # Threshold
-
-
-def test_familiarity_by_hand():
-    """Residual and cosine are 0 in each record and do not count; the relative distance of half is 1, of half -1.
-
-    The mean is 0, the deviation 1, and the 5 % quantile of the weighted sum that of the lower half.
-    """
-    confidence = Confidence()
-    for place in range(LEAST_LESSONS):
-        typicality = torch.zeros(20, 3, dtype=torch.float64)
-        typicality[:, 1] = torch.tensor([1.0, -1.0]).repeat(10)
-        confidence.observe(made([[1.0, 0]] * 20, typicality), place % 2)
-    typicality = torch.tensor([[0, 1.0, 0], [0, -1.0, 0], [0, -1.5, 0]], dtype=torch.float64)
-    familiarity = confidence.familiarity(made([[1.0, 0]] * 3, typicality))
-    assert familiarity.tolist() == pytest.approx([2 * WEIGHTS_ALONE[1], 0, -WEIGHTS_ALONE[1] / 2])
-
-
-def test_threshold_is_the_quantile_of_the_records():
-    """Familiarity depends on one column if the others are equal: the twin is its quantile."""
-    for column in range(3):
-        confidence = Confidence()
-        values = torch.randperm(200, generator=torch.Generator().manual_seed(0)).double()
-        everything = torch.zeros(200, 3, dtype=torch.float64)
-        everything[:, column] = values
-        for part in everything.split(20):
-            confidence.observe(made([[1.0, 0]] * 20, part), 0)
-        known = confidence.known(made([[1.0, 0]] * 200, everything))
-        assert torch.equal(known, values >= values.quantile(REJECTED))
 
 
 def test_familiarity_is_the_standardised_weighted_sum():
@@ -168,19 +130,6 @@ def test_weights_are_those_that_tell_images_from_those_of_a_class_left_out():
     sums = (torch.cat(records) - mean) / deviation @ weights
     expected = (new.typicality - mean) / deviation @ weights - sums.quantile(REJECTED)
     assert torch.allclose(confidence.familiarity(new), expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("column", range(3))
-def test_the_value_that_finds_unknown_images_gets_the_weight(column):
-    shift = [0.0, 0.0, 0.0]
-    shift[column] = 4.0
-    confidence = Confidence()
-    for seed in range(LEAST_LESSONS):
-        confidence.observe(random_lesson(seed, label=seed % 4), seed % 4, strange(seed, shift=shift))
-    moved = torch.eye(3, dtype=torch.float64)
-    zero, *values = confidence.familiarity(made([[1.0, 0]] * 4, torch.cat([torch.zeros(1, 3).double(), moved])))
-    shares = torch.stack(values) - zero
-    assert int(shares.argmax()) == column and shares[column] > 1.5 * shares.sort().values[1]
 
 
 def test_a_value_that_speaks_for_unknown_images_has_no_weight():

@@ -10,7 +10,6 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.directions import ClassDirections
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.system.ray_cluster import Engine as Here
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -93,13 +92,6 @@ def test_learners_merge_whichever_dropped_them(small, first):
     assert len(one.classes) == CLASSES and np.mean(right) > 0.9
 
 
-def test_explanation_and_runners_up_go_on(small):
-    learner, _ = taught(small(), range(CLASSES))
-    answer = learner.predict(images(3, 1, seed=4)[0])
-    heat = learner.explain(images(3, 1, seed=4)[0])
-    assert len(answer.runners_up) == 4 and heat.shape == (learner.image_size,) * 2 and heat.isfinite().all()
-
-
 def test_an_exported_file_answers_the_same(small, tmp_path):
     pytest.importorskip("onnxruntime")
     from crumb_avalanche.learner.export import export_onnx
@@ -107,21 +99,6 @@ def test_an_exported_file_answers_the_same(small, tmp_path):
     learner, _ = taught(small(), range(CLASSES))
     parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(CLASSES) for one in images(n, 2, seed=3)])
     assert parity.holds and parity.score_error < 1e-3 and parity.other_labels == 0
-
-
-def test_many_workers_drop_them_as_one(small, tmp_path):
-    from PIL import Image
-
-    for number in range(CLASSES):
-        for clip in range(2):
-            folder = tmp_path / f"c{number}" / f"clip{clip}"
-            folder.mkdir(parents=True)
-            for frame, pixels in enumerate(images(number, 3, seed=clip)):
-                Image.fromarray(pixels).save(folder / f"{frame}.png")
-    learner = small()
-    lesson = learner.teach(tmp_path, engine=Here())
-    assert learner._classifier.length == learner._classifier.kept and any("features" in note for note in lesson.notes)
-    assert np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES), seed=7))]) > 0.9
 
 
 def test_a_state_of_another_length_is_refused(small):
@@ -132,6 +109,7 @@ def test_a_state_of_another_length_is_refused(small):
         small()._classifier.load_state_dict(state)
 
 
+@pytest.mark.slow
 def test_a_thousand_classes_fit_into_the_usual_budget():
     """Gaussian features of SqueezeNet's numbers, one class after the other."""
     budget, length = 2_941_700, 2560

@@ -8,14 +8,12 @@ from itertools import chain
 import numpy as np
 import pytest
 from clip_trees import read, save
-from counted_images import Counted
 from fake_videos import frame_number, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
-from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import sources
-from crumb_avalanche.learner.sources import batches, clips_of
+from crumb_avalanche.learner.sources import clips_of
 
 
 def numbers(source, **options):
@@ -91,15 +89,3 @@ def test_a_video_needs_pyav(tmp_path, monkeypatch):
     assert "crumb-avalanche[video]" in bad[0].reason
     with pytest.raises(ImportError, match=r"crumb-avalanche\[video\]"):
         read(tmp_path)
-
-
-def test_frames_of_a_video_are_decoded_one_at_a_time(video, monkeypatch, no_cycles):
-    from benchmarks_toybox_ilab.video import sampling
-
-    counted = Counted(sampling.picture)
-    monkeypatch.setattr(sampling, "picture", counted)
-    (clip,) = clips_of(video)
-    next(clip.frames)
-    assert counted.calls == 1
-    assert sum(len(paths) for paths, _ in batches(clip.frames, 4, PixelTransform(8))) == 14
-    assert counted.calls == 15 and counted.most <= 2

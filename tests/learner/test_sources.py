@@ -2,14 +2,11 @@
 
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from clip_trees import TREE, pixels, read, save, write_tree
-from counted_images import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
@@ -17,7 +14,6 @@ from PIL import Image, ImageDraw
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables import folders
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, natural_key
-from crumb_avalanche.learner import sources
 from crumb_avalanche.learner.clips import BadImage, Clip, class_folders
 from crumb_avalanche.learner.sources import batches, clips_of
 
@@ -216,26 +212,6 @@ def test_batches_are_resized_as_in_a_run():
     assert list(batches([], 2, PixelTransform(24))) == []
 
 
-@pytest.mark.parametrize("kind", ["folder", "pattern", "list", "array", "tensor"])
-def test_one_image_at_a_time_is_decoded(tmp_path, monkeypatch, no_cycles, kind):
-    for number in range(20):
-        save(tmp_path / f"class{number % 3}" / f"{number}.png")
-    source = {
-        "folder": tmp_path,
-        "pattern": str(tmp_path / "**" / "*.png"),
-        "list": sorted(tmp_path.rglob("*.png")),
-        "array": np.zeros((20, 4, 4, 3)),
-        "tensor": torch.zeros((20, 3, 4, 4)),
-    }[kind]
-    place, name = (Image, "fromarray") if kind in ("array", "tensor") else (sources, "read_image")
-    counted = Counted(getattr(place, name))
-    monkeypatch.setattr(place, name, counted)
-    assert sum(len(paths) for clip in clips_of(source) for paths, _ in batches(clip.frames, 8, PixelTransform(4))) == 20
-    assert counted.calls == 20 and counted.most == 1
-    list(clips_of(source))  # clips alone decode nothing
-    assert counted.calls == 20
-
-
 # What cannot be read
 
 
@@ -364,16 +340,3 @@ def test_a_folder_that_cannot_be_listed_is_reported(tmp_path, monkeypatch):
     assert [(entry.path, entry.reason) for entry in bad] == [(str(tmp_path / "cup" / "red"), reason)]
     with pytest.raises(BadFrameError, match=f"red: {reason}"):
         read(tmp_path)
-
-
-def test_it_works_without_modules_of_linux_and_imports_nothing_heavy(tmp_path):
-    save(tmp_path / "a.png")
-    code = (
-        "import sys\n"
-        "for name in ('resource', 'fcntl'): sys.modules[name] = None\n"
-        "from crumb_avalanche.learner.sources import clips_of\n"
-        "print([path for clip in clips_of(sys.argv[1]) for path, _ in clip.frames])\n"
-        "print(sorted({'torch', 'avalanche', 'matplotlib', 'av'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
-    assert done.stdout.splitlines() == [str([str(tmp_path / "a.png")]), "[]"], done.stderr

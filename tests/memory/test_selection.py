@@ -153,17 +153,6 @@ def test_the_reservoir_keeps_every_image_equally_often():
         assert all(abs(kept[number] - mean) < 5 * mean**0.5 for number in numbers)
 
 
-def test_the_reservoir_remembers_who_was_once_the_largest():
-    # Classes 0 and 1 hold two places each until class 2 takes one of them; the class that lost it stays at one place,
-    # however many of its images follow, because it has been among the largest.
-    rule, slots = ClassBalancedReservoir(), Slots(4)
-    rule.choose(slots, [0, 0, 0, 0, 1, 1, 2])
-    assert slots.count(0) + slots.count(1) == 3 and slots.count(2) == 1
-    reduced = 0 if slots.count(0) == 1 else 1
-    rule.choose(slots, [reduced] * 30)
-    assert slots.count(reduced) == 1
-
-
 def test_the_reference_rule_by_hand():
     # 24 images in 6 batches of 4, 8 places: j = 5 * 4 // 8 = 2, quota 4 a class. Batches alternate 0 0 1 1, so of each
     # class the first of every two is a candidate: items 0, 2, 4, 6, ... fill both quotas after four batches.

@@ -57,17 +57,6 @@ def test_classes_added_one_by_one_are_as_if_there_from_the_start(name):
         ours.grow(19)
 
 
-def test_growing_copies_a_row_a_constant_number_of_times():
-    statistics, places, most = ClassMeans(0, 3), set(), 0
-    for label in range(1000):
-        statistics.grow(label + 1)
-        statistics.update(torch.full((1, 3), float(label)), torch.tensor([label]))
-        places.add(statistics.means.untyped_storage().nbytes())
-        most = max(most, statistics.held_bytes / (16 * (label + 1)))
-    assert len(places) < 60 and most <= 1.125
-    assert torch.equal(statistics.means[:, 0], torch.arange(1000.0))
-
-
 @each_form
 def test_a_removed_class_leaves_nothing_of_its_own(name):
     features, labels = images(120, 4)

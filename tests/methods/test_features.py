@@ -8,7 +8,6 @@ from crumb_avalanche.methods.features import (
     FeatureMoments,
     cell_means,
     feature_length,
-    mean_and_deviation,
     pooled_features,
 )
 from crumb_avalanche.models.backbones import split_backbone
@@ -83,16 +82,6 @@ def test_cells_are_those_of_adaptive_pooling(height, width, cells):
 def test_a_grid_without_cells_is_refused():
     with pytest.raises(ValueError, match="cells is 0; give"):
         FeatureMoments(cells=0)
-
-
-@pytest.mark.parametrize("shape", [(3, 5, 4, 6), (2, 7, 9, 1), (4, 3, 8)])
-def test_mean_and_deviation_are_those_of_torch(shape):
-    maps = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    flat = maps.flatten(2)
-    for values in (maps, maps.contiguous(memory_format=torch.channels_last) if maps.dim() == 4 else maps):
-        mean, deviation = mean_and_deviation(values)
-        torch.testing.assert_close(mean, flat.mean(2))
-        torch.testing.assert_close(deviation, flat.std(2, correction=0))
 
 
 def test_tokens_of_a_transformer():

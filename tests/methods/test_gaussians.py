@@ -2,13 +2,11 @@
 
 import pytest
 import torch
-from avalanche.models.fecam import FeCAMClassifier, compute_covariance, compute_means
 from closed_form_cases import D, discriminant, feed, images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.methods.fecam import FeCAM
 from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.lr_rgda import LowRankRda
@@ -99,17 +97,6 @@ def test_what_srdas_directions_leave_out_has_the_shape_of_the_common_covariance(
         log_share = (labels == label).double().mean().log()
         expected.append(MultivariateNormal(mean, blended).log_prob(fresh.double()) + log_share)
     assert_same_densities(ours.scores(fresh), torch.stack(expected, 1), rtol=1e-4, atol=1e-4)
-
-
-def test_answers_of_avalanches_fecam():
-    """It shrinks twice, by 1 each time: 1 (2 + 1) at once."""
-    (features, labels), (fresh, _) = ((part.clamp_min(0.01), its) for part, its in (images(200, 4), images(200, 4, 1)))
-    host = FeCAMClassifier()
-    raised = host.apply_transforms(features)
-    host.replace_class_means_dict(compute_means(raised, labels))
-    host.replace_class_cov_dict(host.apply_cov_transforms(compute_covariance(raised, labels)))
-    ours = feed(FeCAM(CLASSES, D, D, shrink_diagonal=3.0, shrink_others=3.0), features, labels)
-    torch.testing.assert_close(ours.scores(fresh).float(), host(fresh), rtol=2e-2, atol=1e-3)
 
 
 def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():

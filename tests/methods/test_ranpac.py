@@ -8,43 +8,10 @@ import torch
 from closed_form_cases import D, feed, images
 
 from crumb_avalanche.learner.run_file import probabilities
-from crumb_avalanche.methods.ranpac import FOAL, RandomProjection, chosen_ridge
+from crumb_avalanche.methods.ranpac import RandomProjection, chosen_ridge
 from crumb_avalanche.methods.registry import STRATEGIES
 
 CLASSES = 4
-
-
-class Recursion:
-    """Recursive least squares as ACIL and F-OAL have it: the inverse ``R`` and the weights after every batch."""
-
-    def __init__(self, length, ridge):
-        self.inverse = torch.eye(length, dtype=torch.float64) / ridge
-        self.weights = torch.zeros(length, 0, dtype=torch.float64)
-
-    def update(self, hidden, labels):
-        more = int(labels.max()) + 1 - self.weights.shape[1]
-        self.weights = torch.cat([self.weights, self.weights.new_zeros(len(self.weights), max(more, 0))], 1)
-        targets = torch.eye(self.weights.shape[1], dtype=torch.float64)[labels]
-        gain = torch.linalg.inv(torch.eye(len(hidden)) + hidden @ self.inverse @ hidden.T)
-        self.inverse = self.inverse - self.inverse @ hidden.T @ gain @ hidden @ self.inverse
-        self.weights = self.weights + self.inverse @ hidden.T @ (targets - hidden @ self.weights)
-
-
-@pytest.mark.parametrize("form", [RandomProjection, FOAL])
-def test_the_recursion_gives_the_answers_of_the_gram_matrix_after_every_batch(form):
-    features, labels = images(200, CLASSES)
-    order = labels.argsort(stable=True)  # classes one after the other
-    features, labels, fresh = features[order], labels[order], images(200, CLASSES, 1)[0]
-    ours = form(CLASSES, D, projection=30, seed=3)
-    slow = Recursion(30, ridge=2.0)
-    for some, its_labels in zip(features.split(7), labels.split(7)):
-        ours.update(some, its_labels)
-        slow.update(ours.project(some), its_labels)
-        ours.ridge = 2.0 / float(ours.gram.diagonal().mean())  # the recursion's is a constant
-        known = slow.weights.shape[1]
-        torch.testing.assert_close(
-            ours.scores(fresh)[:, :known], ours.project(fresh) @ slow.weights, rtol=1e-2, atol=1e-3
-        )
 
 
 def test_the_chosen_ridge_by_hand():

@@ -12,7 +12,6 @@ from crumb_avalanche.models.backbones import BACKBONES, split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS, SmallCNN
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.models.weights import WeightsError
 
 SHAPES = {
     "squeezenet1_0": (512, 13, 13),
@@ -110,16 +109,6 @@ def test_the_head_of_the_reference_code():
             split_backbone(name, None, n_classes=4, head_kernel=3, codebook=None)
 
 
-def test_weights_come_from_a_file(tmp_path):
-    network = models.squeezenet1_1(weights=None)
-    torch.save(network.state_dict(), tmp_path / "w.pth")
-    model = split_backbone("squeezenet1_1", tmp_path / "w.pth", n_classes=4, image_size=64, codebook=None)
-    assert torch.equal(model.feature_extractor[0].weight, network.features[0].weight)
-    assert torch.equal(model.plastic_layers.features[0].squeeze.weight, network.features[12].squeeze.weight)
-    with pytest.raises(WeightsError, match=re.escape("w.pth has no 'conv1.weight', which ResNet needs")):
-        split_backbone("resnet18", tmp_path / "w.pth", n_classes=4, codebook=None)
-
-
 @pytest.mark.parametrize(
     "wrong, kind, words",
     [
@@ -152,16 +141,6 @@ def test_split_at_equals_the_whole_network():
     assert not frozen & plastic and len(frozen | plastic) == len(list(models.resnet18(weights=None).parameters()))
 
 
-def test_tokens_become_a_map():
-    timm = pytest.importorskip("timm")
-    network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64).eval()
-    wanted, head = network(images()), network.get_classifier().state_dict()
-    model = split_at(network, "blocks.9", n_classes=6, image_size=64).eval()
-    model.plastic_layers.head.load_state_dict(head)
-    torch.testing.assert_close(model(images()), wanted, rtol=1e-3, atol=1e-4)
-    assert model.map_shape == (192, 17, 1), "a token a place"
-
-
 class Skipping(nn.Module):
     """A network whose last sum needs the output of ``first``, and whose head, used last, is its first child."""
 
@@ -185,31 +164,6 @@ def test_split_at_names_the_crossing_connection():
         split_at(Skipping(), "layer9", n_classes=2, image_size=16)
     with pytest.raises(ValueError, match="no linear or convolutional layer that is used once follows"):
         split_at(models.resnet18(weights=None), "fc", n_classes=2)
-
-
-class ChannelsLast(nn.Module):
-    """Its middle works on ``(B, H, W, C)``, as Swin does."""
-
-    def __init__(self):
-        super().__init__()
-        self.patches = nn.Conv2d(3, 8, 4, stride=4)
-        self.mix = nn.Linear(8, 6)
-        self.head = nn.Linear(6, 10)
-
-    def forward(self, x):
-        mixed = self.mix(self.patches(x).permute(0, 2, 3, 1))
-        return self.head(mixed.permute(0, 3, 1, 2).mean((2, 3)))
-
-
-def test_split_at_refuses_a_map_with_its_channels_last():
-    words = "cannot be cut after 'mix': it gives (1, 4, 4, 6) for one image, with the channels last; a feature map is"
-    with pytest.raises(ValueError, match=re.escape(words)):
-        split_at(ChannelsLast(), "mix", n_classes=2, image_size=16)
-    for node, shape in [("patches", (8, 4, 4)), ("permute_1", (6, 4, 4))]:
-        model = split_at(ChannelsLast(), node, n_classes=2, image_size=16).eval()
-        assert model.map_shape == shape and model(images(16)).shape == (2, 2)
-    # As many channels as places a side are no sign of another order.
-    assert split_at(ChannelsLast(), "patches", n_classes=2, image_size=32).map_shape == (8, 8, 8)
 
 
 def test_a_codebook_is_made_by_default_where_f_is_not_empty():

@@ -103,12 +103,3 @@ def test_a_repeated_clip(tmp_path):
     words = f"{tmp_path / 'copy' / name} and {tmp_path / name} are the same clip of Toybox; keep one of them"
     with pytest.raises(FrameTableError, match=re.escape(words)):
         extract_toybox(tmp_path, tmp_path)
-
-
-def test_toybox_archives_that_were_unpacked_in_place(videos, tmp_path, run, said):
-    source = tmp_path / "source"
-    shutil.copytree(videos, source)
-    pack(source / "households.zip", videos)
-    assert run("toybox", tmp_path / "root", source) == []
-    assert said[0].endswith("households.zip: 0 files unpacked") and not (tmp_path / "root/videos").exists()
-    assert shown(tmp_path / "root") == toybox_frames(videos)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from chromium import CHROMIUM, Browser
+from camera_browser import PROGRAM, Chromium
 from fake_runs import report
 from html_pages import mixed, page_with
 
@@ -17,11 +17,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    if CHROMIUM is None:
+    if PROGRAM is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
+    with Chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+def seen(browser, *methods):
+    return [event["params"] for event in browser.events if event["method"] in methods]
 
 
 @pytest.fixture
@@ -40,11 +43,11 @@ def column(browser, table: str, name: str) -> list[str]:
 
 def test_opens_without_errors_and_without_requests(opened, folder):
     opened.evaluate("document.body.scrollHeight")
-    requests = [event["request"]["url"] for event in opened.seen("Network.requestWillBeSent")]
+    requests = [event["request"]["url"] for event in seen(opened, "Network.requestWillBeSent")]
     # The icon is an empty data: address, which is answered without a request.
     assert [url for url in requests if not url.startswith("data:")] == [(folder / "report.html").as_uri()]
-    assert opened.seen("Runtime.exceptionThrown", "Runtime.consoleAPICalled") == []
-    assert [event["entry"]["text"] for event in opened.seen("Log.entryAdded")] == []
+    assert seen(opened, "Runtime.exceptionThrown", "Runtime.consoleAPICalled") == []
+    assert [event["entry"]["text"] for event in seen(opened, "Log.entryAdded")] == []
     assert opened.evaluate("performance.getEntriesByType('resource').length") == 0
     assert opened.evaluate("window.attacked") is None
 
@@ -100,17 +103,17 @@ CONTRAST = """((a, b) => {
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_texts_stand_out_in_light_and_dark(opened, scheme):
     """WCAG AA asks for 4.5 between text and ground."""
-    opened.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    opened.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     for selector in ("td", "h2", "thead th", ".notes", "figcaption", "summary", "a"):
         pair = f"getComputedStyle(document.querySelector('main {selector}, nav {selector}')).color"
         ground = "getComputedStyle(document.querySelector('section')).backgroundColor"
         assert opened.evaluate(f"{CONTRAST}({pair}, {ground})") > 4.5, selector
     is_dark = opened.evaluate(f"{CONTRAST}(getComputedStyle(document.body).backgroundColor, 'rgb(0, 0, 0)') < 3")
     assert is_dark == (scheme == "dark")
-    opened.call("Emulation.setEmulatedMedia", features=[])
+    opened.send("Emulation.setEmulatedMedia", features=[])
 
 
 def test_a_narrow_window_scrolls_tables_not_the_page(opened):
-    opened.call("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+    opened.send("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
-    opened.call("Emulation.clearDeviceMetricsOverride")
+    opened.send("Emulation.clearDeviceMetricsOverride")

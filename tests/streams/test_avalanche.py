@@ -1,7 +1,5 @@
 """Benchmarks with Avalanche's own strategies and benchmark tools."""
 
-from itertools import chain
-
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_with_validation_stream
@@ -86,17 +84,3 @@ def test_streams_can_be_split_into_mini_batches_and_for_validation(benchmark):
     assert rows(parts.test_stream) == rows(benchmark.test_stream)
     learner.train(parts.train_stream[0])
     learner.eval(parts.valid_stream)
-
-
-def test_training_without_shuffling_sees_the_order_of_the_data(benchmark):
-    seen = []
-
-    class Watch(Naive):
-        def _before_forward(self, **kwargs):
-            seen.extend(self.mb_y.tolist())
-            super()._before_forward(**kwargs)
-
-    learner = strategy(Watch)
-    for experience in benchmark.train_stream:
-        learner.train(experience, shuffle=False)
-    assert seen == list(chain(*(experience.dataset.targets for experience in benchmark.train_stream)))

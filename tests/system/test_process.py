@@ -62,26 +62,3 @@ print(len(started), kept, torch.equal(again, expected), torch.get_num_threads())
 @pytest.mark.parametrize(("environment", "kept"), [({}, False), ({"GOMP_SPINCOUNT": "2000"}, True)])
 def test_threads_that_spin_for_long_are_ended_and_started_again(environment, kept):
     assert printed(IDLE, environment) == ["1", str(kept), "True", "2"]
-
-
-PAGES = """
-import resource, torch
-from crumb_avalanche.system.process import keep_freed_memory
-torch.set_num_threads(1)
-def faults():
-    for _ in range(3):
-        torch.ones(11_000_000).mul(2)  # 44 MB, twice
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-left, known = -faults() + faults(), keep_freed_memory()
-kept = min(-faults() + faults() for _ in range(4))  # a batch for which the heap grows has faults still
-print(left, known, kept)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the C library is not glibc")
-def test_batches_reuse_memory():
-    left, known, kept = printed(PAGES, {})
-    if known == "False":
-        pytest.skip("the C library is not glibc")
-    # Three pairs of batches are 64,500 pages of 4 kB; fewer where the system gives out larger ones.
-    assert known == "True" and int(kept) < max(1000, int(left) / 10)

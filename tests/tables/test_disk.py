@@ -10,19 +10,6 @@ from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readabl
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
 
-@pytest.mark.parametrize("bulk", [False, True])
-def test_a_file_is_replaced_at_the_end_of_the_block(tmp_path, bulk):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    with atomic_write(path, "w", bulk=bulk, encoding="utf-16") as file:
-        file.write("new")
-        assert path.read_text() == "old"
-        assert all(name == "a.txt" or name.startswith(".a.txt.") for name in os.listdir(tmp_path))
-    assert path.read_text("utf-16") == "new" and os.listdir(tmp_path) == ["a.txt"]
-    (tmp_path / "plain").touch()
-    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode  # readable for others as any new file
-
-
 @pytest.mark.skipif(os.name != "posix", reason="links and permissions of POSIX")
 def test_a_link_is_followed_and_permissions_are_kept(tmp_path):
     (tmp_path / "folder").mkdir()

@@ -5,18 +5,15 @@ import pickle
 import pytest
 import torch
 from avalanche.checkpointing import save_checkpoint
-from avalanche.training.plugins import EWCPlugin, MASPlugin, RWalkPlugin, SupervisedPlugin
+from avalanche.training.plugins import EWCPlugin, MASPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from small_crumb import make
 from torch import nn
 
 from crumb_avalanche import patched_dill
-from crumb_avalanche.models.layers import CoinDropout
-from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, learning_view
-from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
-from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -91,35 +88,6 @@ def test_patched_agem_projects_the_steps_of_crumb(make_model, make_stream, monke
         bias = dict(zip(learning(model), parts, strict=True))["plastic_layers.head.bias"]
         assert bias[:4].abs().min() > 0 and not bias[4:].any()  # two classes never come
     assert any(old @ reference < 0 for reference, old, _ in steps[5:])
-
-
-class Modes(SupervisedPlugin):
-    """Whether the model was in training mode in each forward and each backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def after_forward(self, strategy, **kwargs):
-        self.seen.append(strategy.model.training)
-
-    before_backward = after_forward
-
-
-def test_beside_rwalk_crumb_trains_and_stores_as_without_it(make_model, make_stream):
-    """A penalty of weight 0 changes nothing."""
-    ends = []
-    for plugins in ([], [RWalkPlugin(ewc_lambda=0.0, delta_t=2)]):
-        model, modes, buffer, seen = make_model(), Modes(), CodeBuffer(8), SeenClassesPlugin()
-        model.plastic_layers.relu = nn.Sequential(nn.ReLU(), CoinDropout())
-        strategy = make(Naive, model, seen, *plugins, CRUMBPlugin(buffer, seen=seen), modes)
-        torch.manual_seed(0)
-        for experience in make_stream().train_stream:
-            strategy.train(experience, shuffle=False)
-        assert all(modes.seen) and len(buffer) == 8
-        ends.append((weights_hash(model), buffer.rows))
-    (one, rows), (two, others) = ends
-    assert one == two and torch.equal(rows, others)
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="earlier versions of torch.optim can be pickled by value")

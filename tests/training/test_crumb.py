@@ -1,89 +1,27 @@
 """The strategy and the plugin: losses, storage, calibration, feature caches, copies and wrong settings."""
 
-import copy
 import math
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.supervised import Naive
 from small_crumb import DIRECT, EPOCHS, MEM_SIZE, SGD, make, same_weights, train
 from torch import nn
 
-from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
+from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
     pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),  # CRUMB's own events
 ]
-
-
-class StopBeforeTheLastEpoch(SupervisedPlugin):
-    def before_training_epoch(self, strategy, **kwargs):
-        if strategy.clock.train_exp_epochs == 1:
-            strategy.stop_training()
-
-
-def test_a_strategy_that_stops_early_stores_in_an_extra_pass(model, make_stream):
-    buffer = MapBuffer(MEM_SIZE)
-    strategy = make(Naive, model, StopBeforeTheLastEpoch(), CRUMBPlugin(buffer), train_epochs=3)
-    experience = make_stream().train_stream[0]
-    strategy.train(experience, shuffle=False)
-    assert strategy.clock.train_exp_epochs == 1 and len(buffer) == 2 * (MEM_SIZE // 2)
-    maps = model.features(torch.stack([image for image, *_ in experience.dataset]))
-    held = sorted(slot for members in buffer.slots.by_class.values() for slot in members)
-    nearest = torch.cdist(buffer.rows[held].flatten(1), maps.flatten(1)).min(1)
-    assert nearest.values.max() < 1e-4 and len(set(nearest.indices.tolist())) == len(held)
-    targets = torch.tensor(list(experience.dataset.targets))
-    assert torch.equal(targets[nearest.indices], buffer.labels[held].long())
-
-
-class Losses(SupervisedPlugin):
-    """What CRUMB made of one batch; stands before the guard, behind the seen classes."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows = []
-
-    def after_backward(self, strategy, **kwargs):
-        if not self.rows:
-            self.rows.append((strategy.mb_x, strategy.mb_y, float(strategy.loss.detach())))
-
-
-@pytest.mark.parametrize("alpha, beta", [(1, 0), (0.3, 2.5)])
-def test_the_loss_is_alpha_direct_plus_beta_codebook_out(make_model, make_stream, alpha, beta):
-    losses, before = Losses(), make_model()
-    arguments = dict(direct_weight=alpha, codebook_weight=beta)
-    train(make_model(), make_stream(), MapBuffer(MEM_SIZE), [losses], first_epochs=1, **arguments)
-    images, labels, loss = losses.rows[0]
-    feature_map, seen = before.features(images), sorted(make_stream().train_stream[0].classes_in_this_experience)
-    total = 0.0
-    for image, label in enumerate(labels.tolist()):  # eq. 3, image by image
-        for weight, maps in ((alpha, feature_map), (beta, before.codebook(feature_map))):
-            logits = before.plastic_layers(maps[image : image + 1])[0]
-            total += weight * (logits[seen].exp().sum().log() - logits[label]).item() / len(labels)
-    assert loss == pytest.approx(total, rel=1e-4)
-
-
-@pytest.mark.parametrize("rule, fused", [(ClassBalancedReservoir, True), (ReferenceRule, False)])
-def test_same_seed_same_bits(make_model, make_stream, rule, fused):
-    def run(seed):
-        model, buffer = make_model(), CodeBuffer(MEM_SIZE, rule(), seed)
-        train(model, make_stream(), buffer, fused=fused)
-        return weights_hash(model), buffer
-
-    (one, first), (two, second), (other, third) = run(1), run(1), run(2)
-    assert one == two and one != other
-    assert torch.equal(first.rows, second.rows) and torch.equal(first.labels, second.labels)
-    assert not torch.equal(first.rows, third.rows)
 
 
 def test_naive_with_the_plugins_equals_the_strategy(make_model, make_stream):
@@ -150,18 +88,6 @@ def test_what_cannot_be_trained_is_an_error(make_model, make_stream):
         strategy.train(make_stream().train_stream[0])
     with pytest.raises(ValueError, match="the plugin list has 2 of CRUMBPlugin, which would replay twice"):
         train(make_model(), make_stream(), CodeBuffer(4), [CRUMBPlugin(CodeBuffer(4))])
-
-
-def test_a_copy_of_a_trained_strategy_can_train_and_nothing_of_a_batch_is_kept(model, make_stream):
-    stream = make_stream()
-    strategy = train(model, stream, CodeBuffer(MEM_SIZE))
-    assert strategy.memory.batch is None and not strategy.memory._records and not strategy.model._map_hooks
-    twin = copy.deepcopy(strategy)
-    strategy.train(stream.train_stream[0])
-    assert weights_hash(twin.model) != weights_hash(strategy.model)
-    twin.train(make_stream().train_stream[0])
-    assert weights_hash(twin.model) == weights_hash(strategy.model)
-    assert torch.equal(twin.storage_policy.rows, strategy.storage_policy.rows)
 
 
 def small(codebook=True):

@@ -1,6 +1,5 @@
 """The plugin replaces images by their maps, in training and evaluation."""
 
-import gc
 import re
 
 import pytest
@@ -10,7 +9,6 @@ from avalanche.training.plugins import SupervisedPlugin
 from small_crumb import make
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -60,20 +58,3 @@ def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
 
     with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
         FeatureCache(tmp_path, model, 10, "toy").after_train_dataset_adaptation(Strategy())
-
-
-def learners() -> int:
-    """Caches and models in memory, garbage included."""
-    return sum(issubclass(type(thing), FeatureCache | SplitModel) for thing in gc.get_objects())
-
-
-def test_a_run_leaves_no_cache_in_memory(crumb, tiny, tmp_path):
-    options = ["--mem-size", "8", "--feature-cache", tmp_path / "cache", "--output", tmp_path / "out"]
-    gc.collect()
-    before = learners()
-    gc.disable()
-    try:
-        assert crumb(*tiny, *options)[0] == 0
-        assert learners() == before
-    finally:
-        gc.enable()

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer
 
@@ -143,31 +143,6 @@ def test_defaults_of_torch_and_an_evaluation_in_inference_mode_do_not_matter(cas
     finally:
         torch.set_default_device(None)
         torch.set_default_dtype(torch.float32)
-    same_weights(*models, **EXACT)
-
-
-def test_the_replay_step_scales_its_loss_as_the_strategy_does(make_model, make_stream):
-    class Scaled(CRUMBStrategy):
-        """Scales losses up before and gradients down after the backward pass, as a ``GradScaler`` does."""
-
-        def backward(self):
-            self.loss = self.loss * 1024
-            super().backward()
-            self.loss = self.loss / 1024
-
-        def optimizer_step(self):
-            for weight in self.model.parameters():
-                if weight.grad is not None:
-                    weight.grad /= 1024
-            super().optimizer_step()
-
-    models = []
-    for kind in (CRUMBStrategy, Scaled):
-        model = make_model()
-        strategy = make(kind, model, mem_size=7)
-        for experience in make_stream().train_stream:
-            strategy.train(experience)
-        models.append(model)
     same_weights(*models, **EXACT)
 
 

@@ -137,16 +137,3 @@ def test_an_interrupt_keeps_finished_clips(clips, tmp_path, workers):
     steps = []
     assert extract_many(todo, 1, lambda *step: steps.append(step)) == []
     assert steps[-1] == (9, 9, 27)
-
-
-def test_another_process_finishes_the_clip_first(clips, tmp_path, monkeypatch):
-    clip, save = clips / "whole.mp4", video._save
-
-    def overtaken(image, path):
-        monkeypatch.setattr(video, "_save", save)
-        extract(clip, tmp_path)
-        save(image, path)  # the other one has cleared our folder away
-
-    monkeypatch.setattr(video, "_save", overtaken)
-    assert extract(clip, tmp_path) == ["1.png", "2.png", "3.png"]
-    assert files(tmp_path) == [".frames.json", "1.png", "2.png", "3.png"]
