@@ -141,9 +141,8 @@ class RandomProjection(RandomFeatures):
         """Compute ``H``, ``(B, M)`` float64."""
         if self._weights is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
-            self._weights = torch.randn(
-                self.settings["length"], len(self.gram), generator=generator, dtype=torch.float64
-            )
+            shape = self.settings["length"], self.sums.shape[1]
+            self._weights = torch.randn(*shape, generator=generator, dtype=torch.float64)
         values = features.double() @ self._weights
         return values.relu() if self.activation == "relu" else (values / self.settings["length"] ** 0.5).sigmoid()
 

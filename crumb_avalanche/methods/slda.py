@@ -1,6 +1,7 @@
 """Streaming linear discriminant analysis of frozen features (Hayes and Kanan, CVPR Workshops 2020)."""
 
 import torch
+from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -43,8 +44,13 @@ class StreamingLDA(ClosedForm):
     def image_counts(self):
         return self.classes.counts
 
+    @property
+    def shaping(self) -> Tensor:
+        """Images of each class that the covariance is computed from, ``(n_classes,)`` int32: all."""
+        return self.classes.counts
+
     def _update(self, features, labels):
-        old = int(self.classes.counts.sum())
+        old = int(self.shaping.sum())
         rows = torch.cat(list(self.classes.absorb(features, labels).values()))
         total = old + len(labels)
         self.covariance = (self.covariance.double() * (old / total) + rows.mT @ rows / total).float()
@@ -65,7 +71,7 @@ class StreamingLDA(ClosedForm):
         return {**self.classes.named_tensors(), "covariance": self.covariance}
 
     def _merge(self, other, labels):
-        old, new = int(self.classes.counts.sum()), int(other.classes.counts.sum())
+        old, new = int(self.shaping.sum()), int(other.shaping.sum())
         rows = torch.cat([between for _, _, between in self.classes.absorb_means(other.classes, labels)])
         scatter = old * self.covariance.double() + new * other.covariance.double() + rows.mT @ rows
         self.covariance = (scatter / (old + new)).float()

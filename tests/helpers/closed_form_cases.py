@@ -6,8 +6,10 @@ from torch.nn import functional
 
 from crumb_avalanche.methods.fecam import FeCAM
 from crumb_avalanche.methods.klda import KernelLDA
+from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.methods.plda import PostDeploymentLDA
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -25,6 +27,7 @@ def discriminant(*arguments, **changes):
 MAKE = {
     "ncm": lambda n_classes: ClassMeans(n_classes, D),
     "slda": lambda n_classes: StreamingLDA(n_classes, D, shrinkage=0.01),
+    "plda": lambda n_classes: PostDeploymentLDA(n_classes, D, shrinkage=0.01, base_classes=20),
     "ranpac": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0.01, seed=3),
     "rda": lambda n_classes: discriminant(n_classes, D, directions=D),
     "rda, common scatter": lambda n_classes: discriminant(n_classes, D, directions=D, whole=True),
@@ -32,6 +35,7 @@ MAKE = {
     "rda, a part": lambda n_classes: discriminant(n_classes, D, D, own=0.1, span=False, part=2, head_share=0.4),
     "ranpac, chosen ridge": lambda n_classes: RandomProjection(n_classes, D, projection=20, ridge=0, seed=3),
     "ranpac, sigmoid": lambda n_classes: FOAL(n_classes, D, projection=20, ridge=0.01, seed=3),
+    "loranpac": lambda n_classes: LoRanPAC(n_classes, D, projection=20, rank=0.5, seed=3),
     "klda": lambda n_classes: KernelLDA(n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3),
     "fecam": lambda n_classes: FeCAM(n_classes, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0),
     "srda": lambda n_classes: StreamingRda(n_classes, D, directions=D, own=0.4, shrinkage=0.1),
@@ -44,7 +48,9 @@ DENSITIES = ("rda", "srda", "lr-rgda")
 # Their directions are in half precision.
 HALF = (*DENSITIES, "fecam")
 # Their answers depend on the scale of the features, for which they have a setting.
-SCALED = ("slda", "ranpac, sigmoid", "klda")
+SCALED = ("slda", "plda", "ranpac, sigmoid", "klda")
+# Their statistics are sums of random features.
+RANDOM = ("ranpac", "loranpac")
 
 
 def images(count, n_classes, seed=0):
@@ -66,7 +72,7 @@ class Twin:
     """Keeps the images of each class and computes everything from them, in float64, when it is asked.
 
     What the images share is kept as said of each form: the common covariance is an average over the images that are
-    left, the Gram matrix a sum over all images.
+    left, the Gram matrix a sum over all images, and the truncated directions are those of every step so far.
     """
 
     def __init__(self, name):
@@ -77,6 +83,7 @@ class Twin:
         length = len(self.transformed(torch.zeros(1, D))[0])
         self.common = torch.zeros(length, length, dtype=torch.float64)
         self.gram = torch.zeros(20, 20, dtype=torch.float64)
+        self.kept = torch.zeros(0, 20, dtype=torch.float64)
 
     def transformed(self, features):
         features = features.double()
@@ -110,11 +117,19 @@ class Twin:
             self.images.setdefault(label, []).append(feature)
         self.common = (scatter + self.within() - before) / self.total()
         self.gram = self.gram + self.hidden(features).T @ self.hidden(features)
+        self.truncate(self.hidden(features))
+
+    def truncate(self, rows):
+        """Three quarters of the directions of the images are kept, and ten at most."""
+        most = min(10, max(round(0.75 * self.total()), len(self.kept), 1))
+        _, lengths, directions = torch.linalg.svd(torch.cat([self.kept, rows]), full_matrices=False)
+        self.kept = (lengths[:, None] * directions)[lengths > 1e-6 * lengths[0]][:most]
 
     def forget(self, label):
         self.images.pop(label, None)
         if not self.images:
             self.common, self.gram = torch.zeros_like(self.common), torch.zeros_like(self.gram)
+            self.kept = self.kept[:0]
 
     def merge(self, other, numbers):
         before, scatter = self.within(), self.common * self.total() + other.common * other.total()
@@ -123,6 +138,7 @@ class Twin:
             self.images.setdefault(numbers[label], []).extend(group)
         self.common = (scatter + self.within() - before) / self.total()
         self.gram = self.gram + other.gram
+        self.truncate(other.kept)
 
     def scores(self, features):
         """Scores of the classes with images, in the order of their numbers."""
@@ -130,12 +146,14 @@ class Twin:
         means = torch.stack([self.mean(label) for label in labels])
         if name == "ncm":
             return torch.stack([torch.cosine_similarity(features, mean[None]) for mean in means], 1)
-        if name == "slda":
+        if name in ("slda", "plda"):
             return linear(features, means, 0.99 * self.common + 0.01 * torch.eye(D))
         if name == "klda":
             return linear(features, means, self.common + 0.01 * self.variance(self.common, means) * torch.eye(20))
-        if name.startswith("ranpac"):
+        if name.startswith(RANDOM):
             sums = torch.stack([self.hidden(self.group(label)).sum(0) for label in labels], 1)
+            if name == "loranpac":
+                return self.hidden(features) @ torch.linalg.pinv(self.kept.T @ self.kept, rtol=1e-11) @ sums
             ridge = self.chosen_ridge(sums) if "chosen" in name else 0.01
             return self.hidden(features) @ torch.linalg.inv(self.ridged(ridge)) @ sums
         common = self.common if "common" in name else self.within() / self.total()
