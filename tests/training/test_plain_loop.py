@@ -1,8 +1,10 @@
-"""CRUMB against a plain PyTorch loop of the paper's algorithm 1."""
+"""CRUMB against a plain PyTorch loop of the paper's algorithm 1: every loss, every gradient, weights and memories."""
 
 import pytest
 import torch
-from small_crumb import BATCH, EPOCHS, MEM_SIZE, PAPER, SGD, same_weights, train
+from avalanche.training.plugins import SupervisedPlugin
+from small_crumb import BATCH, MEM_SIZE, PAPER, SGD, same_weights, train
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
@@ -12,6 +14,57 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),
     pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks"),  # CRUMB's own events
 ]
+
+
+EPOCHS = 7  # of the first experience: 32 to 40 optimiser steps in all
+CLOSE = dict(rtol=1e-5, atol=1e-5)
+
+
+class SameMasks(nn.Module):
+    """Dropout whose masks come from a generator of its own, image by image, so that two networks have the same."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share, self.generator = share, torch.Generator().manual_seed(5)
+
+    def forward(self, inputs):
+        if not self.training:
+            return inputs
+        kept = [torch.rand(one.shape, generator=self.generator) >= self.share for one in inputs]
+        return inputs * torch.stack(kept) / (1 - self.share)
+
+
+def with_dropout(model):
+    """The small model with dropout before its head, where torchvision's SqueezeNet has it."""
+    model.plastic_layers.pool = nn.Sequential(model.plastic_layers.pool, SameMasks(0.3))
+    return model
+
+
+class Losses(SupervisedPlugin):
+    """The loss of every step of the library, in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = []
+
+    def after_backward(self, strategy, **kwargs):
+        self.values.append(strategy.loss.item())
+
+    def on_replay_loss(self, strategy, **kwargs):
+        self.values.append(strategy.replay_loss.item())
+
+
+class LoggedSGD(torch.optim.SGD):
+    """SGD that logs the gradients of its steps."""
+
+    def __init__(self, weights):
+        super().__init__(weights, **SGD)
+        self.gradients = []
+
+    def step(self, closure=None):
+        weights = self.param_groups[0]["params"]
+        self.gradients.append([weight.grad.clone() for weight in weights if weight.grad is not None])
+        return super().step(closure)
 
 
 class LoggedBuffer(CodeBuffer):
@@ -37,7 +90,7 @@ class LoggedBuffer(CodeBuffer):
 def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, fused, clamp):
     """CRUMB on ``model``'s own layers, without any of the library's code but the logged choices of ``buffer``."""
     extractor, plastic, blocks = model.feature_extractor, model.plastic_layers, model.codebook.blocks
-    optimizer = torch.optim.SGD([*plastic.parameters(), blocks], **SGD)
+    optimizer, losses = LoggedSGD([*plastic.parameters(), blocks]), []
     chosen, drawn = iter(buffer.chosen), iter(buffer.drawn)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     memory = {}  # slot -> (label, codes)
@@ -64,6 +117,7 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
     def step(loss):
         optimizer.zero_grad()
         loss.backward()
+        losses.append(loss.item())
         if clamp is not None:
             for parameter in [*plastic.parameters(), blocks]:
                 parameter.grad.clamp_(-clamp, clamp)
@@ -100,7 +154,7 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
                 if finished:
                     break
     assert not list(chosen) and not list(drawn)  # nothing happened that is not in this loop
-    return memory
+    return memory, losses, optimizer.gradients
 
 
 @pytest.mark.parametrize("rule", [EveryJth, ClassBalancedReservoir, ReferenceRule])
@@ -115,10 +169,11 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
 )
 def test_two_experiences_equal_the_plain_loop(make_model, make_stream, rule, changes):
     arguments = PAPER | {"clamp_gradients": None} | changes
-    model, plain, untrained = make_model(), make_model(), make_model()
-    buffer = LoggedBuffer(MEM_SIZE, rule())
-    train(model, make_stream(), buffer, **arguments)
-    memory = plain_loop(
+    model, plain = with_dropout(make_model()), with_dropout(make_model())
+    buffer, steps = LoggedBuffer(MEM_SIZE, rule()), Losses()
+    optimizer = LoggedSGD([*model.plastic_layers.parameters(), model.codebook.blocks])
+    train(model, make_stream(), buffer, [steps], optimizer=optimizer, first_epochs=EPOCHS, **arguments)
+    memory, losses, gradients = plain_loop(
         plain,
         make_stream(),
         buffer,
@@ -127,8 +182,11 @@ def test_two_experiences_equal_the_plain_loop(make_model, make_stream, rule, cha
         clamp=arguments["clamp_gradients"],
         **{name: arguments[name] for name in ("replay_weight", "replay_steps", "fused")},
     )
+    assert len(losses) >= 30
+    torch.testing.assert_close(torch.tensor(steps.values), torch.tensor(losses), **CLOSE)
+    torch.testing.assert_close(optimizer.gradients, gradients, **CLOSE)
     same_weights(model, plain, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(model.codebook.blocks, untrained.codebook.blocks, atol=1e-3)  # something was learned
+    assert not torch.allclose(model.codebook.blocks, make_model().codebook.blocks, atol=1e-3)  # something was learned
     # The buffer holds what the loop remembers.
     for label, members in buffer.slots.by_class.items():
         for slot in members:
