@@ -15,6 +15,8 @@ DEVICE = torch.device("meta")
 aten = torch.ops.aten
 READS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique2, aten.unique_dim}
 
+MIXED = {aten.copy_, aten.index, aten.index_put, aten.index_put_}  # take tensors of the CPU, too
+
 
 class OnDevice(Tensor):
     """A tensor of the device; ``held`` is on the CPU."""
@@ -58,7 +60,12 @@ def run(function, arguments, keywords, waits: Counter):
     """Run an operation on the CPU, and wrap what it returns if it is on the device."""
     packet = function._overloadpacket
     inputs: list[OnDevice] = []
-    tree_map_only(OnDevice, inputs.append, (arguments, keywords))
+    others: list[Tensor] = []
+    tree_map_only(
+        Tensor, lambda one: (inputs if isinstance(one, OnDevice) else others).append(one), (arguments, keywords)
+    )
+    if inputs and packet not in MIXED and any(other.dim() for other in others):
+        raise RuntimeError(f"{packet.__name__} has tensors of the device and of the CPU, which no GPU takes")
     to = keywords.get("device")
     on_device = bool(inputs) if to is None else torch.device(to).type == DEVICE.type
     if inputs:
