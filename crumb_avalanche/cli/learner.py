@@ -1,5 +1,6 @@
 """``crumb learner``: show a learner, or change what it knows; ``crumb export``: convert it for other programs."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -7,7 +8,6 @@ import torch
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.file import file_of, holds_weights, is_learner, read_header, refuse_folder
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.lesson import Lesson
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
@@ -16,7 +16,6 @@ from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 
 NEEDED = {"show": 0, "lessons": 0, "undo": 0, "move": 2, "forget": 1, "rename": 2, "merge": 1}
-FORGOTTEN = "classes that were forgotten"
 
 
 def main(settings: LearnerSettings) -> None:
@@ -65,14 +64,16 @@ def changed(learner: Learner, settings: LearnerSettings) -> str:
         return f"moved the images of {names[0]}{which} to {names[1]}"
     if action == "undo":
         lesson = learner.undo(settings.lesson)
-        return f"took back lesson {lesson.number}: {shown_images(lesson)}"
+        return f"took back lesson {lesson.number}: {shown_images(lesson.images, lesson.nothing)}"
     remains = learner.forget(names[0])
     return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
 
 
-def shown_images(lesson: Lesson) -> str:
-    """Return what a lesson showed, in words."""
-    return ", ".join(f"{name} ({counted(count, 'image')})" for name, count in lesson.images.items()) or FORGOTTEN
+def shown_images(images: Mapping[str, int], nothing: int) -> str:
+    """Return what a lesson showed, in words: images by class, and how many showed nothing."""
+    parts = [f"{name} ({counted(count, 'image')})" for name, count in images.items()]
+    parts += [f"nothing ({counted(nothing, 'image')})"] if nothing else []
+    return ", ".join(parts) or "classes that were forgotten"
 
 
 def show_lessons(learner: Learner, folder: str | None) -> None:
@@ -81,7 +82,7 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
     for lesson in learner.lessons:
         source = f", {lesson.source}" if lesson.source else ""
         fixed = "" if lesson.number in undoable else "; cannot be taken back"
-        print_line(f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson)}{source}{fixed}")
+        print_line(f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson.images, lesson.nothing)}{source}{fixed}")
         for doubt in lesson.doubts:
             print_line(f"  {doubt}")
     if folder is None:
@@ -114,9 +115,9 @@ def show(path: Path) -> None:
         print_line(f"  {name}: {counted(count, 'image')}")
     print_line("lessons")
     for lesson in header["lessons"]:
-        what = ", ".join(f"{name} ({count})" for name, count in lesson["images"].items())
+        what = shown_images(lesson["images"], lesson["nothing"])
         by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
-        print_line(f"  {lesson['number']}  {lesson['when']}  {what or FORGOTTEN}{by}")
+        print_line(f"  {lesson['number']}  {lesson['when']}  {what}{by}")
     for line in header["stored"]:
         print_line(f"stored    {line}")
     kind = REPLAY.get(header["method"])

@@ -28,7 +28,7 @@ from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
 
-LOOKS = (0.75, 0.5)  # see ``Learner``
+LOOKS = (0.6,)  # see ``Learner``
 
 
 class Learner(Predictor):
@@ -59,8 +59,8 @@ class Learner(Predictor):
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
         looks: middle parts of an image that are looked at, in units of its sides, for a method in closed form; see
             ``Looks``. An image takes as much time as there are looks. How much each counts is learned along the stream.
-            Two of 0.75 and 0.5 find an object in the middle of a scene, also a small one. ``(1.0,)`` weights all of the
-            image alike, as ``crumb run`` does.
+            One of 0.6 finds an object in the middle of a scene, also a small one. ``(1.0,)`` weights all of the image
+            alike, as ``crumb run`` does.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.

@@ -197,7 +197,7 @@ class NewLearnerSettings(InRange):
             one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
         threads: CPU threads; 0 takes one per core.
         looks: of a new learner: sides of the central squares that it looks at, in units of an image's side, such as 1
-            for whole images; 0.75,0.5 by default. Each takes the time of an image.
+            for whole images, or 0.75,0.5 for two; 0.6 by default. Each takes the time of an image.
     """
 
     method: str = "recommended"

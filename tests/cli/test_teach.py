@@ -65,6 +65,22 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, crumb):
     assert code == 0 and "blue.png  sky" in out
 
 
+def test_the_empty_scene_is_shown_as_nothing(mine, place, crumb):
+    before = names_of(mine)
+    code, out, _ = crumb("teach", mine, "--nothing", place / "tree" / "green", *QUIET)
+    assert code == 0 and "learned that 6 images show nothing\n" in out and "--nothing" not in out
+    assert names_of(mine) == before and Learner.load(mine).nothing == 6
+    assert json.loads(crumb("predict", mine, place / "photos" / "green.png", "--json")[1])["known"] is False
+    code, out, _ = crumb("learner", "undo", mine)
+    assert code == 0 and "nothing (6 images)" in out and Learner.load(mine).nothing == 0
+    for arguments, words in (
+        ((place / "tree" / "green", "--nothing", place / "tree" / "green"), "give a source"),
+        (("--nothing", place / "tree" / "green", "--label", "green"), "an empty scene has no class"),
+    ):
+        code, _, err = crumb("teach", mine, *arguments)
+        assert code == 1 and words in err
+
+
 def test_teach_by_replay(place, new, tmp_path, crumb):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
     code, out, _ = crumb("teach", path, place / "tree", "--method", "er", *new)

@@ -163,5 +163,5 @@ def test_a_usual_threshold_of_the_cosine_holds_until_one_is_fitted(classes, thre
     assert Confidence().known(found).tolist() == [True, True]
 
 
-def test_the_default_is_two_looks(weights_file):
-    assert Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE).looks == LOOKS == (0.75, 0.5)
+def test_the_default_is_the_middle(weights_file):
+    assert Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE).looks == LOOKS == (0.6,)
