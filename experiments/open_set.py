@@ -263,7 +263,7 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
                 lessons = ((label, features[(uses == "taught") & (labels == label)]) for label in places)
                 classifier = taught(learner._classifier, names, lessons)
                 for asked, to in (((uses == "known") & mine, found), (uses == "empty", strange)):
-                    to[count].append(classifier.evidence(features[asked]).typicality[:, 2])
+                    to[count].append(classifier.evidence(features[asked]).typicality[:, 1])
     usual = []
     for count, cosines in found.items():
         least = float(torch.cat(cosines).quantile(REJECTED))

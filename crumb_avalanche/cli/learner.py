@@ -82,7 +82,9 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
     for lesson in learner.lessons:
         source = f", {lesson.source}" if lesson.source else ""
         fixed = "" if lesson.number in undoable else "; cannot be taken back"
-        print_line(f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson.images, lesson.nothing)}{source}{fixed}")
+        print_line(
+            f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson.images, lesson.nothing)}{source}{fixed}"
+        )
         for doubt in lesson.doubts:
             print_line(f"  {doubt}")
     if folder is None:

@@ -11,14 +11,11 @@ from crumb_avalanche.learner.nothing import HALF, LEAST_APART
 from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
-REJECTED = 0.05  # share of images of known classes below the threshold
-# Weights of the standardised values of ``Evidence.typicality``: residual, relative distance, cosine. The second ones
-# hold where no class was left out.
-WEIGHTS = (0.5, 1.0, 0.5)
-WEIGHTS_ALONE = (0.5, 1.0, 2.0)
-STIFFNESS = 0.03  # of the weights: the penalty of their squared distance from the usual ones
+REJECTED = 0.05  # share of images of known classes below each of the two thresholds
+# Factors of the deviations by which relative distance and cosine exceed their thresholds; the smaller product counts.
+# A steep cosine hardly changes the order of images above its threshold.
+STEEPNESS = (1.0, 4.0)
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
-NEWTON_STEPS = 20
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
 RIVALS = 16  # classes of a record besides the true one; the others add little to a softmax
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
@@ -37,8 +34,7 @@ class Records(NamedTuple):
         lessons: ``(n,)`` int64, number of the lesson.
         images: ``(n,)`` int64, images of the true class that were learned at that time.
         classes: ``(n,)`` int64, number of classes at that time.
-        typicality: ``(n, 3)`` float32, see ``Evidence``.
-        without: ``(n, 3)`` float32, that without the true class; nan where too few other classes were known.
+        typicality: ``(n, 2)`` float32, see ``Evidence``.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
         gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
     """
@@ -48,18 +44,18 @@ class Records(NamedTuple):
     images: Tensor
     classes: Tensor
     typicality: Tensor
-    without: Tensor
     rivals: Tensor
     gaps: Tensor
 
     @classmethod
     def none(cls) -> "Records":
         """Return no records."""
-        none, three = torch.zeros(0, dtype=torch.int64), torch.zeros(0, 3)
-        return cls(none, none, none, none, three, three, none.view(0, 1).expand(0, RIVALS), torch.zeros(0, RIVALS))
+        none = torch.zeros(0, dtype=torch.int64)
+        rivals = none.view(0, 1).expand(0, RIVALS)
+        return cls(none, none, none, none, torch.zeros(0, 2), rivals, torch.zeros(0, RIVALS))
 
     @classmethod
-    def of_lesson(cls, evidence: Evidence, label: int, lesson: int, without: Tensor | None) -> "Records":
+    def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
         """Return the records of a lesson; arguments as for ``Confidence.observe``, and the number of the lesson."""
         column = (evidence.labels == label).nonzero().flatten()
         rows = rows_of_lesson(len(evidence.scores))
@@ -75,7 +71,6 @@ class Records(NamedTuple):
             evidence.counts[column].expand(len(rows)),
             torch.full((len(rows),), len(evidence.labels)),
             evidence.typicality[rows].float(),
-            (torch.full_like(evidence.typicality, torch.nan) if without is None else without)[rows].float(),
             torch.nn.functional.pad(rivals, (0, empty), value=-1),
             torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
         )
@@ -142,16 +137,14 @@ class Records(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Standardisation of the typicality, weights, and threshold of the weighted sum."""
+    """Thresholds of the typicality, ``(2,)``, and the units in which it is above them, ``(2,)``."""
 
-    mean: Tensor
-    deviation: Tensor
-    weights: Tensor
-    threshold: float
+    least: Tensor
+    units: Tensor
 
     def familiarity(self, typicality: Tensor) -> Tensor:
-        """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
-        return (typicality.double() - self.mean) / self.deviation @ self.weights - self.threshold
+        """Return ``(B,)`` float64 from ``(B, 2)``: below 0 for unknown images."""
+        return ((typicality.double() - self.least) / self.units).amin(1)
 
 
 class Confidence:
@@ -165,16 +158,14 @@ class Confidence:
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
     deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
 
-    *Unknown*: the familiarity of an image is a weighted sum of three standardised values: minus the logarithm of the
-    part of its features that no class explains, the relative distance to the nearest class, and the largest cosine
-    with a class mean. The weights tell the records from the same images with their class left out, which are images of
-    an unknown class then: by logistic regression, each lesson counting once, with a penalty for the squared distance
-    from the usual weights, and none below 0. The threshold is the 5 % quantile over records. Before five lessons are
-    observed, images whose largest probability is below 0.1 are unknown, and with ``usual`` those of small cosines.
-    Images that look like what was shown as nothing always are.
+    *Unknown*: an image is known if its relative distance to the nearest class and its largest cosine with a class mean
+    are both above their 5 % quantiles over the records, each lesson counting once. The distance tells classes that were
+    never learned, the cosine what shows no object at all. Before five lessons are observed, images whose largest
+    probability is below 0.1 are unknown, and with ``usual`` those of small cosines. Images that look like what was
+    shown as nothing always are.
 
     Args:
-        capacity: largest number of records, 248 bytes each; beyond it, the class with most loses every second one.
+        capacity: largest number of records, 232 bytes each; beyond it, the class with most loses every second one.
         usual: cosine that images of many known classes have at least, where cosines are those of a whitened space; see
             ``nothing.usual_cosine``.
     """
@@ -196,7 +187,7 @@ class Confidence:
         """Lessons to be observed before the threshold is fitted."""
         return max(0, LEAST_LESSONS - len(self._records.lessons.unique()))
 
-    def observe(self, evidence: Evidence, label: int, without: Tensor | None = None) -> None:
+    def observe(self, evidence: Evidence, label: int) -> None:
         """Record a clip of a class before it is learned; one call is one lesson.
 
         Leave out clips of an object that was learned before: they are easier than new objects. A clip of a new class is
@@ -205,11 +196,9 @@ class Confidence:
         Args:
             evidence: evidence of the clip's images from statistics without them.
             label: the true class.
-            without: ``(B, 3)``, the typicality of the images without their class, where it is known; see
-                ``typicality_without``.
         """
         if label in evidence.labels and len(evidence.labels) > 1:
-            self._add(Records.of_lesson(evidence, label, self._next, without))
+            self._add(Records.of_lesson(evidence, label, self._next))
             self._next += 1
 
     def _add(self, new: Records) -> None:
@@ -240,7 +229,7 @@ class Confidence:
             familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
             if self.usual is not None:
                 least = self.usual * classes / (classes + HALF)
-                familiarity = torch.minimum(familiarity, evidence.typicality[:, 2] - least)
+                familiarity = torch.minimum(familiarity, evidence.typicality[:, 1] - least)
         return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
 
     def known(self, evidence: Evidence) -> Tensor:
@@ -299,8 +288,7 @@ class Confidence:
 
 def _temperature(records: Records) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %."""
-    _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
-    weights = 1 / sizes.double()[lessons]
+    weights = _shares(records)
     gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0))  # 0 for the true class
     centre, step = 0.0, 0.5
     while step > 1e-4:
@@ -311,48 +299,19 @@ def _temperature(records: Records) -> float:
 
 
 def _fit(records: Records) -> _Fit:
-    """Fit the standardisation, the weights and the threshold to images of known classes."""
-    typicality = records.typicality.double()
-    mean, deviation = typicality.mean(0), typicality.std(0, correction=0).clamp_min(1e-6)
-    known, unknown = (typicality - mean) / deviation, (records.without.double() - mean) / deviation
-    whole = unknown.isfinite().all(1)
-    weights = torch.tensor(WEIGHTS_ALONE, dtype=torch.float64)
-    if len(records.lessons[whole].unique()) >= LEAST_LESSONS:
-        _, lessons, sizes = records.lessons[whole].unique(return_inverse=True, return_counts=True)
-        weights = _weights(known[whole], unknown[whole], 1 / sizes.double()[lessons] / len(sizes))
-    fit = _Fit(mean, deviation, weights, 0.0)
-    return fit._replace(threshold=float(fit.familiarity(typicality).quantile(REJECTED)))
+    """Return the thresholds of images of known classes."""
+    typicality, shares = records.typicality.double(), _shares(records)
+    ordered, order = typicality.sort(0)
+    below = shares[order].cumsum(0) / shares.sum()
+    least = ordered.gather(0, (below < REJECTED).sum(0, keepdim=True))[0]
+    deviation = typicality.std(0, correction=0).clamp_min(1e-6)
+    return _Fit(least, deviation / torch.tensor(STEEPNESS, dtype=torch.float64))
 
 
-def _weights(known: Tensor, unknown: Tensor, shares: Tensor) -> Tensor:
-    """Return the weights that tell ``(n, 3)`` known from ``(n, 3)`` unknown images, by projected Newton steps.
-
-    They are at least 0 and minimise the logistic loss, in which row ``i`` of both counts ``shares[i] / 2``, plus the
-    penalty. An offset, which is not penalised, is fitted with them.
-    """
-    rows = torch.nn.functional.pad(torch.cat([known, -unknown]), (0, 1), value=1.0)
-    rows[len(known) :, 3] = -1
-    shares, usual = torch.cat([shares, shares]) / 2, rows.new_tensor([*WEIGHTS, 0.0])
-    penalty = 2 * STIFFNESS * rows.new_tensor([1.0, 1.0, 1.0, 0.0])
-    least = rows.new_tensor([0.0, 0.0, 0.0, -torch.inf])
-
-    def loss(weights: Tensor) -> Tensor:
-        return shares @ torch.nn.functional.softplus(-rows @ weights) + penalty @ (weights - usual).square() / 2
-
-    weights = usual
-    for _ in range(NEWTON_STEPS):
-        wrong = (-rows @ weights).sigmoid()
-        slope = penalty * (weights - usual) - rows.mT @ (shares * wrong)
-        curvature = (rows.mT * (shares * wrong * (1 - wrong))) @ rows + penalty.diag()
-        curvature[3, 3] += 1e-9  # where all offsets are equally good
-        held = (weights <= least) & (slope > 0)
-        curvature[held] = curvature[:, held] = 0
-        curvature[held, held] = 1
-        step, size = torch.linalg.solve(curvature, slope.masked_fill(held, 0)), 1.0
-        while size > 1e-6 and loss((weights - size * step).maximum(least)) > loss(weights):
-            size /= 2
-        weights = (weights - size * step).maximum(least) if size > 1e-6 else weights
-    return weights[:3]
+def _shares(records: Records) -> Tensor:
+    """Return ``(n,)`` float64 weights of the records, with which each lesson counts once."""
+    _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
+    return 1 / sizes.double()[lessons]
 
 
 def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:

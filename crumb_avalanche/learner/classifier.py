@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, drawn_images, usual_cosine, with_shown
 from crumb_avalanche.methods.closed_form import ClosedForm
@@ -261,8 +261,8 @@ class Classifier:
         rows = self._rows(features)
         views = evidence(self._asked, rows, self.nothing)
         self.look_weights.observe(views.scores.unflatten(0, (-1, self.looks.views)), known.index(number))
-        found, without = self._together(views), typicality_without(self._asked, rows, number, self.nothing)
-        self.confidence.observe(found, number, None if without is None else self._mean_of_views(without))
+        found = self._together(views)
+        self.confidence.observe(found, number)
         return self._confidence_before.calibrated(found)
 
     def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:

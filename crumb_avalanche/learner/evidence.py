@@ -30,9 +30,9 @@ class Evidence(NamedTuple):
         scores: ``(B, C)`` float64, divided by the usual temperature of the closed form.
         labels: ``(C,)`` int64, the class of each column.
         counts: ``(C,)`` int64, images that each class was learned from.
-        typicality: ``(B, 3)`` float64, larger for images like those of the classes: minus the logarithm of the part
-            of the image that no combination of class means explains; the closeness to the nearest class relative to
-            that of an image of any class; and the cosine between the image and the class mean of nearest direction.
+        typicality: ``(B, 2)`` float64, larger for images like those of the classes: the closeness to the nearest class
+            relative to that of an image of any class; and the cosine between the image and the class mean of nearest
+            direction.
         apart: ``(B,)`` float64, that cosine without the directions of what was shown as nothing; ``None`` if nothing
             was.
     """
@@ -52,12 +52,11 @@ class Evidence(NamedTuple):
 def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = None) -> Evidence:
     """Compute scores and distances of images.
 
-    Regularised discriminant and streaming LDA: in the space whitened with the common covariance, the squared length
-    outside the span of the class means, minus the relative Mahalanobis distance (Ren et al., 2021), and the cosine.
-    With features of images that show nothing, the cosine is seen from their mean, in a space without their directions;
-    else from the mean of the class means. Class means: the same of unit vectors, not whitened, with the plain distance.
-    Random projection: the leverage of the regression, the largest score, and their ratio with the root of the leverage.
-    Other closed forms: the largest score, three times.
+    Regularised discriminant and streaming LDA: in the space whitened with the common covariance, minus the relative
+    Mahalanobis distance (Ren et al., 2021), and the cosine. With features of images that show nothing, the cosine is
+    seen from their mean, in a space without their directions; else from the mean of the class means. Class means: the
+    same of unit vectors, not whitened, with the plain distance. Random projection: the largest score, and its ratio
+    with the root of the leverage of the regression. Other closed forms: the largest score, twice.
 
     Args:
         statistics: a closed form with at least one class.
@@ -83,55 +82,24 @@ def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = 
     return Evidence(found / statistics.temperature, labels, counts, typicality, apart)
 
 
-def typicality_without(
-    statistics: ClosedForm, features: Tensor, label: int, nothing: Tensor | None = None
-) -> Tensor | None:
-    """Compute the typicality of images of a class as if it had no class mean: that of images of an unknown class.
-
-    The common covariance still holds the class, so that its images look somewhat less strange than those of a class
-    that was never learned.
-
-    Args:
-        statistics: a closed form that knows the class.
-        features: ``(B, D)`` float, on the CPU.
-        label: the class.
-        nothing: as for ``evidence``.
-
-    Returns:
-        ``(B, 3)`` float64, see ``Evidence``; ``None`` if less than two other classes are known.
-    """
-    others = statistics.image_counts.nonzero().flatten() != label
-    if int(others.sum()) < 2:
-        return None
-    return _typicality(statistics, features, nothing, None, others)[0]
-
-
 def _typicality(
-    statistics: ClosedForm,
-    features: Tensor,
-    nothing: Tensor | None,
-    scores: Tensor | None,
-    classes: Tensor | None = None,
+    statistics: ClosedForm, features: Tensor, nothing: Tensor | None, scores: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute typicality and ``apart`` for ``classes``, a mask of those with images, from scores if they are known.
-
-    Each value has its own way: see ``evidence``.
-    """
+    """Compute typicality and ``apart``. Each closed form has its own way: see ``evidence``."""
     apart = None
-    if not isinstance(statistics, (*WHITENED, ClassMeans)):
-        scores = statistics.solution()(features) if scores is None else scores
-        relative = (scores if classes is None else scores[:, classes]).amax(1)
-        if type(statistics) is not RandomProjection:
-            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature, None
-        hidden = statistics.project(features)
-        unexplained = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
-        cosine = relative / unexplained.clamp_min(_TINY).sqrt()
-    else:
+    if isinstance(statistics, (*WHITENED, ClassMeans)):
         values = features.double()
         values = functional.normalize(values) if type(statistics) is ClassMeans else values
-        unexplained, relative, cosine, *others = _solved(statistics, nothing).values(values, classes)
+        relative, cosine, *others = _solved(statistics, nothing).values(values)
         apart = others[0] if others else None
-    return torch.stack([-unexplained.clamp_min(_TINY).log(), relative, cosine], 1), apart
+    else:
+        relative = scores.amax(1)
+        if type(statistics) is not RandomProjection:
+            return relative.unsqueeze(1).expand(-1, 2) / statistics.temperature, None
+        hidden = statistics.project(features)
+        leverage = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
+        cosine = relative / leverage.clamp_min(_TINY).sqrt()
+    return torch.stack([relative, cosine], 1), apart
 
 
 class _Cosine(NamedTuple):
@@ -163,12 +131,11 @@ class _Cosine(NamedTuple):
         lengths = (places * towards).sum(0).clamp_min(_TINY).sqrt()
         return cls(white((centre - middle).unsqueeze(0))[0], lift, towards / lengths)
 
-    def __call__(self, white: Tensor, classes: Tensor | None) -> Tensor:
+    def __call__(self, white: Tensor) -> Tensor:
         """Return the largest cosine of ``(B, D)`` whitened rows, seen from the centre of the classes."""
         places = white + self.shift
         lengths = places.square().sum(1) - (places @ self.lift).square().sum(1)
-        cosines = places @ (self.towards if classes is None else self.towards[:, classes])
-        return cosines.amax(1) / lengths.clamp_min(_TINY).sqrt()
+        return (places @ self.towards).amax(1) / lengths.clamp_min(_TINY).sqrt()
 
 
 class _Space(NamedTuple):
@@ -230,37 +197,23 @@ class _Space(NamedTuple):
             lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).mT,
         )
 
-    def values(self, features: Tensor, classes: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Compute squared distances and cosines.
-
-        Args:
-            features: ``(B, D)`` float64.
-            classes: ``(C,)`` bool, the classes with images whose means count; default all. The common covariance is
-                that of all classes.
+    def values(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Compute distances and cosines of ``(B, D)`` float64 features.
 
         Returns:
-            The squared length outside the span of the class means; the squared distance to the centre in units of the
-            total covariance, which is 0 for class means, minus that to the nearest mean within the span; and the
-            largest cosine between the image and a class mean, both seen from the centre, or that of each of
-            ``cosines``; ``(B,)`` float64 each.
+            The squared distance to the centre in units of the total covariance, which is 0 for class means, minus that
+            to the nearest mean, both within the span of the means; and the largest cosine between the image and a class
+            mean, both seen from the centre, or that of each of ``cosines``; ``(B,)`` float64 each.
         """
         rows = features - self.centre
         places, white = rows @ self.projection, self.white(rows)
-        squares, means, factors = white.square().sum(1), self.means, self.background
-        if classes is not None:  # the span of some of the means, seen from their own centre
-            centre = means[classes].mean(0)
-            squares = squares - 2 * places @ centre + centre.square().sum()
-            means, places = means[classes] - centre, places - centre
-            lengths, vectors = torch.linalg.eigh(means.mT @ means)
-            kept = _not_zero(lengths)
-            means, places = means @ vectors[:, kept], places @ vectors[:, kept]
-            factors = factors.any() / (1 + lengths[kept] / len(means))
-        cosines = [cosine(white, classes) for cosine in self.cosines]
+        cosines = [cosine(white) for cosine in self.cosines]
         if not cosines:
-            cosines = [(places @ functional.normalize(means).mT).amax(1) / squares.clamp_min(_TINY).sqrt()]
+            lengths = white.square().sum(1).clamp_min(_TINY).sqrt()
+            cosines = [(places @ functional.normalize(self.means).mT).amax(1) / lengths]
         # As a product: torch's exporter to ONNX has no cdist in every version.
-        nearest = (means.square().sum(1) - 2 * places @ means.mT).amin(1) + places.square().sum(1)
-        return squares - places.square().sum(1), places.square() @ factors - nearest, *cosines
+        nearest = (self.means.square().sum(1) - 2 * places @ self.means.mT).amin(1) + places.square().sum(1)
+        return places.square() @ self.background - nearest, *cosines
 
 
 _held: WeakKeyDictionary[ClosedForm, tuple[Any, Any, Any]] = WeakKeyDictionary()

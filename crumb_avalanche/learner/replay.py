@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.evidence import Evidence, evidence, typicality_without
+from crumb_avalanche.learner.evidence import Evidence, evidence
 from crumb_avalanche.learner.looks import WHOLE, Looks
 from crumb_avalanche.learner.replay_network import HeldRows, ReplayNetwork, quantizer_of
 from crumb_avalanche.memory.buffers import StreamBatch
@@ -296,10 +296,8 @@ class ReplayClassifier(Classifier):
         known = self.statistics.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
-        examined = self.examine(features)
-        found = self.evidence(examined)
-        without = typicality_without(self.statistics, examined[:, : self.length], number)
-        self.confidence.observe(found, number, without)
+        found = self.evidence(self.examine(features))
+        self.confidence.observe(found, number)
         return self._confidence_before.calibrated(found)
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from patch_images import SIZE, images
 from small_lessons import taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.evidence import STRENGTH, evidence, evidence_by_location, typicality_without
+from crumb_avalanche.learner.evidence import STRENGTH, evidence, evidence_by_location
 from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -58,7 +58,6 @@ def covariance(statistics):
 
 @pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
 def test_distances_of_gaussians(name):
-    """Squared Mahalanobis distance = the part outside the span + that within it, for each class."""
     statistics, (fresh, _) = trained(name), data(seed=1)
     inverse = torch.linalg.inv(covariance(statistics))
     means, values = statistics.classes.means[[0, 1, 3]].double(), fresh.double()
@@ -67,7 +66,7 @@ def test_distances_of_gaussians(name):
     def squared(rows):
         return ((rows @ inverse) * rows).sum(-1)
 
-    residual, relative, cosine = parts(statistics, fresh)
+    relative, cosine = parts(statistics, fresh)
     whole = squared(values[:, None] - means).amin(1)
     # In units of the total covariance: S plus the covariance of the means, by the part within the span alone.
     total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 3)
@@ -76,15 +75,12 @@ def test_distances_of_gaussians(name):
     products = rows @ inverse @ (means - centre).mT
     lengths = squared(rows).sqrt()[:, None] * squared(means - centre).sqrt()
     assert torch.allclose(cosine, (products / lengths).amax(1), rtol=1e-4)
-    assert torch.allclose(parts(statistics, means[1:2])[2], torch.ones(1, dtype=torch.float64), atol=1e-4)
-    on_plane = means[:1] + 0.3 * (means[1:2] - means[:1])
-    assert parts(statistics, on_plane)[0].abs() < 1e-6 < residual.min()
+    assert torch.allclose(parts(statistics, means[1:2])[1], torch.ones(1, dtype=torch.float64), atol=1e-4)
 
 
 def parts(statistics, features, nothing=None):
-    """The residual, the relative distance and the cosine."""
-    unexplained, relative, cosine = evidence(statistics, features, nothing).typicality.T
-    return (-unexplained).exp(), relative, cosine
+    """The relative distance and the cosine."""
+    return evidence(statistics, features, nothing).typicality.T
 
 
 @pytest.mark.parametrize("name", ["rda", "slda"])
@@ -102,21 +98,20 @@ def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(na
         return images @ inverse @ means.mT / lengths[0][:, None] / lengths[1]
 
     found, plain = evidence(statistics, fresh, shown), evidence(statistics, fresh)
-    assert torch.allclose(found.typicality[:, 2], expected(drawn).amax(1), rtol=1e-4)
+    assert torch.allclose(found.typicality[:, 1], expected(drawn).amax(1), rtol=1e-4)
     assert torch.allclose(found.apart, expected(shown).amax(1), rtol=1e-4)
-    assert torch.equal(found.typicality[:, :2], plain.typicality[:, :2]) and plain.apart is None
+    assert torch.equal(found.typicality[:, 0], plain.typicality[:, 0]) and plain.apart is None
     assert evidence(statistics, fresh, drawn).apart is None
-    without = typicality_without(statistics, fresh, 1, shown)
-    assert torch.allclose(without[:, 2], expected(drawn)[:, [0, 2]].amax(1), rtol=1e-4)
 
 
 def test_distances_of_class_means_are_of_unit_vectors():
     statistics, (fresh, _) = trained("ncm"), data(seed=1)
     means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
     values = functional.normalize(fresh.double(), dim=1)
-    residual, relative, cosine = parts(statistics, 7 * fresh)
-    assert torch.allclose(residual - relative, torch.cdist(values, means).square().amin(1))
+    relative, cosine = parts(statistics, 7 * fresh)
     centre = means.mean(0)
+    plane = torch.linalg.qr((means - centre).mT[:, :2]).Q
+    assert torch.allclose(-relative, torch.cdist((values - centre) @ plane, (means - centre) @ plane).square().amin(1))
     expected = functional.normalize(values - centre) @ functional.normalize(means - centre).mT
     assert torch.allclose(cosine, expected.amax(1))
 
@@ -127,10 +122,9 @@ def test_leverage_of_random_projection():
     hidden = statistics.project(fresh)
     found = evidence(statistics, fresh)
     leverage = ((hidden @ torch.linalg.inv(gram)) * hidden).sum(1)
-    assert torch.allclose(found.typicality[:, 0], -leverage.log(), rtol=1e-4)
     largest = statistics.scores(fresh)[:, [0, 1, 3]].amax(1)
-    assert torch.allclose(found.typicality[:, 1], largest)
-    assert torch.allclose(found.typicality[:, 2], largest / leverage.sqrt(), rtol=1e-4)
+    assert torch.allclose(found.typicality[:, 0], largest)
+    assert torch.allclose(found.typicality[:, 1], largest / leverage.sqrt(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -139,7 +133,7 @@ def test_evidence_covers_the_classes_with_images(name):
     found = evidence(statistics, fresh)
     assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
     assert torch.allclose(found.scores * statistics.temperature, statistics.scores(fresh)[:, [0, 1, 3]])
-    assert found.typicality.shape == (200, 3) and found.typicality.isfinite().all()
+    assert found.typicality.shape == (200, 2) and found.typicality.isfinite().all()
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -170,33 +164,7 @@ def test_another_closed_form_is_as_typical_as_its_largest_score():
     features, labels = data()
     statistics.update(features, labels)
     found = evidence(statistics, features)
-    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 3))
-    without = typicality_without(statistics, features, 3)[:, 0]
-    torch.testing.assert_close(without, statistics.scores(features)[:, [0, 1]].amax(1) / statistics.temperature)
-
-
-@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
-def test_typicality_without_a_class_of_gaussians(name):
-    """The formulas over whole matrices, with the means of two of three classes."""
-    statistics, (fresh, _) = trained(name), data(seed=1)
-    inverse = torch.linalg.inv(covariance(statistics))
-    means, values = statistics.classes.means[[0, 3]].double(), fresh.double()
-    centre = means.mean(0)
-
-    def squared(rows):
-        return ((rows @ inverse) * rows).sum(-1)
-
-    found = typicality_without(statistics, fresh, 1)
-    residual, relative, cosine = (-found[:, 0]).exp(), found[:, 1], found[:, 2]
-    total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 2)
-    rows = values - centre
-    background = ((rows @ total) * rows).sum(1) - residual
-    nearest = squared(values[:, None] - means).amin(1) - residual
-    assert torch.allclose(relative, background - nearest, rtol=1e-3, atol=1e-3)
-    products = rows @ inverse @ (means - centre).mT
-    assert torch.allclose(cosine, (products / squared(rows).sqrt()[:, None] / squared(means - centre).sqrt()).amax(1))
-    along = products[:, 0] / squared(means[:1] - centre).sqrt()
-    assert torch.allclose(residual, squared(rows) - along.square(), rtol=1e-4)
+    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 2))
 
 
 def test_explain_takes_a_single_image(make):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_evidence import made, random_lesson, same, strange, taught
+from made_evidence import made, random_lesson, same, taught
 
 from crumb_avalanche.learner.calibration import (
     DOUBTFUL,
@@ -15,9 +15,7 @@ from crumb_avalanche.learner.calibration import (
     PRIOR,
     REJECTED,
     RIVALS,
-    STIFFNESS,
-    WEIGHTS,
-    WEIGHTS_ALONE,
+    STEEPNESS,
     Confidence,
     expected_calibration_error,
 )
@@ -88,78 +86,31 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 # Threshold
 
 
-def test_familiarity_is_the_standardised_weighted_sum():
-    """A readable twin, row by row."""
-    confidence, new = taught(8), random_lesson(70)
-    records = torch.cat([random_lesson(seed, label=seed % 4).typicality for seed in range(8)]).float().double()
-    means, deviations = records.mean(0), records.std(0, correction=0)
-
-    def total(row):
-        return sum(
-            weight * (value - mean) / deviation
-            for weight, value, mean, deviation in zip(WEIGHTS_ALONE, row, means, deviations)
-        )
-
-    threshold = torch.stack([total(row) for row in records]).quantile(REJECTED)
-    expected = torch.stack([total(row) - threshold for row in new.typicality])
-    assert torch.allclose(confidence.familiarity(new), expected)
-
-
-def test_weights_are_those_that_tell_images_from_those_of_a_class_left_out():
-    """Twin: the same loss, minimised by another method."""
-    confidence, new = taught(8, without=True), random_lesson(70)
-    records = [random_lesson(seed, label=seed % 4).typicality.float().double() for seed in range(8)]
-    mean, deviation = torch.cat(records).mean(0), torch.cat(records).std(0, correction=0)
-    usual = torch.tensor(WEIGHTS, dtype=torch.float64)
-    weights, offset = usual.clone().requires_grad_(), torch.zeros((), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weights, offset], max_iter=500, tolerance_grad=1e-12, tolerance_change=1e-14)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = STIFFNESS * (weights - usual).square().sum()
-        for seed, known in enumerate(records):
-            for rows, sign in ((known, 1), (strange(seed).float().double(), -1)):
-                margins = sign * ((rows - mean) / deviation @ weights + offset)
-                loss = loss + torch.nn.functional.softplus(-margins).mean() / len(records) / 2
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    weights = weights.detach()
-    assert weights.min() > 0 and (weights - usual).abs().max() > 0.05, "the records say something"
-    sums = (torch.cat(records) - mean) / deviation @ weights
-    expected = (new.typicality - mean) / deviation @ weights - sums.quantile(REJECTED)
-    assert torch.allclose(confidence.familiarity(new), expected, atol=1e-4)
-
-
-def test_a_value_that_speaks_for_unknown_images_has_no_weight():
-    """The others have the weights that they would have alone."""
-    confidence, without = Confidence(), Confidence()
-    for seed in range(LEAST_LESSONS):
-        lesson, others = random_lesson(seed, label=seed % 4), strange(seed, shift=(1.0, -6.0, 1.0))
-        confidence.observe(lesson, seed % 4, others)
-        for values in (lesson.typicality, others):
-            values[:, 1] = 0
-        without.observe(lesson, seed % 4, others)
-    new = random_lesson(70)
-    moved = new._replace(typicality=new.typicality + torch.tensor([0, 3.0, 0]))
-    assert torch.allclose(confidence.familiarity(new), confidence.familiarity(moved))
-    new.typicality[:, 1] = 0
-    assert torch.allclose(confidence.familiarity(new), without.familiarity(new), atol=1e-6)
-
-
-def test_far_images_of_classes_left_out_give_finite_weights():
+def test_familiarity_by_hand():
+    """Of each value of the records half is 1, half -1: the deviation is 1, and the 5 % quantile -1."""
     confidence = Confidence()
-    for seed in range(LEAST_LESSONS):
-        confidence.observe(random_lesson(seed, label=seed % 4), seed % 4, strange(seed, shift=(1e3, 1e6, 50.0)))
-    assert confidence.familiarity(random_lesson(70)).abs().max() < 100
+    for place in range(LEAST_LESSONS):
+        typicality = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64).repeat(10, 1)
+        confidence.observe(made([[1.0, 0]] * 20, typicality), place % 2)
+    typicality = torch.tensor([[1.0, 3.0], [-1.0, 0.0], [-1.5, 0.0], [2.0, -1.25]], dtype=torch.float64)
+    evidence = made([[1.0, 0]] * 4, typicality)
+    assert confidence.familiarity(evidence).tolist() == pytest.approx([2.0, 0, -0.5, -0.25 * STEEPNESS[1]])
+    assert confidence.known(evidence).tolist() == [True, True, False, False]
 
 
-def test_records_without_a_class_left_out_have_weights_of_their_own():
-    few, none, new = taught(8), taught(8), random_lesson(70)
-    for confidence, without in ((few, strange(90)), (none, None)):  # one lesson is too few
-        confidence.observe(random_lesson(90, label=2), 2, without)
-    assert torch.equal(few.familiarity(new), none.familiarity(new))
+def test_thresholds_are_quantiles_of_the_records_of_which_each_lesson_counts_once():
+    """A readable twin: every lesson as often as the others, by copies."""
+    confidence, sizes, copied = Confidence(), (1, 2, 4, 8, 16, 16), []
+    for seed, images in enumerate(sizes):
+        lesson = random_lesson(seed, label=seed % 4, images=images)
+        confidence.observe(lesson, seed % 4)
+        copied.append(lesson.typicality.float().double().repeat(16 // images, 1))
+    new, copies = random_lesson(70), torch.cat(copied).sort(0).values
+    least = copies[math.ceil(REJECTED * len(copies)) - 1]
+    margins = (new.typicality - least) * torch.tensor(STEEPNESS)
+    records = torch.cat([random_lesson(seed, seed % 4, images).typicality for seed, images in enumerate(sizes)])
+    expected = (margins / records.float().double().std(0, correction=0)).amin(1)
+    assert torch.allclose(confidence.familiarity(new), expected)
 
 
 def test_before_enough_lessons_only_doubtful_images_are_unknown():
@@ -242,7 +193,7 @@ def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacit
     state = confidence.state_dict()
     if capacity >= 8:
         assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 248
+    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 232
 
 
 def test_more_than_sixteen_rivals():
@@ -272,7 +223,7 @@ def test_forget_leaves_nothing_of_a_class():
 
 
 def test_state_round_trip():
-    confidence, loaded = taught(9, without=True), Confidence()
+    confidence, loaded = taught(9), Confidence()
     loaded.load_state_dict(confidence.state_dict())
     assert same(confidence, loaded)
     evidence = random_lesson(123)
@@ -289,7 +240,7 @@ def test_state_round_trip():
 
 
 def test_merge_renumbers_and_leaves_out():
-    one, other = taught(4), taught(8, without=True)
+    one, other = taught(4), taught(8)
     before = other.state_dict()
     one.merge(other, {0: 0, 1: 7, 2: 2})
     state = one.state_dict()
