@@ -1,13 +1,11 @@
 """``crumb prepare``: flags, exit codes and messages."""
 
 import re
-import zipfile
 from pathlib import Path
 
 import pytest
 from fake_data import write_tiny
 
-from benchmarks_toybox_ilab.prepare.core import Report
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
 from crumb_avalanche.system.folder_lock import in_use, locked
@@ -17,16 +15,6 @@ from crumb_avalanche.system.folder_lock import in_use, locked
 def core50(tmp_path):
     """Two objects of two classes of CORe50, in a training and a test session."""
     return write_tiny("core50", tmp_path / "data")
-
-
-@pytest.fixture
-def called(monkeypatch, tmp_path):
-    """Record the arguments of the library's `check` and `prepare`, which find no fault here."""
-    monkeypatch.chdir(tmp_path)
-    calls = []
-    monkeypatch.setattr(command, "check", lambda *given: calls.append(("check", *given)) or Report(["fine"], True))
-    monkeypatch.setattr(command, "prepare", lambda *given: calls.append(("prepare", *given)) or [])
-    return calls
 
 
 def test_a_data_set_is_prepared(crumb, core50):
@@ -43,15 +31,6 @@ def test_missing_files_are_listed_on_standard_error(crumb, core50):
     assert title == f"crumb prepare: core50 is not complete below {core50}:"
     assert "  4 training images; the paper has 6000" in lines and "  class can: 0 of 5 objects are complete" in lines
     assert all(line.startswith("  ") for line in lines)
-
-
-def test_settings_reach_the_library(crumb, called, monkeypatch):
-    monkeypatch.setattr("os.cpu_count", lambda: 7)
-    crumb("prepare", "icub", "--dataset-root", "D", "--source", "S")
-    crumb("prepare", "icub", "--dataset-root", "D", "--workers", "3", "--progress", "false", "--check", "false")
-    assert called == [("prepare", "icub", "D", "S", 7, command.progress_bar), ("prepare", "icub", "D", None, 3, None)]
-    for arguments in (["--check", "toybox", "--dataset-root", "D"], ["toybox", "--dataset_root", "D", "--check=true"]):
-        assert crumb("prepare", *arguments)[:2] == (0, "fine\n") and called[-1][:3] == ("check", "toybox", "D")
 
 
 def test_a_second_process_in_one_root_is_refused(crumb, core50, monkeypatch):
@@ -81,17 +60,3 @@ def test_errors_are_one_line_and_failures_a_list(crumb, monkeypatch, tmp_path):
     failed = "all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n"
     assert (code, err) == (1, f"crumb prepare: {failed}")
     assert crumb("prepare", "ilab")[0] == 2 and crumb("prepare", "--dataset-root", tmp_path)[0] == 2
-
-
-def test_a_progress_bar_shows_a_rate_and_counts_only_new_units(crumb, core50, tmp_path, capsys):
-    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
-        for path in core50.rglob("*.png"):
-            archive.write(path, path.relative_to(core50))
-    code, _, err = crumb("prepare", "core50", "--dataset-root", tmp_path / "root", "--source", tmp_path / "mine.zip")
-    assert code == 0 and re.search(r"unpacking mine.zip: .*8/8 .*files/s", err)
-    arguments = ["--source", tmp_path / "mine.zip", "--progress", "false"]
-    assert crumb("prepare", "core50", "--dataset-root", tmp_path / "other", *arguments)[2] == ""
-    with command.progress_bar("fetching", "B") as step:
-        step(5_000_000, 10_000_000)
-        step(10_000_000, 10_000_000)
-    assert "10.0M/10.0M" in capsys.readouterr().err

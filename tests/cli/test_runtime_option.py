@@ -1,14 +1,12 @@
 """``--runtime`` of the commands: what ran the frozen layers is printed and recorded, and a resumed run keeps it."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.runtimes import TORCH, Runtime
-from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.models.runtimes import TORCH
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -73,14 +71,3 @@ def test_a_finished_run_of_another_runtime_is_not_taken(crumb, tiny, tmp_path, m
     assert "already finished" in crumb(*arguments, "--runtime", "auto")[1]
     code, _, err = crumb(*arguments)
     assert code == 1 and "runtime='onnxruntime', not 'torch'" in err
-
-
-def test_another_version_or_calibration_does_not_resume():
-    for name, before, now in (
-        ("onnxruntime", "2025.1.0", "2026.4.1"),
-        ("int8", "2026.4.1-aaaaaaaa", "2026.4.1-bbbbbbbb"),
-    ):
-        resume = Resume.__new__(Resume)
-        resume.runtime, resume.found = f"{name} {before}", object()
-        with pytest.raises(ValueError, match=rf"{name} {before}.*{name} {now}.*--overwrite true"):
-            resume.attach(SimpleNamespace(model=SimpleNamespace(runtime=Runtime(name, now))))

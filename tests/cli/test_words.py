@@ -1,16 +1,12 @@
 """Damaged settings, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
 
 import errno
-import os
-import re
 import signal
 import urllib.error
 import warnings
 
 import pytest
-import torch
 
-from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.cli import short_warnings, words_for
 from crumb_avalanche.cli.parser import usable_paths
 from crumb_avalanche.models.backbones import split_backbone
@@ -74,32 +70,6 @@ def test_an_interrupt_waits_for_the_end_of_imports(usual_signals, crumb, monkeyp
     for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
         code, _, err = crumb(command, "x")
         assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
-
-
-class _Killed(torch.utils.data.Dataset):
-    """Images whose loader process is killed as one is that takes too much memory."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-class _Damaged(_Killed):
-    def __getitem__(self, index):
-        raise BadFrameError(f"cannot decode frame {index}.png")
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal on this system")
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [(_Killed(), "a loader process was killed, .* again, with fewer --workers"), (_Damaged(), r"cannot .* 0\.png$")],
-)
-def test_the_end_of_a_loader_process_is_said_in_one_line(images, words):
-    with pytest.raises((RuntimeError, BadFrameError)) as error:
-        list(torch.utils.data.DataLoader(images, num_workers=1))
-    assert re.match(words, words_for(error.value)) and "\n" not in words_for(error.value)
 
 
 def test_a_warning_to_the_user_is_one_line_and_others_name_their_place():

@@ -44,19 +44,6 @@ def test_rows_are_those_of_the_paper_and_change_existing_settings():
     assert len({folder_of(name) for name in ROWS}) == len(ROWS) - 2, "only rows that are Ours share a folder"
 
 
-def test_what_rows_change():
-    ours = dict(mem_size=200, codebook_dim=8)
-    assert of("Ours") == of("256 blocks") == of("8-dim. blocks") == ours and folder_of("256 blocks") == "ours"
-    assert folder_of("Ours - direct loss") == "ours_minus_direct_loss"
-    assert folder_of("Ours p.t. + im. rep.") == "ours_p_t_plus_im_rep"
-    assert of("Quarter capacity")["mem_size"] == 50
-    assert of("16-dim. blocks adj.") == dict(mem_size=400, codebook_dim=16)
-    assert of("32-dim. blocks adj.") == dict(mem_size=800, codebook_dim=32)
-    assert of("MobileNetV2 CNN")["mem_size"] == 1430 and of("MobileNetV2 CNN")["weights"] == "torchvision"
-    assert of("Direct loss")["method"] == {"direct_weight": 1.0, "codebook_weight": 0.0}
-    assert of("MeRec replay")["method"] == {"per_channel": False, "clamp": False}
-
-
 def written_start(folder, name, **changes):
     """A file with these settings in its notes."""
     settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))

@@ -1,14 +1,9 @@
 """Facts of Avalanche's ``tests/training/test_online_strategies.py`` for our strategies and every selection rule."""
 
 import pytest
-import torch
-from avalanche.benchmarks.scenarios.online import OnlineCLScenario, split_online_stream
-from avalanche.training.supervised import OnlineNaive
-from host_benchmarks import N_CLASSES, PER_CLASS, Trace, host_benchmark, host_model, quiet, sgd
+from avalanche.benchmarks.scenarios.online import OnlineCLScenario
+from host_benchmarks import N_CLASSES, PER_CLASS, Trace, host_benchmark
 from host_strategies import OURS, our_strategy, registered
-
-from crumb_avalanche import CRUMBPlugin, ImageBuffer, SeenClassesPlugin
-from crumb_avalanche.memory.selection import RULES
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 IMAGES = N_CLASSES * PER_CLASS
@@ -27,15 +22,3 @@ def test_online_scenario(name, boundaries):
         strategy.eval(online.original_test_stream[:])
     assert strategy.clock.train_exp_counter == 6  # three experiences of 10 and 6 images
     assert len(trace.labels) == 6 and sum(map(len, trace.labels)) >= IMAGES
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_hosts_online_strategy_with_our_plugin(rule):
-    """test_naive, on ``OnlineNaive`` itself."""
-    torch.manual_seed(0)
-    model, buffer, seen = host_model(), ImageBuffer(12, RULES[rule]()), SeenClassesPlugin()
-    plugins = [seen, CRUMBPlugin(buffer, seen=seen)]
-    strategy = OnlineNaive(model=model, optimizer=sgd(model), plugins=plugins, evaluator=quiet(), train_mb_size=8)
-    strategy.train(split_online_stream(host_benchmark("nc").train_stream, 4, seed=0))
-    assert strategy.clock.train_exp_counter == IMAGES // 4
-    assert sorted(buffer.classes) == list(range(N_CLASSES))

@@ -1,14 +1,11 @@
 """Names that a class may have."""
 
-import os
-
 import pytest
-from clip_trees import TREE, read, write_tree
+from clip_trees import write_tree
 from patch_images import images
 
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name, check_near
-from crumb_avalanche.learner.clips import Clip, check_class_folders, class_folders, only_class_folder
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.learner.clips import Clip, check_class_folders
 
 
 @pytest.mark.parametrize("name", ["mug", "tea cup", "<b>mug & co", "カップ", "👩‍🚀", "x" * 200, "a.b", "..."])
@@ -42,15 +39,6 @@ def test_class_names_that_break_the_rule(name, fact):
 def test_names_that_look_the_same_are_the_same():
     assert check_name("cafe\u0301") == check_name("caf\u00e9") == "caf\u00e9"
     assert check_name(" tea cup\u3000") == "tea cup"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no such file names")
-def test_class_folders_whose_name_breaks_the_rule(tmp_path):
-    write_tree(tmp_path, ("cup/a.png", "line\nbreak/a.png"))
-    for call in (class_folders, clips_of):
-        with pytest.raises(ValueError, match=r"'line\\nbreak' contains .*rename the folder"):
-            call(tmp_path)
-    assert len(read(tmp_path, label="cup")) == 2
 
 
 @pytest.mark.parametrize(
@@ -104,12 +92,3 @@ def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_pa
     vehicles = write_tree(tmp_path / "vehicles", ["train/1.png", "car/1.png", "test car/1.png"])
     for source in (vehicles, splits / "train", tmp_path / "absent", [splits], None):
         check_class_folders(source, ["cup"])
-
-
-def test_folders_that_may_be_the_classes_one_level_below(tmp_path):
-    top = write_tree(tmp_path / "top", [f"data/{path}" for path in TREE])
-    assert only_class_folder(top) == only_class_folder(str(top)) == (top / "data", ["cup", "mug"])
-    beside = write_tree(tmp_path / "beside", ["cup/blue/1.png", "cup/red/2.png", "cup/3.png"])
-    single = write_tree(tmp_path / "single", ["cup/blue/1.png"])
-    for source in (top / "data", top / "data" / "mug", beside, single, "absent", str(top / "*"), [top], 3):
-        assert only_class_folder(source) is None, source

@@ -220,14 +220,3 @@ def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes):
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
     with pytest.raises(StateError, match=f"the state has .* features, but this strategy {OF_HEAD}"):
         make_learner(60, 24_000, maps=False).load_state_dict(make_learner(3, drop_features=False).state_dict())
-
-
-def test_features_that_are_dropped_leave_the_statistics_of_the_others(make_learner):
-    features, labels = gaussians(3, 30)
-    learner = taught(make_learner(3), features, labels)
-    of_head = taught(make_learner(3, maps=False), features[:, OF_MAP:], labels)
-    learner.statistics.keep_features(OF_HEAD)
-    ours, theirs = learner.statistics, of_head.statistics
-    fresh = gaussians(3, 10, seed=1)[0][:, OF_MAP:]
-    torch.testing.assert_close(ours.scores(fresh), theirs.scores(fresh), rtol=0.02, atol=0.2)
-    assert torch.equal(ours.classes.means, theirs.classes.means) and ours.settings["length"] == OF_HEAD

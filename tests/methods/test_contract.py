@@ -256,16 +256,3 @@ def test_a_class_beyond_the_head_is_told_before_anything_is_learned(name, make_m
     with pytest.raises(ValueError, match=re.escape(words)):
         strategy.train(experience)
     assert strategy.seen_classes.seen == [] and strategy.clock.train_iterations == 0
-
-
-@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.codebook])
-def test_methods_without_memory_blocks_learn_beside_those_of_a_model_given(name, make_model, make_stream):
-    """The plastic layers end the same whether the model has a codebook or not."""
-    ends = []
-    for codebook in (False, True):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        model = make_model(n_classes=4, codebook=codebook)
-        built(name, model, 8).train(make_stream().train_stream[0])
-        ends.append(model.plastic_layers.state_dict())
-    assert all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])

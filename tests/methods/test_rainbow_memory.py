@@ -167,26 +167,6 @@ def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_siz
     assert len(spread) > 1  # the network is sure of some frames and not of others
 
 
-def test_only_so_many_frames_are_scored_and_they_are_spread(make_model, make_stream, monkeypatch):
-    scored = []
-    scores = rainbow_memory.RainbowPlugin._scores
-
-    def logged(plugin, strategy, members):
-        scored.append(members)
-        return scores(plugin, strategy, members)
-
-    monkeypatch.setattr(rainbow_memory.RainbowPlugin, "_scores", logged)
-    stream = make_stream()
-    strategy = train(make_model(codebook=False), stream, candidates=4, mem_size=4, memory_epochs=1)
-    for number, members in enumerate(scored[:2]):
-        label = sorted(set(stream.train_stream[0].dataset.targets))[number]
-        places = np.flatnonzero(np.asarray(stream.train_stream[0].dataset.targets) == label)
-        assert members == [(False, places[index]) for index in (0, 3, 6, 9)]  # of ten frames
-    # Old classes have two memories each and room for one.
-    assert [sorted({is_memory for is_memory, _ in members}) for members in scored[2:]] == [[True]] * 2 + [[False]] * 2
-    assert len(strategy.storage_policy) == 4
-
-
 @pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
 def test_the_loss_of_a_mixed_batch_is_mixed_by_the_share_of_the_area(make_model, make_stream, monkeypatch, chance):
     mixes, steps, parts = [], [], []

@@ -1,8 +1,6 @@
 """After a stop, every strategy stores what it promises to store."""
 
-import copy
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from avalanche.training.plugins import SupervisedPlugin
 from watched import built
 
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 
 SETTINGS = dict(batch_size=6, epochs=2)
 BATCHES = 4  # of an epoch of 20 images
@@ -123,25 +120,3 @@ def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(make_model, ma
     last = sorted(place for label, count in left.items() for place in places[label][-count:])
     maps = strategy.model.features(torch.stack([experience.dataset[place][0] for place in last]))
     torch.testing.assert_close(torch.stack([one for one, _ in offers.experiences[0][12:]]), maps)
-
-
-def test_a_stop_survives_a_checkpoint(make_model, make_stream):
-    saved, ends = [], []
-    for resumed in (False, True):
-        strategy = build("crumb", make_model, Stop("within the last"))
-
-        def keep(position, strategy=strategy):
-            saved.append((position, copy.deepcopy(strategy.state_dict())))
-
-        checkpoints = CheckpointPlugin((lambda position: None) if resumed else keep, every=1)
-        strategy.plugins.append(checkpoints)
-        if resumed:
-            position, state = saved[-1]
-            assert position == Position(0, 1, 2)  # the stop was called for in this step
-            strategy.plugins[:] = [plugin for plugin in strategy.plugins if not isinstance(plugin, Stop)]
-            start = torch.get_rng_state()
-            checkpoints.resume_from(position, start, partial(strategy.load_state_dict, state))
-        strategy.train(make_stream().train_stream[0])
-        ends.append(strategy)
-    assert [end.clock.train_iterations for end in ends] == [BATCHES + 2] * 2
-    assert torch.equal(ends[0].storage_policy.rows, ends[1].storage_policy.rows)

@@ -1,10 +1,8 @@
 """`crumb pretrain`: interrupted, twice at once, and what it writes."""
 
 import pytest
-import torch
 from learned import weights_of
 
-from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs import pretrain
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.training.checkpoint import CheckpointFolder
@@ -38,24 +36,6 @@ def test_hidden_files_are_skipped_and_damaged_images_named(crumb, options, image
     (images / "cup" / "0.png").write_bytes(b"no picture")
     code, _, err = crumb(*options, "--overwrite", "true")
     assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or remove it" in err
-
-
-def test_precision_of_the_network_and_of_the_cache(crumb, options, tmp_path):
-    sizes = {}
-    for precision, cached in (("fp32", "fp32"), ("bf16", "fp16")):
-        output, folder = tmp_path / f"{precision}.safetensors", tmp_path / precision
-        given = ("--epochs", "1", "--precision", precision, "--cache-precision", cached, "--feature-cache", folder)
-        code, _, err = crumb(*options, *given, "--output", output)
-        assert code == 0, err
-        (maps,) = folder.glob("*.maps")
-        sizes[cached] = maps.stat().st_size - 120 * ENTRY_BYTES
-    assert sizes["fp32"] == 2 * sizes["fp16"]
-    (weights, made_with), (others, _) = (read_pretrained(tmp_path / f"{name}.safetensors") for name in ("bf16", "fp32"))
-    assert made_with["precision"] == "bf16" and made_with["cache_precision"] == "fp16"
-    same = {name: tensor.equal(others[name]) for name, tensor in weights.items()}
-    assert all(equal for name, equal in same.items() if name.startswith("feature_extractor."))
-    assert not all(equal for name, equal in same.items() if name.startswith("plastic_layers."))
-    assert all(tensor.dtype != torch.bfloat16 for tensor in weights.values())
 
 
 def test_an_interrupted_pretraining_resumes(crumb, options, tmp_path, monkeypatch):

@@ -20,7 +20,6 @@ from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.data import labels_of, normalization_of
-from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.storage_policies import ImageBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -173,12 +172,3 @@ def test_the_frame_is_named_and_nothing_is_accumulated(model, name, value):
     strategy.train(damaged_stream()[0].train_stream[0], eval_streams=[])
     with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
         strategy.eval(stream.train_stream[0])
-
-
-def test_the_frame_is_named_while_a_cache_is_filled_and_no_map_of_it_is_kept(tmp_path, model):
-    stream, path = damaged_stream(float("nan"))
-    with FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False) as cache:
-        strategy = built("slda", model, 8, plugins=[cache])
-        with pytest.raises(BadFeaturesError, match=rf"^frame {re.escape(path)} "):
-            strategy.train(stream.train_stream[0], eval_streams=[])
-        assert not cache.store.present()[ROW]

@@ -3,18 +3,12 @@
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
-from avalanche.benchmarks.utils import DataAttribute, make_avalanche_dataset
-from avalanche.benchmarks.utils.transform_groups import DefaultTransformGroups
 from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin, GEMPlugin, ReplayPlugin, SupervisedPlugin
-from avalanche.training.storage_policy import ExperienceBalancedBuffer, ReservoirSamplingBuffer
+from avalanche.training.storage_policy import ExperienceBalancedBuffer
 from avalanche.training.supervised import Naive
-from PIL import Image
 from small_crumb import make
 from torch import nn
-from torch.utils.data import Dataset
 
 from crumb_avalanche.training import ledger as ledger_module
 from crumb_avalanche.training.batch_plugin import StoringPlugin
@@ -112,42 +106,6 @@ def test_all_buffers_are_summed_each_once(make_model, make_stream):
     strategy.train(make_stream().train_stream[0])
     assert memory_of(strategy) == (16, 10 * 512 + 6 * 768, 32)
     assert LedgerMetric(second).count(strategy)["buffer_bytes"] == 6 * 768
-
-
-class Pictures(Dataset):
-    """Three images of 5 x 4 pixels, as a given type."""
-
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, number):
-        return self.make(np.zeros((5, 4, 3), np.uint8)), number
-
-
-@pytest.mark.parametrize(
-    "make, transform, size",
-    [
-        (Image.fromarray, lambda image: torch.rand(7), 5 * 4 * 3),
-        (lambda array: Image.fromarray(array).convert("L"), None, 5 * 4),
-        (lambda array: torch.zeros(3, 5, 4), None, 4 * 5 * 4 * 3),
-    ],
-    ids=["picture", "grey picture", "float tensor"],
-)
-def test_an_exemplar_counts_as_it_lies_in_its_data_set(make, transform, size):
-    data = make_avalanche_dataset(
-        Pictures(make),
-        data_attributes=[DataAttribute([0, 1, 2], "targets")],
-        transform_groups=DefaultTransformGroups((transform, None)),
-    )
-    policy = ReservoirSamplingBuffer(2)
-    policy.update_from_dataset(data)
-    before = torch.get_rng_state()
-    strategy = SimpleNamespace(storage_policy=policy, plugins=[])
-    assert list(ledger_module.replay_memories(strategy)) == [(2, 2 * size, 16)]
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 class FakeTime(SupervisedPlugin):

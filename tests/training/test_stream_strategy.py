@@ -154,21 +154,6 @@ def test_numbers_of_epochs(make_stream, arguments, event, change, counts):
     assert events.counts == counts and strategy.train_epochs == counts[-1]
 
 
-def test_the_own_number_of_epochs_survives_an_interrupted_first_experience(make_stream):
-    def fail(strategy):
-        raise KeyboardInterrupt
-
-    strategy = build([EpochEvents("after_training_epoch", fail)], first_epochs=3, train_epochs=2)
-    experiences = make_stream(classes_per_experience=1).train_stream
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(experiences[0])
-    again = build([events := EpochEvents()], first_epochs=3)
-    again.load_state_dict(strategy.state_dict())
-    for experience in experiences[:2]:
-        again.train(experience)
-    assert events.counts == [3, 2]
-
-
 @pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_positional_arguments_are_those_of_the_host(kind, make_model):
@@ -192,18 +177,6 @@ def test_positional_arguments_are_those_of_the_host(kind, make_model):
     assert recorder in strategy.plugins and strategy.evaluator is evaluator
     with pytest.raises(TypeError, match="multiple values for argument 'train_mb_size'"):
         kind(*given[:4], train_mb_size=6, **own)
-
-
-def test_a_subclass_of_a_user_takes_positional_arguments(make_model):
-    class Mine(StreamStrategy):
-        def __init__(self, *arguments, rate=1.0, **keywords):
-            super().__init__(*arguments, **keywords)
-            self.rate = rate
-
-    model = make_model()
-    with pytest.warns(UserWarning, match="Avalanche is transitioning"):
-        strategy = Mine(model, torch.optim.SGD(model.parameters(), lr=0.05), None, 6, rate=2.0)
-    assert strategy.rate == 2.0 and strategy.train_mb_size == 6
 
 
 def test_every_gradient_element_is_clamped():

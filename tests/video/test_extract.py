@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 from fake_videos import write_sound, write_video
@@ -7,7 +5,6 @@ from PIL import Image
 from video_clips import extract, files, shown, whole_and_cut
 
 from benchmarks_toybox_ilab.video import sampling
-from benchmarks_toybox_ilab.video.extract import Job, extract_many
 from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, sampled_frames, seconds_of
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
@@ -147,23 +144,6 @@ def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
     with pytest.raises(VideoError, match=words):
         extract(clip, tmp_path / "out")
     assert files(tmp_path / "out") == []
-
-
-def test_a_file_of_an_unknown_codec_is_named(tmp_path):
-    film = write_video(tmp_path / "film.avi", seconds=1, codec="mpeg4")
-    film.write_bytes(film.read_bytes().replace(b"FMP4", b"FMP?"))
-    with pytest.raises(VideoError, match=r"film.avi is of a codec that FFmpeg does not know"):
-        extract(film, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_pyav(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "av", None)
-    (tmp_path / "clip.mp4").write_bytes(b"x")
-    with pytest.raises(ImportError, match=r'with PyAV: pip install "crumb-avalanche\[video\]"'):
-        extract(tmp_path / "clip.mp4", tmp_path)
-    with pytest.raises(ImportError, match=r'pip install "crumb-avalanche\[video\]"'):
-        extract_many([Job(tmp_path / "clip.mp4", tmp_path, "")])
 
 
 @pytest.mark.parametrize(
