@@ -10,7 +10,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from site_parts import commands, equations, figures, links, notebooks, reference
 from site_parts.csv_tables import ROOT
-from site_parts.methods import methods
 from site_parts.result_tables import TABLES
 
 PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg))"[^>]*>)')
@@ -56,5 +55,5 @@ def on_page_content(page_html: str, page, config, files) -> str:
 
 def made_text(kind: str, arguments: list[str]) -> str:
     """Return what stands in the place of a mark ``<!-- build: KIND ARGUMENT ... -->``."""
-    made = {"methods": methods, "figure": figures.figure, **TABLES}
+    made = {"figure": figures.figure, **TABLES}
     return made[kind](*arguments)

@@ -139,4 +139,4 @@ ax.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# This is one run of a toy task. [All methods compared](../comparison.md) has ten runs on photos of real objects.
+# This is one run of a toy task. [All methods compared](../compared.md) has ten runs on photos of real objects.

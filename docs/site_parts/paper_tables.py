@@ -1,7 +1,10 @@
-"""Tables of the paper beside ours, made from ``docs/results/table*.csv``."""
+"""Tables of the paper beside ours, made from ``docs/results/table*.csv``, and that of all claims."""
+
+import re
 
 from site_parts import csv_tables
 
+LEVEL = 2.0  # points
 TESTED = ["95 % interval", "p (Holm)", "verdict", "as in S4"]
 
 
@@ -44,16 +47,26 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def ablations(name: str) -> str:
-    """Return a table of ablations: a ``table4`` of ``docs/results``."""
+    """Return a table of rows beside "Ours": ``table1`` by stream, or a ``table4`` by category."""
     rows, category = [], ""
     for line in read(name):
         if not line["effect"] and line["row"] != "Ours":  # the same runs as "Ours" under another name
             continue
-        new = line["category"] if line["category"] != category else ""
-        category = line["category"]
+        stream = f"{csv_tables.DATA_SETS[line['benchmark']]}, {csv_tables.protocol_text(line['protocol'])}"
+        its = line["category"] or stream
+        new, category = its if its != category else "", its
         effects = [points(line["paper_effect"]), points(line["effect"])] if line["effect"] else ["", ""]
         rows.append([new, line["row"], of_paper(line), ours(line), line["runs"], *effects, *tested(line)])
-    header = ["category", "row", "paper, CORe50", "here", "runs", "paper's effect", "effect here", *TESTED]
+    header = [
+        "stream" if name == "table1" else "category",
+        "row",
+        "paper",
+        "here",
+        "runs",
+        "paper's effect",
+        "effect here",
+        *TESTED,
+    ]
     return csv_tables.markdown(header, rows, left=2)
 
 
@@ -76,3 +89,52 @@ def codes_and_images(name: str) -> str:
         return csv_tables.markdown(["n", "codes", "images", "images minus codes", *TESTED], rows)
     paper = ["codes: paper", "here", "images: paper", "here", "images minus codes: paper", "here"]
     return csv_tables.markdown(["protocol", "n", *paper, *TESTED], rows)
+
+
+def claims(part: str) -> str:
+    """Return a table of ``claims.csv``: a row for each claim, with what ``verdicts.csv`` says of its rows there.
+
+    Args:
+        part: ``paper`` for the claims of the paper, ``ours`` for those of this library.
+    """
+    verdicts = csv_tables.grouped(csv_tables.read(csv_tables.RECORDED / "verdicts.csv"), "family", "row")
+    rows = []
+    for line in csv_tables.read(csv_tables.RECORDED / "claims.csv"):
+        if line["part"] != part:
+            continue
+        found = [verdicts[line["family"], row][0] for row in line["rows"].split("; ")] if line["family"] else []
+        here = judged(found, line["expected"]) if found else [line["here"], "", line["runs"], line["verdict"]]
+        cells = [re.sub(r"\{(\w+):(\d+):(\d+)\}", recorded_cell, cell) for cell in here]
+        paper = [line["paper"]] if part == "paper" else []
+        rows.append([line["claim"], line["stream"], *paper, *cells, f"[`{line['script']}`]({line['page']})"])
+    paper = ["paper"] if part == "paper" else []
+    header = ["claim" if paper else "behind `recommended`", "stream", *paper]
+    return csv_tables.markdown([*header, "here", "95 % interval", "runs", "verdict", "command"], rows, left=2)
+
+
+def recorded_cell(match: re.Match) -> str:
+    """Return a cell of a CSV file of ``docs/results``, named as ``{file:row:column}``."""
+    return csv_tables.rows_of(match[1])[int(match[2])][int(match[3])]
+
+
+def judged(found: list[dict[str, str]], expected: str) -> list[str]:
+    """Return difference, interval, runs and verdict of a claim that comparisons are ``lower``, ``higher`` or ``level``.
+
+    It holds if all of them are; a difference is level if its interval lies within ``LEVEL`` points. It does not hold if
+    one is shown to be otherwise.
+    """
+    effects = [float(line["effect"]) for line in found]
+    ends = [float(line[end]) for line in found for end in ("effect_low", "effect_high") if line[end]]
+    runs = sorted({len(line["effect_of_runs"].split()) for line in found})
+    said = {line["verdict"] for line in found}
+    if "not decided" in said:
+        verdict = "not decided"
+    elif said == {expected} or (expected == "level" and max(map(abs, ends)) <= LEVEL):
+        verdict = "**holds**"
+    elif said & {"lower", "higher"} - {expected}:
+        verdict = "**does not hold**"
+    else:
+        verdict = "not shown"
+    shown = [f"{value:+.1f}" for some in (effects, ends) for value in ([min(some), max(some)] if some else [])]
+    ranges = [" to ".join(dict.fromkeys(shown[:2])), " to ".join(shown[2:])]
+    return [*ranges, " to ".join(dict.fromkeys(map(str, (runs[0], runs[-1])))), verdict]

@@ -51,14 +51,6 @@ def feature_cache() -> str:
     return markdown(["strategy", "seconds without", "with", "times as fast", "the same bits"], rows)
 
 
-def open_set(part: str) -> str:
-    """Return the table of streams or that of scores of ``open_set.csv``, which holds one below the other."""
-    lines = rows_of("open_set")
-    second = next(number for number, line in enumerate(lines) if line[0] == "score")
-    header, *rows = [line for line in (lines[second:] if part == "scores" else lines[:second]) if any(line)]
-    return markdown([name for name in header if name], [row[: len(header)] for row in rows])
-
-
 def recorded(name: str) -> str:
     """Return a table of ``docs/results`` as it was recorded."""
     header, *rows = rows_of(name)

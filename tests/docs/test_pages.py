@@ -81,7 +81,7 @@ def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]
 
 def test_links_lead_somewhere(texts, made):
     assert {name: dead for name, text in texts.items() if (dead := dead_links(name, text, texts, made))} == {}
-    text = "[a](none.md) [b](how.md#nowhere) [c](how.md#glossary) [d](cli/run.md#your-data) [e](#here)\n"
+    text = "[a](none.md) [b](how.md#nowhere) [c](how.md#start) [d](cli/run.md#your-data) [e](#here)\n"
     assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
 
 
@@ -176,9 +176,21 @@ def test_every_page_is_in_the_navigation(texts, made):
     assert set(shown) == written | outside | set(made)
 
 
+def test_a_page_has_at_most_1500_words(texts):
+    def made(match):
+        return "" if match[1] == "figure" else result_tables.TABLES[match[1]](*match[2].split())
+
+    words = {}
+    for name, text in texts.items():
+        if name != "CHANGELOG.md":
+            shown = re.sub(r"\]\([^)]*\)", "", MARK.sub(made, text))  # without the targets of links
+            words[name] = sum(bool(re.search(r"\w", word)) for word in shown.split())
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+
+
 def test_every_table_is_made_and_shown(texts):
     named = [(kind, arguments.split()) for text in texts.values() for kind, arguments in MARK.findall(text)]
-    assert {kind for kind, _ in named} | {"readme"} == {"methods", "figure", *result_tables.TABLES}
+    assert {kind for kind, _ in named} | {"readme"} == {"figure", *result_tables.TABLES}
     assert {arguments[0] for kind, arguments in named if kind == "figure"} == set(figures.FIGURES)
     for kind, arguments in named:
         if kind in result_tables.TABLES:

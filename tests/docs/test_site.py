@@ -51,7 +51,7 @@ def test_no_page_makes_a_request_to_another_host(site):
 
 
 def test_tables_and_reference_are_in_the_pages(site):
-    text = (site / "comparison" / "index.html").read_text(encoding="utf-8")
+    text = (site / "compared" / "index.html").read_text(encoding="utf-8")
     assert "<code>rainbow_memory</code>" in text and "build:" not in text
     assert 'id="crumb_avalanche.learner.learner.Learner.teach"' in (
         site / "api" / "crumb_avalanche" / "learner" / "index.html"
@@ -66,7 +66,7 @@ def test_tables_and_reference_are_in_the_pages(site):
 
 
 def test_figures_and_equations_need_no_script(site):
-    for name in ("results", "comparison", "how"):
+    for name in ("paper_accuracy", "compared", "how"):
         source = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         text = (site / name / "index.html").read_text(encoding="utf-8")
         assert text.count("<svg viewBox") == source.count("<!-- build: figure") > 1
