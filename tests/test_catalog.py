@@ -61,6 +61,6 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
 def test_every_public_name_exists_and_no_other():
     for name in benchmarks_toybox_ilab.__all__:
         assert getattr(benchmarks_toybox_ilab, name) is not None and name in dir(benchmarks_toybox_ilab)
-    assert set(benchmarks_toybox_ilab.__all__) == set(benchmarks_toybox_ilab._HOME)
+    assert set(benchmarks_toybox_ilab.__all__) == set(benchmarks_toybox_ilab._HOMES)
     with pytest.raises(AttributeError, match="no attribute 'CORe51'"):
         benchmarks_toybox_ilab.CORe51  # noqa: B018

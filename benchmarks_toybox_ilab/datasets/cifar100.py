@@ -6,10 +6,14 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 LAYOUT = Layout(
     name="cifar100",
@@ -44,7 +48,19 @@ def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, referen
     return LAYOUT.image_table(root, paths)
 
 
-@generator(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100), "class_iid")
-def OnlineCIFAR100(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once."""
-    return CIFAR100Frames(dataset_root)
+BENCHMARK = register(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid"))
+
+
+def OnlineCIFAR100(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
+
+    The protocol is class_iid by default.
+
+    Args:
+        dataset_root: As `root` of `CIFAR100Frames`; None is `~/.avalanche/data/cifar100`.
+        reference: Draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
+    """
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

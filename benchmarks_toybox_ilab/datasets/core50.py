@@ -9,11 +9,15 @@ Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50 remote controls.
 CLASSES = (
@@ -86,10 +90,42 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
     return LAYOUT.table(frames, root)
 
 
-@generator(Benchmark(LAYOUT, CORe50Frames, 2, 21, 15, class_groups))
-def CORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
+BENCHMARK = register(Benchmark(LAYOUT, CORe50Frames, 2, 21, 15, class_groups))
+
+
+def CORe50Categories(
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    download: bool = False,
+    **host: Unpack[StreamKeywords],
+) -> "FrameBenchmark":
     """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
 
-    Avalanche's own benchmark `CORe50` has 50 classes and other experiences.
+    Args:
+        dataset_root: As `root` of `CORe50Frames`; None is `~/.avalanche/data/core50`.
+        reference: Draw orders and labels as the paper's code does.
+        download: Download the data set (5 GB) if nothing of it is there.
+        **host: See `StreamKeywords`.
     """
-    return CORe50Frames(dataset_root)
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, download, **host)
+
+
+def CORe50(
+    dataset_root: str | Path | None = None,
+    *,
+    scenario: str = "paper",
+    reference: bool = False,
+    download: bool = False,
+    **host: Unpack[StreamKeywords],
+) -> "FrameBenchmark":
+    """CORe50 as an Avalanche benchmark.
+
+    Args:
+        dataset_root: As `root` of `CORe50Frames`; None is `~/.avalanche/data/core50`.
+        scenario: "paper" is `CORe50Categories`.
+        reference: Draw orders and labels as the paper's code does.
+        download: Download the data set (5 GB) if nothing of it is there.
+        **host: See `StreamKeywords`.
+    """
+    return CORe50Categories(dataset_root, reference=reference, download=download, **host)

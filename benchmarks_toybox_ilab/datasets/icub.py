@@ -11,11 +11,15 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 PARTS = ("part1", "part2", "part3", "part4")  # as distributed; the parts have no meaning
 CLASSES = (
@@ -106,7 +110,17 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] 
     return paper_order(listing_order(table.root))(table, True) if reference else None
 
 
-@generator(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
-def ICub(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each."""
-    return ICubFrames(dataset_root, reference=reference)
+BENCHMARK = register(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
+
+
+def ICub(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
+
+    Args:
+        dataset_root: As `root` of `ICubFrames`; None is `~/.avalanche/data/icub`.
+        reference: Choose frames as `ICubFrames` says, and draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
+    """
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -11,11 +11,15 @@ import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 FOLDER = "iLab-2M-Light"
 # The paper's class number is the position, from 1; "semi" has a number (11) but is not used.
@@ -113,7 +117,17 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     return LAYOUT.table(frames, root)
 
 
-@generator(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
-def ILab(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each."""
-    return ILabFrames(dataset_root, reference=reference)
+BENCHMARK = register(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
+
+
+def ILab(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
+
+    Args:
+        dataset_root: As `root` of `ILabFrames`; None is `~/.avalanche/data/ilab`.
+        reference: Choose frames as `ILabFrames` says, and draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
+    """
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

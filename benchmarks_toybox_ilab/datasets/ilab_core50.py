@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +18,12 @@ from benchmarks_toybox_ilab.datasets import core50, ilab
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
 LAYOUT = Layout(
@@ -100,12 +104,21 @@ def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray
     return kept
 
 
-@generator(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups))
-def ILabCORe50(dataset_root: str | Path, reference: bool = False) -> FrameTable:
+BENCHMARK = register(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups))
+
+
+def ILabCORe50(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
     """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
 
     The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's
     unused category as a class and loses a real one in most runs, so that it streams 23. Here all 24 are streamed in
     every run, also with `reference`, so the order of classes is not the published one.
+
+    Args:
+        dataset_root: As `root` of `ILabCORe50Frames`; None is `~/.avalanche/data/ilabcore50`.
+        reference: Choose frames as `ILabCORe50Frames` says, and draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
     """
-    return ILabCORe50Frames(dataset_root, reference=reference)
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

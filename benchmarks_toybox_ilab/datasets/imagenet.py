@@ -9,10 +9,14 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", Interna
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 LAYOUT = Layout(
     name="imagenet",
@@ -48,7 +52,19 @@ def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, referen
     return LAYOUT.image_table(root, paths)
 
 
-@generator(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000), "class_iid")
-def OnlineImageNet(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once."""
-    return ImageNetFrames(dataset_root)
+BENCHMARK = register(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid"))
+
+
+def OnlineImageNet(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
+
+    The protocol is class_iid by default.
+
+    Args:
+        dataset_root: As `root` of `ImageNetFrames`; None is `~/.avalanche/data/imagenet`.
+        reference: Draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
+    """
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

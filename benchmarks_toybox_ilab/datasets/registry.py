@@ -1,18 +1,21 @@
-"""Streams by name, and the decorator that makes an Avalanche generator of a table and registers it."""
+"""Benchmarks by name: the table of a data set, and the Avalanche stream that its generator makes of it."""
 
 import inspect
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+from typing_extensions import Unpack
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.streams.orders import StreamKeywords
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-_ENTRY = re.compile(r"^    (\*{0,2}\w+): ", re.MULTILINE)
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Benchmark:
         batch_size: Number of new images in one training step.
         budget_images: Number of images that a replay buffer may hold, or as many bytes in another form.
         class_groups: `class_groups(table, reference)` returns the groups that `protocols.plan_stream` takes.
+        protocol: Protocol of its generator by default.
+        image_size: Side in pixels of the default transforms of its generator.
     """
 
     files: Layout
@@ -34,6 +39,8 @@ class Benchmark:
     batch_size: int
     budget_images: int
     class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = lambda table, reference: None
+    protocol: str = "class_instance"
+    image_size: int = 224
 
     @property
     def name(self) -> str:
@@ -80,106 +87,72 @@ class Benchmark:
         given["new_class"] = new_class
         return self.frames(root, **{name: given[name] for name in self.options if name in given})
 
+    def stream(
+        self,
+        dataset_root: str | Path | None,
+        own: Mapping[str, object] | None = None,
+        download: bool = False,
+        /,
+        **keywords: Unpack[StreamKeywords],
+    ) -> "FrameBenchmark":
+        """Make the Avalanche benchmark: what every generator does.
+
+        Args:
+            dataset_root: Folder of the data set; None is the folder of its name where Avalanche keeps data.
+            own: Arguments of `frames` that are the generator's own, without `run`.
+            download: Download the data set to `dataset_root` if nothing of it is there.
+            keywords: See `StreamKeywords`. `protocol`, `classes_per_experience` and the transforms have the defaults of
+                this benchmark.
+
+        Raises:
+            FrameTableError: If the table of frames cannot be made, or a class has no test frames.
+            ValueError: If a keyword is out of range, or two exclude each other.
+            TypeError: If a keyword is unknown.
+        """
+        # Importing them takes seconds: they need Avalanche.
+        from benchmarks_toybox_ilab.streams.protocols import make_benchmark
+        from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
+
+        for name in keywords.keys() - StreamKeywords.__annotations__.keys():
+            near = get_close_matches(name, StreamKeywords.__annotations__, 1, 0.4)
+            raise TypeError(f"{self.name} has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
+        run = keywords.get("run") if keywords.get("seed") is None else keywords["seed"]
+        own = dict(own or {}) | ({"run": run or 0} if "run" in self.options else {})
+        table = self.frames(self._place(dataset_root, download), **own)
+        transform = imagenet_transform(own.get("size", self.image_size))
+        defaults = {"protocol": self.protocol, "train_transform": transform, "eval_transform": transform}
+        if keywords.get("n_experiences") is None:
+            defaults["classes_per_experience"] = self.classes_per_experience
+        elif keywords.get("classes_per_experience") is not None:
+            raise ValueError("n_experiences and classes_per_experience both divide the classes; give one of them.")
+        # Editors follow the keywords into make_benchmark only if no item is assigned.
+        keywords.update({name: value for name, value in defaults.items() if keywords.get(name) is None})
+        reference = bool(own.get("reference"))
+        groups = self.class_groups(table, reference)
+        return make_benchmark(table, class_groups=groups, reference=reference, **keywords)
+
+    def _place(self, root: str | Path | None, download: bool) -> Path | None:
+        """The folder of the data set, downloaded if that is asked for and nothing of it is there."""
+        if not self.needs_root:
+            return None
+        if isinstance(root, int):
+            raise TypeError(f"dataset_root is {root}; for a number of experiences give n_experiences={root}.")
+        if root is None:
+            from avalanche.benchmarks.datasets import default_dataset_location
+
+            root = default_dataset_location(self.name.replace("_", ""))
+        if download and self.files.find(Path(root)) is None:
+            from torchvision.datasets.utils import download_and_extract_archive
+
+            download_and_extract_archive(self.files.url, str(root), md5=self.files.md5)
+        return Path(root)
+
 
 BENCHMARKS: dict[str, Benchmark] = {}
 """The benchmarks by name, as for `crumb run --benchmark`."""
 
 
-def register(benchmark: Benchmark) -> None:
+def register(benchmark: Benchmark) -> Benchmark:
     """Make a benchmark known by its name; an earlier one of that name is replaced."""
     BENCHMARKS[benchmark.name] = benchmark
-
-
-def _shared(
-    dataset_root: str | Path,
-    protocol: str,
-    run: int = 0,
-    train_transform: Callable | None = None,
-    eval_transform: Callable | None = None,
-    classes_per_experience: int = 2,
-) -> None:
-    """Parameters of every generator, and the documentation of all that generators may have.
-
-    Args:
-        dataset_root: Folder of the data set, as `root` of `{frames}`.
-        protocol: "class_instance", "class_iid" or "offline"; see `protocols.make_benchmark`.
-        run: Seed of the order of classes, clips and frames; where runs differ in their split, it also chooses that.
-        train_transform: PIL image to tensor; None is `imagenet_transform({image_size})`, which gives float32 tensors of
-            3 x {image_size} x {image_size} and does not keep the aspect ratio, as in the paper.
-        eval_transform: The same for the test stream.
-        classes_per_experience: Number of classes in one experience.
-        reference: Choose frames, order and labels as the paper's code does; see `{frames}` and
-            `orders.ReferenceDraws`.
-        held_out: As in `{frames}`, but not 0.
-        fps: Frames per second taken from a video.
-        **table: Arguments of `{frames}`, such as `classes` or `size`.
-
-    Returns:
-        A `protocols.FrameBenchmark` with `train_stream` and `test_stream`.
-
-    Raises:
-        FrameTableError: If the table of frames cannot be made (see `{frames}`), or a class has no test frames.
-        ValueError: If the protocol is unknown, or a number is out of range.
-    """
-
-
-def generator(
-    benchmark: Benchmark, protocol: str = "class_instance", image_size: int = 224
-) -> Callable[[Callable[..., FrameTable]], Callable[..., Any]]:
-    """Register a benchmark, and turn a function that makes its table into a generator for Avalanche's users.
-
-    The generator takes the parameters of `_shared`, then those of the function, which gets only its own; the entries of
-    `_shared` document both. `image_size` is the side in pixels of the default transforms without `size`.
-    """
-    register(benchmark)
-
-    def decorate(make_table: Callable[..., FrameTable]) -> Callable[..., Any]:
-        own = inspect.signature(make_table).parameters
-        parameters = {**inspect.signature(_shared).parameters, **own}
-        defaults = {"protocol": protocol, "classes_per_experience": benchmark.classes_per_experience}
-        for name, default in defaults.items():
-            parameters[name] = parameters[name].replace(default=default)
-        signature = inspect.Signature(list(parameters.values()))
-        extra = next((name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD), "")
-
-        @wraps(make_table)
-        def generate(*args: Any, **kwargs: Any) -> Any:
-            # Importing them takes seconds: they need Avalanche.
-            from benchmarks_toybox_ilab.streams.protocols import make_benchmark
-            from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
-
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise TypeError(f"{make_table.__name__}() {error}") from None
-            bound.apply_defaults()
-            given = bound.arguments
-            given |= given.pop(extra, {})
-            table = make_table(**{name: given[name] for name in given if name in own or name not in parameters})
-            default = imagenet_transform(given.get("size", image_size))
-            reference = given.get("reference", False)
-            return make_benchmark(
-                table,
-                given["protocol"],
-                given["run"],
-                given["classes_per_experience"],
-                default if given["train_transform"] is None else given["train_transform"],
-                default if given["eval_transform"] is None else given["eval_transform"],
-                benchmark.class_groups(table, reference),
-                reference,
-            )
-
-        generate.__signature__ = signature
-        if make_table.__doc__:  # python -OO drops docstrings
-            frames = getattr(benchmark.frames, "func", benchmark.frames).__name__
-            shared = inspect.getdoc(_shared).format(image_size=image_size, frames=frames)
-            _, arguments, *others = shared.split("\n\n")
-            entries = _ENTRY.split(arguments)[1:]
-            text = dict(zip(entries[::2], entries[1::2], strict=True))
-            shown = (f"**{name}" if name == extra else name for name in parameters)
-            named = [f"    {name}: {text[name].rstrip()}" for name in shown]
-            parts = [inspect.getdoc(make_table), "\n".join(["Args:", *named]), *others]
-            generate.__doc__ = "\n\n".join(parts)
-        return generate
-
-    return decorate
+    return benchmark

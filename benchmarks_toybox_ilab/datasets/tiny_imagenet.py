@@ -10,11 +10,15 @@ Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, single_image
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 FOLDER = "tiny-imagenet-200"  # in the official archive
 ANNOTATIONS = "val/val_annotations.txt"
@@ -98,10 +102,19 @@ def _annotated(file: Path) -> dict[str, str]:
     return classes
 
 
-@generator(Benchmark(LAYOUT, TinyImageNetFrames, 10, 128, 200), "class_iid")
-def TinyImageNet(dataset_root: str | Path, run: int = 0) -> FrameTable:
+BENCHMARK = register(Benchmark(LAYOUT, TinyImageNetFrames, 10, 128, 200, protocol="class_iid"))
+
+
+def TinyImageNet(
+    dataset_root: str | Path | None = None, *, download: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
     """Tiny-ImageNet as an Avalanche benchmark of 20 experiences, 5,000 training images each; stream them once.
 
-    ImageNet weights were trained on these classes.
+    The protocol is class_iid by default. ImageNet weights were trained on these classes.
+
+    Args:
+        dataset_root: As `root` of `TinyImageNetFrames`; None is `~/.avalanche/data/tinyimagenet`.
+        download: Download the data set (240 MB) if nothing of it is there.
+        **host: See `StreamKeywords`.
     """
-    return TinyImageNetFrames(dataset_root, run)
+    return BENCHMARK.stream(dataset_root, None, download, **host)

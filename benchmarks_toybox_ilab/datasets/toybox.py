@@ -9,12 +9,16 @@ Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.folders import is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # Folders of the classes; the classes in the order of the paper's class numbers.
 SUPERCATEGORIES = {
@@ -119,7 +123,17 @@ def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
     return frames[:FRAMES]
 
 
-@generator(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
-def Toybox(dataset_root: str | Path, reference: bool = False) -> FrameTable:
-    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each."""
-    return ToyboxFrames(dataset_root, reference=reference)
+BENCHMARK = register(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
+
+
+def Toybox(
+    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each.
+
+    Args:
+        dataset_root: As `root` of `ToyboxFrames`; None is `~/.avalanche/data/toybox`.
+        reference: Choose frames as `ToyboxFrames` says, and draw orders and labels as the paper's code does.
+        **host: See `StreamKeywords`.
+    """
+    return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -1,14 +1,55 @@
-"""The protocols by name, and the orders of classes, clips and frames of a run, drawn from its seed."""
+"""The protocols by name, the keywords of a stream, and the orders of classes, clips and frames drawn from a seed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
+from benchmarks_toybox_ilab.tables.frame import whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
 """Names of the protocols (paper, "Training protocols"): clips one after the other, frames shuffled within an
 experience, all classes at once."""
+TABLE = "table"
+"""Name of the protocol that keeps the order of a table's rows."""
+
+
+class StreamKeywords(TypedDict, total=False):
+    """The keywords of every generator and of `protocols.make_benchmark`; most are those of Avalanche's generators.
+
+    Attributes:
+        protocol: "class_instance", "class_iid", "offline" or "table"; see `protocols`.
+        n_experiences: Number of experiences, which must divide the classes evenly; give it or `classes_per_experience`.
+        classes_per_experience: Number of classes in an experience; the last may have fewer.
+        first_exp_with_half_classes: Put half of the classes into the first experience, and divide the others.
+        seed: Draw the order of classes as Avalanche does with this seed; `run` is then this number for all other draws.
+        run: The paper's word for the seed, by default 0: orders are drawn as in `PortableDraws`. Where runs differ in
+            their split, it also chooses that.
+        fixed_class_order: Labels or names of the classes in their order. Classes that it lacks are left out.
+        shuffle: False takes the classes in the order of their labels.
+        return_task_id: Take the number of the experience as task label instead of 0.
+        class_ids_from_zero_from_first_exp: Number the labels by the order of the classes.
+        class_ids_from_zero_in_each_exp: Number the labels from 0 in each experience.
+        train_transform: PIL image to tensor; None is `imagenet_transform`, which gives float32 tensors of
+            3 x 224 x 224 and does not keep the aspect ratio, as in the paper.
+        eval_transform: The same for the test stream.
+    """
+
+    protocol: str
+    n_experiences: int | None
+    classes_per_experience: int | None
+    first_exp_with_half_classes: bool
+    seed: int | None
+    run: int | None
+    fixed_class_order: Sequence[int | str] | None
+    shuffle: bool
+    return_task_id: bool
+    class_ids_from_zero_from_first_exp: bool
+    class_ids_from_zero_in_each_exp: bool
+    train_transform: Callable | None
+    eval_transform: Callable | None
+
 
 # Children of the run's seed, one per kind of draw, so that another draw of one kind does not change the others.
 _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
@@ -37,6 +78,22 @@ class PortableDraws:
     def _order(self, kind: int, count: int, number: int) -> np.ndarray:
         child = (kind,) if kind == _CLASS_ORDER and number == 0 else (kind, number)
         return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
+
+
+class HostDraws(PortableDraws):
+    """The orders of a seed, that of the classes as Avalanche draws it; torch's own generator is not touched."""
+
+    def __init__(self, seed: int) -> None:
+        import torch
+
+        super().__init__(seed)
+        self._random = torch.Generator().manual_seed(seed)
+
+    def classes(self, count: int) -> np.ndarray:
+        """Shuffle the `count` classes of a group, `(count,)` int64; call it once per group, in order."""
+        import torch
+
+        return torch.randperm(count, generator=self._random).numpy()
 
 
 class ReferenceDraws(PortableDraws):
@@ -85,3 +142,45 @@ def numbered_clips(table: FrameTable, clips: list[np.ndarray], classes: Sequence
         session = position(sessions.setdefault((frame.class_name, frame.object_name), []), frame.session)
         keys[int(clip[0])] = item, session, classes.index(frame.class_name)
     return sorted(clips, key=lambda clip: keys[int(clip[0])])
+
+
+def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraws:
+    """The draws of a run or a seed; ValueError if both are given, or one is no whole number of at least 0."""
+    if seed is None:
+        run = whole_number("run", 0 if run is None else run, 0)
+        return ReferenceDraws(run) if reference else PortableDraws(run)
+    if run is not None or reference:
+        other = "reference=True" if run is None else f"run={run}"
+        raise ValueError(
+            f"seed={seed} excludes {other}: seed draws the order of classes as Avalanche does, run as this package (or "
+            "the published code, with reference=True) does. Give one of them."
+        )
+    return HostDraws(whole_number("seed", seed, 0))
+
+
+def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]:
+    """The labels of an order of labels or names; ValueError if one is unknown or repeated, or there are none."""
+    known = {name: label for label, name in enumerate(classes)} | {label: label for label in range(len(classes))}
+    labels = [known.get(one if isinstance(one, str) else int(one), -1) for one in order]
+    if not labels or -1 in labels or len(set(labels)) < len(labels):
+        raise ValueError(
+            f"fixed_class_order is {list(order)}, but must hold labels from 0 to {len(classes) - 1} or names of the "
+            f"classes, each at most once: {', '.join(classes)}"
+        )
+    return labels
+
+
+def class_counts(total: int, size: int | None, n_experiences: int | None, half_first: bool) -> list[int]:
+    """Number of classes in each experience, by their number or `size`; ValueError if they cannot be divided so."""
+    first = [total // 2] if half_first else []
+    rest = total - sum(first)
+    if n_experiences is None:
+        size = whole_number("classes_per_experience", size, 1)
+        return first + [min(size, rest - start) for start in range(0, rest, size)]
+    count = whole_number("n_experiences", n_experiences, 1 + len(first)) - len(first)
+    if rest % count:
+        raise ValueError(
+            f"n_experiences is {n_experiences}, but {rest} classes cannot be divided by {count}; give another number, "
+            "or classes_per_experience, with which the last experience may have fewer."
+        )
+    return first + [rest // count] * count

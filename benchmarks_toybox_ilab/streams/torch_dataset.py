@@ -22,6 +22,7 @@ class FrameDataset(Dataset):
         table: The table.
         rows: Row numbers, `(n,)` integers; a row may be repeated.
         transform: Applied to the PIL image; None keeps it.
+        labels: Label of each row of the table, `(N,)` integers; None are the table's.
 
     Attributes:
         targets: The labels, list of n int.
@@ -31,12 +32,16 @@ class FrameDataset(Dataset):
     """
 
     def __init__(
-        self, table: FrameTable, rows: Sequence[int], transform: Callable[[Image.Image], object] | None = None
+        self,
+        table: FrameTable,
+        rows: Sequence[int],
+        transform: Callable[[Image.Image], object] | None = None,
+        labels: np.ndarray | None = None,
     ) -> None:
         self.table = table
         self.rows = np.asarray(rows, dtype=np.int64)
         self.transform = transform
-        self.targets: list[int] = table.labels[self.rows].tolist()
+        self.targets: list[int] = (table.labels if labels is None else labels)[self.rows].tolist()
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -45,9 +45,9 @@ def modules(package: str, room: str) -> list[str]:
 def exported() -> dict[str, dict[str, str]]:
     """Return the exported names of each package, each with the full name of what it stands for."""
     homes = {}
-    for package, attribute in (("crumb_avalanche", "_HOMES"), ("benchmarks_toybox_ilab", "_HOME")):
-        places = getattr(importlib.import_module(package), attribute)
-        homes[package] = {name: f"{package}.{home}.{name}" for name, home in sorted(places.items())}
+    for package in PACKAGES:
+        places = importlib.import_module(package)._HOMES
+        homes[package] = {name: f"{home}.{name}" for name, home in sorted(places.items())}
     return homes
 
 

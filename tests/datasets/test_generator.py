@@ -1,40 +1,37 @@
-"""The signature and docstring that all Avalanche generators share, and a data set that is one file."""
+"""The generators: what editors show of them, their keywords against the host's, and a data set that is one file."""
 
 import inspect
+import os
 import pickle
-import re
-import subprocess
 import sys
 
+import jedi
 import pytest
+from avalanche.benchmarks.classic import ccifar100
+from mypy import api
+from page_commands import ROOT
 from PIL import Image
 
 import benchmarks_toybox_ilab as streams
+from benchmarks_toybox_ilab import FrameDataset, OnlineCIFAR100, StreamKeywords, pixel_transform
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.prepare.core import check
 
-SHARED = {
-    "dataset_root": inspect.Parameter.empty,
-    "protocol": "class_instance",
-    "run": 0,
-    "train_transform": None,
-    "eval_transform": None,
-    "classes_per_experience": 2,
-}
-# What each generator has besides these parameters, or in their place.
+HOST = [*StreamKeywords.__annotations__]
+# What each generator has of its own besides `dataset_root`.
 OWN = {
-    **{name: {"reference": False} for name in ("CORe50", "Toybox", "ILab", "ICub", "ILabCORe50")},
-    "OnlineCIFAR100": {"protocol": "class_iid", "classes_per_experience": 5, "reference": False},
-    "OnlineImageNet": {"protocol": "class_iid", "classes_per_experience": 100, "reference": False},
-    "ETH80": {},
-    "TinyImageNet": {"protocol": "class_iid", "classes_per_experience": 10},
-    "ClipFolder": {"held_out": None, "fps": 1.0},
-    "ToyShapes": {"dataset_root": None, "table": inspect.Parameter.empty},
+    **{name: ["reference"] for name in ("Toybox", "ILab", "ICub", "ILabCORe50", "OnlineCIFAR100", "OnlineImageNet")},
+    "CORe50": ["scenario", "reference", "download"],
+    "CORe50Categories": ["reference", "download"],
+    "ETH80": [],
+    "TinyImageNet": ["download"],
+    "ClipFolder": ["held_out", "fps"],
+    "ToyShapes": ["classes", "objects_per_class", "sessions", "frames_per_clip", "size", "held_out_sessions", "dots"],
 }
 TOY = """
 import re
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, register
 
 LAYOUT = Layout(
     "toy_tree",
@@ -50,36 +47,135 @@ LAYOUT = Layout(
 def ToyTreeFrames(root):
     return LAYOUT.image_table(root)
 
-@generator(Benchmark(LAYOUT, ToyTreeFrames, 1, 2, 3), "class_iid")
-def ToyTree(dataset_root):
-    \"\"\"The toy tree as an Avalanche benchmark.\"\"\"
-    return ToyTreeFrames(dataset_root)
+BENCHMARK = register(Benchmark(LAYOUT, ToyTreeFrames, 1, 2, 3, protocol="class_iid"))
+
+def ToyTree(dataset_root=None, **host):
+    return BENCHMARK.stream(dataset_root, **host)
 """
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_parameters_documentation_and_home(name):
-    generator = getattr(streams, name)
-    parameters = inspect.signature(generator).parameters
-    expected = {**SHARED, **OWN[name]}
-    assert {key: parameter.default for key, parameter in parameters.items()} == expected
-    assert list(parameters) == list(expected)
-    kinds = {key: parameter.kind for key, parameter in parameters.items()}
-    assert kinds.pop("table", inspect.Parameter.VAR_KEYWORD) is inspect.Parameter.VAR_KEYWORD
-    assert set(kinds.values()) == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
-    assert all(parameter.annotation is not inspect.Parameter.empty for parameter in parameters.values())
-    summary, arguments, returns = re.split(r"\n\n(?:Args|Returns):\n", inspect.getdoc(generator))
-    assert summary.partition("\n")[0].endswith(".") and "FrameBenchmark" in returns
-    assert re.findall(r"^    \*{0,2}(\w+): [\"\w]", arguments, re.MULTILINE) == list(expected)
-    assert hasattr(streams, re.search(r"as `root` of `(\w+)`", arguments)[1]) and "{" not in arguments
-    assert max(map(len, inspect.getdoc(generator).splitlines())) <= 120
-    assert generator.__name__ == generator.__qualname__ == name
-    assert pickle.loads(pickle.dumps(generator)) is generator
+def test_an_editor_shows_all_arguments_of_each_generator():
+    for name, own in OWN.items():
+        script = jedi.Script(f"from benchmarks_toybox_ilab import {name}\n{name}(", project=jedi.Project(ROOT))
+        (shown,) = script.get_signatures(2, len(name) + 1)
+        assert {"dataset_root", *own, *HOST} <= {one.name for one in shown.params}, name
+        offered = {completion.name for completion in script.complete(2, len(name) + 1)}
+        assert {f"{keyword}=" for keyword in ("dataset_root", *own, *HOST)} <= offered
+        generator = getattr(streams, name)
+        assert [*inspect.signature(generator).parameters] == ["dataset_root", *own, "host"]
+        assert not hasattr(generator, "__signature__") and generator.__name__ == name
+        assert pickle.loads(pickle.dumps(generator)) is generator
 
 
-def test_generators_come_without_docstrings(tmp_path):
-    code = "import benchmarks_toybox_ilab as s; assert s.CORe50.__doc__ is None; s.ToyShapes, s.OnlineImageNet"
-    subprocess.run([sys.executable, "-OO", "-c", code], check=True)
+@pytest.mark.slow  # as that of all the code
+def test_a_type_checker_knows_the_arguments(tmp_path):
+    lines = ["from benchmarks_toybox_ilab import CORe50, ToyShapes", "from crumb_avalanche import CRUMBStrategy"]
+    lines += [
+        "ToyShapes(seed=1, n_experiences=5, shuffle=False, dots=True).train_stream",
+        "CRUMBStrategy(mem_size=417)",
+    ]
+    lines += ["ToyShapes(seed='one')", "CORe50(experiences=5)"]
+    (tmp_path / "script.py").write_text("\n".join(lines))
+    out, _, _ = api.run(
+        [str(tmp_path / "script.py"), "--config-file", str(ROOT / "setup.cfg"), "--cache-dir", os.devnull]
+    )
+    found = [line for line in out.splitlines() if "script.py" in line and "error" in line]
+    assert len(found) == 2 and 'Argument "seed" to "ToyShapes" has incompatible type "str"' in found[0]
+    assert 'Unexpected keyword argument "experiences" for "CORe50"' in found[1]
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """The 100 classes of CIFAR-100 with two training images and one test image each, of one colour."""
+    root = tmp_path_factory.mktemp("cifar")
+    for number in range(300):
+        path = root / ("train" if number % 3 else "test") / f"class_{number // 3:02d}" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (number // 3, number % 3, 0)).save(path)
+    return root
+
+
+def contents(stream):
+    """What the experiences of a stream hold: classes, task labels, and their items without order."""
+    return [
+        (
+            set(one.classes_in_this_experience),
+            one.task_label,
+            sorted((*image[:2, 0, 0].tolist(), int(label), int(task)) for image, label, task in one.dataset),
+        )
+        for one in stream
+    ]
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        dict(n_experiences=10, seed=1234),
+        dict(n_experiences=11, seed=3, first_exp_with_half_classes=True),
+        dict(n_experiences=20, shuffle=False, return_task_id=True),
+        dict(n_experiences=2, fixed_class_order=[7, 3, 99, 42]),
+        dict(n_experiences=5, seed=0, class_ids_from_zero_from_first_exp=True),
+        dict(n_experiences=2, fixed_class_order=[7, 3, 99, 42], class_ids_from_zero_from_first_exp=True),
+        dict(n_experiences=4, seed=5, class_ids_from_zero_in_each_exp=True, return_task_id=True),
+    ],
+)
+def test_keywords_mean_what_they_mean_in_avalanche(cifar, monkeypatch, keywords):
+    pixels = pixel_transform(2)
+    ours = OnlineCIFAR100(cifar, train_transform=pixels, eval_transform=pixels, **keywords)
+    table = streams.CIFAR100Frames(cifar)
+    both = [FrameDataset(table, table.rows(split), pixels) for split in ("train", "test")]
+    monkeypatch.setattr(ccifar100, "get_cifar100_dataset", lambda root: both)
+    theirs = ccifar100.SplitCIFAR100(train_transform=None, eval_transform=None, **keywords)
+    for name in ("n_classes", "n_classes_per_exp", "classes_order", "original_classes_in_exp"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert contents(ours.train_stream) == contents(theirs.train_stream)
+    assert contents(ours.test_stream) == contents(theirs.test_stream)
+
+
+def test_class_names_stand_for_labels_and_groups_keep_their_order(cifar):
+    named = OnlineCIFAR100(cifar, fixed_class_order=["class_07", "class_03"], classes_per_experience=1, run=4)
+    assert (named.classes_order, named.n_classes, named.run, len(named.train_stream)) == ([7, 3], 2, 4, 2)
+    renamed = OnlineCIFAR100(cifar, seed=1, class_ids_from_zero_from_first_exp=True)
+    assert renamed.classes_order == [*range(100)] and renamed.protocol == "class_iid" and renamed.run == 1
+    order = OnlineCIFAR100(cifar, seed=1).classes_order
+    assert [*renamed.class_names] == [f"class_{label:02d}" for label in order]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        (dict(n_experiences=5, classes_per_experience=2), "n_experiences and classes_per_experience both divide"),
+        (
+            dict(n_experiences=3),
+            "100 classes cannot be divided by 3; give another number, or classes_per_e",
+        ),
+        (dict(n_experiences=0), "n_experiences is 0, but must be a whole number of at least 1"),
+        (dict(seed=1, run=1), "seed=1 excludes run=1: seed draws the order of classes as Avalanche does, run as"),
+        (dict(seed=1, reference=True), "seed=1 excludes reference=True"),
+        (dict(fixed_class_order=[1, 1]), "fixed_class_order is .1, 1., but must hold labels from 0 to 99 or names"),
+        (
+            dict(protocol="offline", class_ids_from_zero_in_each_exp=True),
+            "excludes class_ids_from_zero_from",
+        ),
+    ],
+)
+def test_keywords_that_do_not_fit_together(cifar, keywords, words):
+    with pytest.raises(ValueError, match=words):
+        OnlineCIFAR100(cifar, **keywords)
+
+
+def test_where_the_data_are_and_what_is_no_keyword(cifar, tmp_path, monkeypatch):
+    from avalanche.benchmarks.datasets import dataset_utils
+
+    monkeypatch.setitem(dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path))
+    with pytest.raises(streams.FrameTableError, match=f"there is no folder {tmp_path}/cifar100"):
+        OnlineCIFAR100()
+    (tmp_path / "cifar100").symlink_to(cifar)
+    assert OnlineCIFAR100().n_classes == 100
+    with pytest.raises(TypeError, match="dataset_root is 20; for a number of experiences give n_experiences=20"):
+        OnlineCIFAR100(20)
+    with pytest.raises(TypeError, match="cifar100 has no keyword 'experiences'; did you mean 'n_experiences'"):
+        OnlineCIFAR100(cifar, experiences=5)
 
 
 def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, tiny):
@@ -96,7 +192,6 @@ def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, t
         assert list(table.counts().values()) == 3 * [{"train": 2, "test": 1}]
         stream = module.ToyTree(root, run=1)
         assert stream.protocol == "class_iid" and stream.n_classes_per_exp == [1, 1, 1]
-        assert "as `root` of `ToyTreeFrames`" in module.ToyTree.__doc__
         code, out, _ = crumb("prepare", "toy_tree", "--dataset-root", root, "--check")
         assert code == 0 and "complete" in out
         values = {"clip_folder": "toy_tree", tiny[tiny.index("--dataset-root") + 1]: str(root)}

@@ -1,8 +1,6 @@
 """Docstrings of the names that the packages export, which the API reference shows: arguments, shapes, errors."""
 
 import ast
-import importlib
-import inspect
 import re
 
 from page_commands import ROOT
@@ -56,9 +54,6 @@ def missing(target: str, function, docstring: str) -> list[str]:
 def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     """What is missing in the docstrings of a class with its methods, or of a function."""
     own = ast.get_docstring(node) or ""
-    if any("generator(" in ast.unparse(decorator) for decorator in node.decorator_list):
-        module, _, name = target.rpartition(".")
-        own = inspect.getdoc(getattr(importlib.import_module(module), name))  # with what the decorator adds
     found = [] if own else [f"{target} has no docstring"]
     if isinstance(node, ast.FunctionDef):
         return found + missing(target, node, own)

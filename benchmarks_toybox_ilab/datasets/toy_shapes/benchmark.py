@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, generator, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
     DRAWING,
@@ -30,6 +31,9 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
 )
 from benchmarks_toybox_ilab.tables.frame import Frame, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 PRETRAINING_CLASSES: tuple[str, ...] = (
     "bottle", "chair", "crescent", "gear", "hammer", "house", "ladder", "leaf", "ring", "star",
@@ -136,7 +140,27 @@ register(_streamed("toy_shapes_short", frames_per_clip=5))  # a third of the fra
 register(_streamed("toy_dots", dots=True))
 
 
-@generator(_streamed("toy_shapes"), image_size=SIZE)
-def ToyShapes(dataset_root: str | Path | None = None, **table: object) -> FrameTable:
-    """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in."""
-    return ToyShapesFrames(dataset_root, **table)
+BENCHMARK = register(_streamed("toy_shapes"))
+
+
+def ToyShapes(
+    dataset_root: str | Path | None = None,
+    *,
+    classes: Sequence[str] | None = None,
+    objects_per_class: int = 6,
+    sessions: int = 4,
+    frames_per_clip: int = FRAMES_PER_CLIP,
+    size: int = SIZE,
+    held_out_sessions: Sequence[int] | int = (3,),
+    dots: bool = False,
+    **host: Unpack[StreamKeywords],
+) -> "FrameBenchmark":
+    """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in.
+
+    Args:
+        dataset_root: Ignored, there are no files.
+        classes, objects_per_class, sessions, frames_per_clip, size, held_out_sessions, dots: See `ToyShapesFrames`.
+        **host: See `StreamKeywords`.
+    """
+    own = dict(classes=classes, objects_per_class=objects_per_class, sessions=sessions, frames_per_clip=frames_per_clip)
+    return BENCHMARK.stream(None, {**own, "size": size, "held_out_sessions": held_out_sessions, "dots": dots}, **host)
