@@ -206,11 +206,11 @@ class Classifier:
             pixels: a batch of what ``Looks.transform`` returns for ``n`` images.
         """
         self.draw_nothing(model)
-        found: list[Tensor] = []
-        for look, windows in zip(self.looks.of(pixels), self.looks.windows(self.features)):
-            layers = self.features.layers(model, model.features(look))
-            found += [window.of_layers(layers) for window in windows]
-        return torch.cat(found, 1)
+        looks = self.looks.of(pixels)
+        layers = self.features.layers(model, model.features(torch.cat(looks)))  # together, which is faster than alone
+        parts = zip(*(layer.chunk(len(looks)) for layer in layers))
+        windows = zip(parts, self.looks.windows(self.features))
+        return torch.cat([window.of_layers(list(part)) for part, some in windows for window in some], 1)
 
     def draw_nothing(self, model: SplitModel) -> None:
         """Compute the features of drawn images that show nothing, the first time."""

@@ -7,7 +7,7 @@ pass of the network.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,9 +72,9 @@ class Looks:
 
         return looks
 
-    def of(self, pixels: Tensor) -> Sequence[Tensor]:
+    def of(self, pixels: Tensor) -> list[Tensor]:
         """Return ``(B, 3, h, w)`` of each look, from a batch of what ``transform`` returns."""
-        return [pixels] if self == WHOLE else pixels.unbind(1)
+        return [pixels] if self == WHOLE else list(pixels.unbind(1))
 
 
 WHOLE = Looks()

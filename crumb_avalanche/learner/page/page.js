@@ -26,6 +26,7 @@ let stream = null; // of the camera
 let chosen = []; // photos and videos: {name, blobs, video, caption}
 let known = { classes: [], learning: null }; // what the server knows
 let lessons = [];
+let reading = false; // while files are read
 let recording = null; // while pictures of the camera are taken: {button, stop}
 let questions = 0; // answers to earlier ones are dropped
 const fooled = []; // of each thing that was not taught, whether it was taken for a class
@@ -211,6 +212,8 @@ async function takeFiles(files) {
   if (!files.length) throw new Error("No file was dropped. Save the picture first, and drop its file.");
   const many = `${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`;
   if (files.length > MOST_FRAMES) throw new Error(many);
+  reading = true; // or what was chosen before would be taught under the new name
+  refresh();
   for (const file of [...files]) {
     say("look", `Reading ${file.name} …`);
     const video = file.type.startsWith("video/");
@@ -229,6 +232,8 @@ async function takeFiles(files) {
   }
   const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? ` and ${unread.length - 3} more` : "");
   const formats = "Choose photos (JPEG, PNG) and videos that this browser plays (MP4 with H.264, WebM), and no folders.";
+  reading = false;
+  refresh();
   say("look", "");
   if (unread.length) fail("look", `Not read: ${some}. ${formats}`);
   if (!taken.length) return;
@@ -335,10 +340,13 @@ async function teach() {
 async function settle(said, { text, label, other }, { number, version }) {
   const [right, wrong, none] = [`It is ${label}`, `It is ${other}`, "Take it back"];
   const answer = await asked("teach", `${said} ${text}`, [right, wrong, none]);
-  if (answer === none) await change("teach", "revert", { version });
+  if (answer === none) {
+    await change("teach", "revert", { version });
+    return load("teach", "Taken back.");
+  }
   const moved = answer === wrong && (await change("teach", "move", { old: label, new: other, lesson: number }));
-  await load("teach", answer === none ? "Taken back." : said);
-  if (moved) sayUndoable("teach", `The lesson is one of ${other} now.`, moved.version);
+  await load();
+  sayUndoable("teach", ...(moved ? [`The lesson is one of ${other} now.`, moved.version] : [said, version]));
 }
 
 async function teachNothing() {
@@ -398,7 +406,7 @@ function showClasses() {
   if (empty.length) rows.push(folded(NOTHING, known.nothing, empty, []));
   const focused = focusable().indexOf(document.activeElement);
   at("classes").replaceChildren(...rows);
-  if (focused >= 0) (focusable()[focused] || at("name")).focus();
+  if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
   const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
   const more = (known.classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
@@ -544,13 +552,13 @@ function refresh() {
   const texts = {
     teach: has ? `Teach ${these}` : `Teach for ${SECONDS} seconds`,
     check: has ? `Ask about ${these}` : "Show something else",
-    nothing: has ? `${these} show nothing` : "Show me nothing",
+    nothing: has ? `${these} ${chosen.length === 1 ? "shows" : "show"} nothing` : "Show me nothing",
   };
   for (const [id, text] of Object.entries(texts)) {
     const pressed = recording?.button === at(id);
     at(id).textContent = pressed ? "Stop" : text;
     at(id).classList.toggle("pressed", pressed);
-    at(id).disabled = Boolean(recording) && !pressed;
+    at(id).disabled = !pressed && (reading || Boolean(recording));
   }
   showLearning(known.learning);
 }
