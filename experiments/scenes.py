@@ -33,6 +33,7 @@ from scipy import ndimage
 from support.common_options import run_script
 from support.statistics import interval
 
+from crumb_avalanche.learner.boxes import cut_out
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
@@ -127,6 +128,7 @@ class Scenes:
         place = [round(SIDE * (0.5 + self.draws.uniform(-0.08, 0.08)) - length / 2) for length in size]
         image, resized = photo.copy(), view.cut.resize(size, Image.Resampling.LANCZOS)
         image.paste(resized, (place[0], place[1]), resized)
+        image.info["box"] = *place, place[0] + size[0], place[1] + size[1]
         return image
 
     def lessons(self, stream: str) -> Iterator[tuple[str, list[View]]]:
@@ -158,18 +160,27 @@ class Scenes:
                 yield "new", name, self.shown(view, self.photo())
                 for size in (1, 0.5, 0.33):
                     yield f"size {size}", name, self.shown(view, self.photo(), 0.9 * size)
-                light = np.asarray(self.shown(view, self.photo()), dtype=np.float32)
-                yield "dark", name, Image.fromarray((light * 0.45).astype(np.uint8))
-                yield "warm", name, Image.fromarray((light * WARM).clip(0, 255).astype(np.uint8))
+                shown = self.shown(view, self.photo())
+                yield "dark", name, lit(shown, 0.45)
+                yield "warm", name, lit(shown, WARM)
         for _ in range(60):
             yield "empty", "", self.photo()
 
 
-def measure(learner: Learner, scenes: Scenes, stream: str) -> list[list]:
+def lit(image: Image.Image, factor: float | tuple[float, ...]) -> Image.Image:
+    """Return an image in other light, with the place of its object."""
+    changed = Image.fromarray((np.asarray(image, dtype=np.float32) * factor).clip(0, 255).astype(np.uint8))
+    changed.info.update(image.info)
+    return changed
+
+
+def measure(learner: Learner, scenes: Scenes, stream: str, boxed: bool = False) -> list[list]:
     """Teach a stream and ask; return for each way its name and the numbers of images, right ones and known ones."""
     for name, images in scenes.lessons(stream):
-        learner.teach(images, name)
+        learner.teach(images, name, box=[image.info["box"] for image in images] if boxed else None)
     images = list(scenes.asked(stream))
+    if boxed:  # of an empty scene there is no box
+        images = [(way, name, cut_out(image, image.info["box"])) for way, name, image in images if name]
     found = {way: [0, 0, 0] for way in ASKED}
     for start in range(0, len(images), AT_A_TIME):
         some = images[start : start + AT_A_TIME]
@@ -202,7 +213,9 @@ def main() -> int:
         "--backbones", nargs="*", default=["efficientnet_lite0=package"], metavar="NAME=WEIGHTS", help="of Learner"
     )
     parser.add_argument("--methods", nargs="*", default=["recommended"], help="of Learner")
-    parser.add_argument("--looks", nargs="*", default=[",".join(map(str, LOOKS))], help="such as 0.85,0.5")
+    parser.add_argument(
+        "--looks", nargs="*", default=[",".join(map(str, LOOKS))], help="such as 0.85,0.5, or box:0.85,0.5 with a box"
+    )
     parser.add_argument("--streams", nargs="*", default=list(STREAMS), choices=STREAMS)
     parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--runtime", default="onnxruntime")
@@ -228,10 +241,11 @@ def main() -> int:
     if todo:
         objects, photos = cut_outs(options.eth80), half_of(options.photos, options.development)
     for backbone, method, looks, stream, split in todo:
-        shares = tuple(float(share) for share in looks.split(","))
+        boxed = looks.startswith("box:")
+        shares = tuple(float(share) for share in looks.removeprefix("box:").split(","))
         learner = Learner(method, backbone, backbones[backbone], looks=shares)
         learner.use_runtime(options.runtime)
-        for line in measure(learner, Scenes(objects, photos, int(split)), stream):
+        for line in measure(learner, Scenes(objects, photos, int(split)), stream, boxed):
             rows.append(dict(zip(HEADER, map(str, [backbone, method, looks, stream, split, *line]))))
         options.output.mkdir(parents=True, exist_ok=True)
         write_csv(path, [HEADER, *([row[key] for key in HEADER] for row in rows)])

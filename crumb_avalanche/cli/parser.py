@@ -68,7 +68,19 @@ BARE = (
     "--keep-pictures",
 )  # flags that may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
-PATHS = {"certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key", "model", "output"}
+PATHS = {
+    "boxes",
+    "certificate",
+    "data",
+    "dataset_root",
+    "feature_cache",
+    "folders",
+    "html",
+    "images",
+    "key",
+    "model",
+    "output",
+}
 PATHS |= {"pictures", "pretrained", "source", "sources", "weights"}
 KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
 

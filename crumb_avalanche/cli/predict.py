@@ -4,11 +4,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks_toybox_ilab.tables.csv import csv_text
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.learner.answer import Answer
@@ -29,10 +32,11 @@ def main(settings: PredictSettings) -> None:
     Raises:
         ValueError: some files could not be read; the answers for all others were printed.
     """
-    if settings.watch is not None and (settings.sources or settings.camera or settings.csv or settings.html):
-        raise ValueError("--watch stands alone, or with --json: leave sources, --camera, --csv and --html out")
-    if not settings.sources and settings.camera is None and settings.watch is None:
-        raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, or --watch 0")
+    asked = settings.sources or settings.camera or settings.boxes
+    if settings.watch is not None and (asked or settings.csv or settings.html):
+        raise ValueError("--watch stands alone, or with --json: leave sources, --camera, --boxes, --csv and --html out")
+    if not asked and settings.watch is None:
+        raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, --boxes, or --watch 0")
     if settings.json and settings.csv:
         raise ValueError("--json and --csv are two forms of the same output; give one of them")
     if settings.threads:
@@ -45,7 +49,7 @@ def main(settings: PredictSettings) -> None:
     start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
     if settings.html is None:
-        answers = Table(settings).print_all(answers_of(learner.predict_all, settings, unread))
+        answers = Table(settings).print_all(answers_of(learner.predict_all, learner.predict, settings, unread))
     else:
         # Here, because other output does not need the template engine.
         from crumb_avalanche.report.contact_sheet import ContactSheet
@@ -53,7 +57,7 @@ def main(settings: PredictSettings) -> None:
 
         sheet, page = ContactSheet(learner), Path(settings.html)
         with output_file(page, "a page of this program", is_page, "--html"):
-            answers = Table(settings).print_all(answers_of(sheet.ask, settings, unread))
+            answers = Table(settings).print_all(answers_of(sheet.ask, sheet.ask_boxes, settings, unread))
             write_text(page, sheet.page(Path(settings.model).name, unread))
         print(f"written: {page}", file=sys.stderr)
     if not settings.json and not settings.csv:
@@ -84,21 +88,44 @@ def opened(settings: PredictSettings) -> Learner:
     return learner
 
 
-def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
-    """Yield the answers of a function as ``predict_all`` for all sources; ``unread`` receives what is left out."""
+def answers_of(
+    ask: Callable, ask_boxes: Callable, settings: PredictSettings, unread: list[BadImage]
+) -> Iterator[Answer]:
+    """Yield the answers for all sources; ``unread`` receives what is left out.
+
+    Args:
+        ask: function as ``predict_all``.
+        ask_boxes: function of a path and boxes, as ``predict``.
+        settings: says what is asked about.
+        unread: see above.
+    """
     sources: list[str | Clip] = list(settings.sources)
     if settings.camera is not None:
         from crumb_avalanche.learner.camera import camera_clip
 
         sources.append(camera_clip(settings.camera, settings.seconds))
-    for source in sources:
+    boxes = {} if settings.boxes is None else read_boxes(Path(settings.boxes))
+    questions = [(source, partial(ask, source, on_bad="skip", report=unread.append)) for source in sources]
+    questions += [(path, partial(ask_boxes, path, found)) for path, found in boxes.items()]
+    for source, question in questions:
         try:
-            yield from ask(source, on_bad="skip", report=unread.append)
-        except (FileNotFoundError, ValueError) as error:
-            if len(sources) == 1 or isinstance(error, NothingTaughtError):
+            yield from question()
+        except (BadFrameError, FileNotFoundError, ValueError) as error:
+            if len(questions) == 1 or isinstance(error, NothingTaughtError):
                 raise
             reason = str(error).removeprefix(f"{source} ")
             unread.append(BadImage(str(source), reason))  # the other sources are asked all the same
+
+
+def read_boxes(file: Path) -> dict[str, Any]:
+    """Read the boxes of images: JSON with the names of images, from the folder of the file on, and lists of boxes."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (RecursionError, ValueError) as error:
+        raise ValueError(f"--boxes {file} is no JSON file ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f'--boxes {file} holds {type(found).__name__}; give {{"photo.jpg": [[10, 20, 110, 220]]}}')
+    return {str(file.parent / name): boxes for name, boxes in found.items()}
 
 
 class Table:
@@ -123,14 +150,14 @@ class Table:
 
     def _csv(self, answer: Answer) -> None:
         name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
-        self._line(answer.path, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}")
+        self._line(answer.place, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}")
 
     def _line(self, *cells: object) -> None:
         print(csv_text([cells]), end="")
 
     def _row(self, answer: Answer) -> None:
         others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
-        shown = f"{printable(answer.path)}  {answer.shown}  {100 * answer.confidence:.0f} %"
+        shown = f"{printable(answer.place)}  {answer.shown}  {100 * answer.confidence:.0f} %"
         print(shown + (f"  ({others})" if others else ""))
 
 

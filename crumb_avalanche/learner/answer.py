@@ -32,6 +32,7 @@ class Answer:
         path: source of the image or clip.
         truth: name of the class folder that the source lies in, if there is one.
         frames: answers for the frames of a clip of several.
+        box: left, top, right and bottom in pixels, if it was asked about a box of the image.
     """
 
     label: str
@@ -41,11 +42,17 @@ class Answer:
     path: str = ""
     truth: str | None = None
     frames: tuple["Answer", ...] = field(default=(), repr=False)
+    box: tuple[float, float, float, float] | None = None
 
     @property
     def shown(self) -> str:
         """The label, or that the image is unknown and which class is nearest."""
         return f"unknown (nearest: {self.label})" if self.known is False else self.label
+
+    @property
+    def place(self) -> str:
+        """The path, with the box if there is one: ``photo.jpg#box=10,20,110,220``."""
+        return self.path if self.box is None else f"{self.path}#box={','.join(f'{edge:g}' for edge in self.box)}"
 
     def as_dict(self) -> dict:
         """Return plain values for JSON, without the frames."""
@@ -56,6 +63,7 @@ class Answer:
             "confidence": round(self.confidence, 6),
             "known": self.known,
             "runners_up": runners_up,
+            **({} if self.box is None else {"box": list(self.box)}),
         }
 
 

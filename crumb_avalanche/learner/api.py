@@ -42,6 +42,14 @@ Name = Annotated[
 ]
 NewClass = Annotated[bool, Query(description="take a name that is nearly that of another class")]
 Source = Annotated[str, Query(description="what the images are from, for the list of lessons")]
+Part = Annotated[
+    list[float] | None,
+    Query(
+        min_length=4,
+        max_length=4,
+        description="where the object is in the only image: left, top, right, bottom in pixels, as box=10&box=20&...",
+    ),
+]
 Number = Annotated[int | None, Query(description="number of a lesson")]
 
 
@@ -76,12 +84,12 @@ def _body(most: int) -> dict[str, Any]:
 
 
 @api.post("/predict", summary="Answer what an image or the images of a clip show", openapi_extra=_body(MOST_ASKED))
-async def predict(request: Request, shared: Shared) -> Found:
+async def predict(request: Request, shared: Shared, box: Part = None) -> Found:
     """Answer for the images of the body."""
     images = await _images(request)
     if len(images) > MOST_ASKED:
         raise ValueError(f"predict takes at most {MOST_ASKED} images, of one clip, not {len(images)}")
-    return await shared.predict(images)
+    return await shared.predict(images, box)
 
 
 @api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
@@ -91,11 +99,12 @@ async def teach(
     label: Name,
     new_class: NewClass = False,
     source: Source = "",
+    box: Part = None,
 ) -> Learned:
     """Learn the images of the body."""
     if not new_class:  # the label is checked before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
-    return await shared.teach(label, await _images(request), new_class, source)
+    return await shared.teach(label, await _images(request), new_class, source, box)
 
 
 @api.post("/nothing", summary="Learn images of the empty scene, as one lesson", openapi_extra=_body(MOST_IMAGES))

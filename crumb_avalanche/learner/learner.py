@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
+from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, checked, label_of, path_of
 from crumb_avalanche.learner.distributed import teach_distributed
@@ -25,7 +26,6 @@ from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.system.ray_cluster import Engine
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import digest_of
 
 LOOKS = (0.6,)  # see ``Learner``
@@ -109,6 +109,7 @@ class Learner(Predictor):
         source: Any,
         label: str | None = None,
         *,
+        box: Any = None,
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
         engine: Engine | None = None,
@@ -122,6 +123,8 @@ class Learner(Predictor):
                 from 0 to 1; or a list of these, whose single images are the frames of one clip (several clips: a list
                 of lists, or a call each). Without ``label`` a folder of class folders (``class/...``).
             label: name of the class shown; a new one, or one that was taught before.
+            box: where the object is in the image, or a box for each of several images; see ``boxes_of``. The scene
+                around it is cut off, but for a margin.
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
                 leave it out and list it.
             progress: called with the number of images after each batch.
@@ -139,10 +142,13 @@ class Learner(Predictor):
             ImportError: there is a video, and PyAV is not installed.
             LearnerError: see ``check_teachable``.
             TypeError: the source is none of the above.
-            ValueError: there is nothing to learn, a name is not allowed, an array has another shape or other values, or
-                a class more does not fit into the budget. After any error, the learner is as it was.
+            ValueError: there is nothing to learn, a name is not allowed, an array has another shape or other values, a
+                box is none of the images, or a class more does not fit into the budget. After any error, the learner is
+                as it was.
         """
         self.check_teachable()
+        if box is not None and engine is not None:
+            raise ValueError("workers learn whole images; leave engine or box out")
         unread: list[BadImage] = []
         with self._lock:
             self._take_fastest_runtime()
@@ -152,15 +158,12 @@ class Learner(Predictor):
             with self._restored_after_errors() as before:
                 if engine is None:
                     clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                    clips = clips if box is None else in_box(clips, box)
                     clips = clips if new_class else checked(clips, self._classifier.names)
                     lesson, kept = self._learned(clips, label_of, unread, on_bad, progress)
                 else:
-                    kept, lesson = (
-                        None,
-                        teach_distributed(
-                            self.network, self._classifier, source, label, engine, on_bad=on_bad, progress=progress
-                        ),
-                    )
+                    where = self.network, self._classifier, source, label, engine
+                    kept, lesson = None, teach_distributed(*where, on_bad=on_bad, progress=progress)
                 return self._noted(lesson, source, before, kept)
 
     def teach_nothing(
@@ -229,14 +232,6 @@ class Learner(Predictor):
         return sum(lesson.nothing for lesson in self.lessons)
 
     @property
-    def clips_missing(self) -> int:
-        """Clips of known classes to be learned until the line between known and unknown is fitted to them.
-
-        A usual one holds until then. A clip counts if at least two classes are known and its own is one of them.
-        """
-        return self._classifier.confidence.lessons_missing
-
-    @property
     def lessons(self) -> list[Lesson]:
         """What each call of ``teach`` did, in order, without the lessons that were taken back."""
         return list(self._history.lessons)
@@ -245,21 +240,6 @@ class Learner(Predictor):
     def undoable(self) -> list[int]:
         """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
         return self._history.undoable
-
-    @property
-    def features(self) -> dict[str, Any] | None:
-        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
-        return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
-
-    @property
-    def looks(self) -> tuple[float, ...]:
-        """The middle parts of an image that are looked at, in units of its sides."""
-        return self._classifier.looks.shares
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of what was learned, without the network."""
-        return tensor_bytes(self._classifier.tensors())
 
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.

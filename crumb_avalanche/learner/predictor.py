@@ -4,8 +4,10 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from PIL import Image
@@ -13,7 +15,8 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.learner.answer import Answer, ClassInfo, answers_of, only_answer
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.boxes import Detector, boxes_of, cut_out
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
 from crumb_avalanche.learner.lesson import Lesson, values_of
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -23,6 +26,7 @@ from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_
 from crumb_avalanche.learner.watch import Smoothed, Watched, frames_of
 from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
+from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
 class NothingTaughtError(ValueError):
@@ -93,6 +97,29 @@ class Predictor:
         """What was learned, lesson by lesson."""
         return []
 
+    @property
+    def clips_missing(self) -> int:
+        """Clips of known classes to be learned until the line between known and unknown is fitted to them.
+
+        A usual one holds until then. A clip counts if at least two classes are known and its own is one of them.
+        """
+        return self._classifier.confidence.lessons_missing
+
+    @property
+    def features(self) -> dict[str, Any] | None:
+        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
+        return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
+
+    @property
+    def looks(self) -> tuple[float, ...]:
+        """The middle parts of an image that are looked at, in units of its sides."""
+        return self._classifier.looks.shares
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what was learned, without the network."""
+        return tensor_bytes(self._classifier.tensors())
+
     def _take_fastest_runtime(self) -> None:
         if not self._runtime_chosen and self.runtime == TORCH:
             self.use_runtime("auto")
@@ -120,24 +147,48 @@ class Predictor:
                 f"NEW.safetensors FOLDER, or with crumb run --strategy {CLOSED_FORMS[0]}"
             )
 
-    def predict(self, source: Any, on_bad: OnBad = "raise") -> Answer:
-        """Answer for an image or a clip (a video, or a list of frames).
+    @overload
+    def predict(self, source: Any, boxes: None = None, *, detector: None = None, on_bad: OnBad = "raise") -> Answer: ...
 
-        Scores of a clip are means over its frames.
+    @overload
+    def predict(
+        self, source: Any, boxes: Any = None, *, detector: Detector | None = None, on_bad: OnBad = "raise"
+    ) -> list[Answer]: ...
+
+    def predict(
+        self, source: Any, boxes: Any = None, *, detector: Detector | None = None, on_bad: OnBad = "raise"
+    ) -> Answer | list[Answer]:
+        """Answer for an image or a clip (a video, or a list of frames), or for each box of an image.
+
+        Scores of a clip are means over its frames. What is asked of a box is the square around it with a margin; the
+        boxes of an image pass the network together.
 
         Args:
             source: as for ``teach``; one image or one clip.
+            boxes: of an image; see ``boxes_of``.
+            detector: function of the RGB image, upright, that returns boxes, if none are given.
             on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to leave it out.
 
         Returns:
-            Label, confidence, whether the class is known, and runners-up.
+            Label, confidence, whether the class is known, and runners-up; with boxes a list of these, in their order.
 
         Raises:
             NothingTaughtError: nothing was taught.
-            ValueError: the source has several clips: use ``predict_all``.
+            ValueError: the source has several clips: use ``predict_all``; or it has boxes and several images, or a box
+                is none of the image.
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
-        return only_answer(self.predict_all(source, on_bad=on_bad))
+        if boxes is None and detector is None:
+            return only_answer(self.predict_all(source, on_bad=on_bad))
+        self._check_taught()
+        images = list(islice(chain.from_iterable(clip.frames for clip in clips_of(source, on_bad=on_bad)), 2))
+        if len(images) != 1:
+            raise ValueError("boxes are those of one image; ask about each image by itself")
+        ((path, image),) = images
+        found = boxes_of(detector(image) if boxes is None and detector else boxes)
+        parts = Clip(path, None, ((path, cut_out(image, box)) for box in found))
+        each = [frame for answer in self.predict_all(parts) for frame in answer.frames or (answer,)]
+        return [replace(answer, box=box) for answer, box in zip(each, found, strict=True)]
 
     def predict_all(
         self, source: Any, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn

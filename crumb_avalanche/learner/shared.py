@@ -17,6 +17,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
@@ -126,24 +127,30 @@ class SharedLearner:
         """Return a JPEG of a lesson; empty if there is none."""
         return next((lesson.picture for lesson in self._asked.lessons if lesson.number == number), b"")
 
-    async def predict(self, images: Sequence[tuple[str, bytes]]) -> Found:
-        """Answer for an image, or for several as a clip, given as names and bytes.
+    async def predict(self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None = None) -> Found:
+        """Answer for an image, or for several as a clip, given as names and bytes; with a box for this part of it.
 
         Raises:
             NothingTaughtError: nothing was taught.
             ImageError, TooLargeError: see ``decoded``.
             BusyError: too many calls are waiting.
         """
-        return await self._answers(self._predict, images)
+        return await self._answers(self._predict, images, box)
 
-    def _predict(self, images: Sequence[tuple[str, bytes]]) -> Found:
+    def _predict(self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None) -> Found:
         notes: list[str] = []
         with self._asking:
-            answer = self._asked.predict(Clip("the image", None, self._frames(images, notes)))
+            clip = Clip("the image", None, self._frames(images, notes))
+            answer = self._asked.predict(clip if box is None else next(in_box([clip], box)))
         return Found(notes=notes, **answer.as_dict())
 
     async def teach(
-        self, label: str | None, images: Sequence[tuple[str, bytes]], new_class: bool = False, source: str = ""
+        self,
+        label: str | None,
+        images: Sequence[tuple[str, bytes]],
+        new_class: bool = False,
+        source: str = "",
+        box: Sequence[float] | None = None,
     ) -> Learned:
         """Learn images, given as names and bytes; one call is one lesson.
 
@@ -152,6 +159,7 @@ class SharedLearner:
             images: names for errors, and bytes.
             new_class: see ``Learner.teach``.
             source: what the images are from, such as ``mug.mp4``; default their number.
+            box: where the object is in the only image; see ``boxes_of``.
 
         Raises:
             ValueError: see ``Learner.teach``.
@@ -173,7 +181,7 @@ class SharedLearner:
                 if label is None:
                     lesson = learner.teach_nothing(clip, progress=progress)
                 else:
-                    lesson = learner.teach(clip, progress=progress, new_class=new_class)
+                    lesson = learner.teach(clip, box=box, progress=progress, new_class=new_class)
             finally:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))

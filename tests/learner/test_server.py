@@ -114,6 +114,20 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
     assert len(client.get("/download").content) == len(download.content)
 
 
+def test_a_box_is_the_part_of_an_image_that_is_asked_about_and_learned(taught):
+    both = Image.new("RGB", (80, 40))
+    for place, colour in enumerate(("red", "green")):
+        both.paste(Image.open(io.BytesIO(photo(colour, 5))), (40 * place, 0))
+    for left, colour in ((4, "red"), (56, "green")):
+        params = {"box": [left, 10, left + 20, 30]}
+        assert taught.post("/predict", params=params, content=encoded(both)).json()["label"] == colour
+        taught.post("/teach", params=params | {"label": colour}, content=encoded(both))
+    assert names(taught) == {"red": 5, "green": 5}
+    for box, says in (([1, 2, 3], "needs ?box="), ([9, 9, 9, 9], "empty"), ([90, 0, 95, 5], "lies outside")):
+        found = taught.post("/predict", params={"box": box}, content=encoded(both))
+        assert found.status_code == 400 and says in found.json()["error"]
+
+
 def test_lessons_are_listed_with_pictures_and_taken_back_or_moved_one_by_one(client, shared):
     for colour, source in (("red", "a/first.mp4"), ("green", ""), ("red", "\x1b[31m")):
         assert client.post("/teach", params={"label": colour, "source": source}, files=form(colour)).status_code == 200
