@@ -41,7 +41,7 @@ def boxes_of(found: Any) -> list[Box]:
     left, top, right, bottom = rows[:, :4].T if rows.shape[1] >= 4 else np.zeros((4, 1))
     if not (np.isfinite(rows[:, :4]).all() and (right > left).all() and (bottom > top).all()):
         raise ValueError(f"a box is {rows[0, :4].tolist()}, or another of {len(rows)} is empty; {_RULE}")
-    return [tuple(row[:4]) for row in rows.tolist()]
+    return [(row[0], row[1], row[2], row[3]) for row in rows.tolist()]
 
 
 def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image:
