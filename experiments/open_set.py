@@ -11,16 +11,17 @@ scene of the clip itself, this also after it was shown as nothing: all 28 pairs 
 Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`, and `open_set_scenes.csv` (each split) to
 --output. With --json it prints one object: `ece`, `auroc` and `known_rejected` of the first method by stream.
 
-    python experiments/open_set.py --thresholds --photos PHOTOS --backbone NAME --weights WEIGHTS
+    python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES --backbone NAME --weights WEIGHTS
 
-measures `learner.nothing.USUAL_COSINE`: 1, 2, 4 and 8 discs of photos are taught as the objects of scenes are.
+measures `learner.nothing.USUAL_COSINE`: a clip of each of 1, 2, 4 and 8 classes is taught, in
+scenes of the photos for development.
 """
 
 import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -28,8 +29,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from PIL import Image, ImageDraw
-from scenes import SIDE, Scenes, View, cut_outs, half_of
+from PIL import Image
+from scenes import SIDE, Scenes, cut_outs, half_of
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     METHODS,
@@ -48,8 +49,8 @@ from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.nothing import HALF
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
@@ -57,6 +58,7 @@ from crumb_avalanche.runs.tables import table
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
 MEASURES = ("accuracy", "ece", "ece_usual", "known_rejected", "unknown_rejected", "auroc")
 REJECTED = 0.06  # of the taught objects by the usual threshold
+EMPTY = 40  # photos without an object that are asked
 PHOTOS = 50, 80, 20  # classes of the photo streams, and training and test images of each
 
 
@@ -160,32 +162,41 @@ def scene_images(scenes: Scenes) -> list[tuple[str, int, Image.Image]]:
             size = round(scenes.draws.uniform(0.8, 1) * SIDE)
             left, top = scenes.draws.integers(0, SIDE - size + 1, 2).tolist()
             rows.append((use, number, own.resize((SIDE, SIDE), box=(left, top, left + size, top + size))))
-    return [*rows, *(("empty", -1, scenes.photo()) for _ in range(40))]
+    return [*rows, *(("empty", -1, scenes.photo()) for _ in range(EMPTY))]
 
 
-def scene_features(learner: Learner, make: Callable[[], Scenes], folder: Path | None, key: object):
-    """Return the uses, the classes `(N,)` and the features of the images of scenes, or those that were kept."""
-    images: list[tuple[str, int, Image.Image]] = []
+def scenes_of(learner: Learner, chosen: argparse.Namespace, development: bool):
+    """Yield the uses, the classes `(N,)` and the features of the images of each split, or those that were kept."""
+    if chosen.eth80 is None:
+        raise ValueError("the objects of scenes are those of ETH-80: give --eth80")
+    objects, files = cache(partial(cut_outs, Path(chosen.eth80))), half_of(chosen.photos, development)
+    each = ["taught"] * 8 + ["known"] * 8 + ["held out"] * 4 + ["shown"] * 4 + ["own scene"] * 4
 
-    def pixels() -> Iterator[torch.Tensor]:
-        images.extend(scene_images(make()))
+    def pixels(split: int) -> Iterator[torch.Tensor]:
+        images = scene_images(Scenes(objects(), files, split))
         for start in range(0, len(images), 16):
             yield torch.stack([learner._transform(image) for *_, image in images[start : start + 16]])
 
-    features = kept_features(learner, pixels, folder, key)
-    each = ["taught"] * 8 + ["known"] * 8 + ["held out"] * 4 + ["shown"] * 4 + ["own scene"] * 4
-    classes = (len(features) - 40) // len(each)
-    uses = np.array(each * classes + ["empty"] * 40)
-    return uses, np.append(np.repeat(np.arange(classes), len(each)), [-1] * 40), features
+    for split in range(chosen.splits):
+        features = kept_features(learner, partial(pixels, split), chosen.features, ("scenes", development, split))
+        classes = (len(features) - EMPTY) // len(each)
+        uses = np.array(each * classes + ["empty"] * EMPTY)
+        yield uses, np.append(np.repeat(np.arange(classes), len(each)), [-1] * EMPTY), features
+
+
+def taught_clips(learner: Learner, scenes, classes: Sequence[int]) -> Classifier:
+    """Return what is learned from a clip of each of some classes."""
+    uses, labels, features = scenes
+    names = [f"class{label}" for label in range(labels.max() + 1)]
+    return taught(
+        learner._classifier, names, ((label, features[(uses == "taught") & (labels == label)]) for label in classes)
+    )
 
 
 def familiarities(learner: Learner, scenes, classes: Sequence[int]) -> dict[str, torch.Tensor]:
     """Teach a clip of each of some classes; return the familiarity of the images of each of `SCENES`."""
     uses, labels, features = scenes
-    mine = np.isin(labels, classes)
-    names = [f"class{label}" for label in range(labels.max() + 1)]
-    lessons = ((label, features[(uses == "taught") & (labels == label)]) for label in classes)
-    classifier = taught(learner._classifier, names, lessons)
+    mine, classifier = np.isin(labels, classes), taught_clips(learner, scenes, classes)
 
     def asked(chosen: np.ndarray) -> torch.Tensor:
         return classifier.confidence.familiarity(classifier.evidence(features[chosen]))
@@ -203,18 +214,9 @@ def familiarities(learner: Learner, scenes, classes: Sequence[int]) -> dict[str,
 
 def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list[list[object]]:
     """Return header and a row for each method, split and use: shares of images called known, and AUROC."""
-    if chosen.eth80 is None:
-        raise ValueError("the objects of scenes are those of ETH-80: give --eth80")
-    objects, files = cache(partial(cut_outs, Path(chosen.eth80))), half_of(chosen.photos, chosen.development)
-
-    def made(split: int) -> Scenes:
-        return Scenes(objects(), files, split)
-
     rows: list[list[object]] = [["backbone", "method", "split", "asked", "called known", "AUROC"]]
     for method, learner in learners.items():
-        for split in range(chosen.splits):
-            key = "scenes", chosen.development, split
-            scenes = scene_features(learner, partial(made, split), chosen.features, key)
+        for split, scenes in enumerate(scenes_of(learner, chosen, chosen.development)):
             pairs = itertools.combinations(range(scenes[1].max() + 1), 2)
             every = [familiarities(learner, scenes, pair) for pair in pairs]
             for use in (*SCENES, "known, shown"):
@@ -226,50 +228,20 @@ def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list
     return rows
 
 
-def discs(files: Sequence[Path], split: int) -> dict[str, dict[str, list[View]]]:
-    """Return eight classes of three discs of photos, with 20 views each: turned, narrowed, in other light."""
-    draws, side = np.random.default_rng(split), 128
-    chosen = iter(draws.choice(np.array(files, dtype=object), 24, replace=False))
-    mask = Image.new("L", (side, side))
-    ImageDraw.Draw(mask).ellipse((4, 4, side - 4, side - 4), fill=255)
-    found: dict[str, dict[str, list[View]]] = {}
-    for number in range(24):
-        disc = Image.open(next(chosen)).convert("RGB").resize((side, side), Image.Resampling.BICUBIC)
-        views = []
-        for _ in range(20):
-            light = np.asarray(disc, dtype=np.float32) * draws.uniform(0.8, 1.2)
-            view = Image.fromarray(light.clip(0, 255).astype(np.uint8))
-            view = view.rotate(draws.uniform(-25, 25), Image.Resampling.BILINEAR)
-            view.putalpha(mask)
-            views.append(View(disc, view.resize((round(side * draws.uniform(0.7, 1)), side))))
-        found.setdefault(f"class{number % 8}", {})[f"object{number // 8}"] = views
-    return found
-
-
 def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
     """Print the usual cosine of a backbone: by number of classes, and their mean."""
-    files = sorted(file for folder in chosen.photos for file in Path(folder).rglob("*") if file.is_file())
     found: dict[int, list[torch.Tensor]] = {count: [] for count in (1, 2, 4, 8)}
     strange: dict[int, list[torch.Tensor]] = {count: [] for count in found}
-    for split in range(chosen.splits):
-        key = "thresholds", *map(str, chosen.photos), split
-        make = partial(Scenes, discs(files, split), files, split)
-        uses, labels, features = scene_features(learner, make, chosen.features, key)
-        for count in found:
-            for start in range(0, 8, count):
-                mine = np.isin(labels, range(start, start + count))
-                names = [f"class{label}" for label in range(8)]
-                places = range(start, start + count)
-                lessons = ((label, features[(uses == "taught") & (labels == label)]) for label in places)
-                classifier = taught(learner._classifier, names, lessons)
-                for asked, to in (((uses == "known") & mine, found), (uses == "empty", strange)):
-                    to[count].append(classifier.evidence(features[asked]).typicality[:, 1])
+    for uses, labels, features in scenes_of(learner, chosen, True):
+        for places in (range(start, start + count) for count in found for start in range(0, 8, count)):
+            classifier = taught_clips(learner, (uses, labels, features), places)
+            for asked, to in (((uses == "known") & np.isin(labels, places), found), (uses == "empty", strange)):
+                to[len(places)].append(classifier.evidence(features[asked]).typicality[:, 1])
     usual = []
     for count, cosines in found.items():
-        least = float(torch.cat(cosines).quantile(REJECTED))
-        usual.append(least * (count + HALF) / count)
-        accepted = float((torch.cat(strange[count]) >= least).double().mean())
-        print(f"{count} classes: {least:.3f}, usual cosine {usual[-1]:.3f}, accepts {accepted:.3f} of the empty photos")
+        usual.append(float(torch.cat(cosines).quantile(REJECTED)))
+        accepted = float((torch.cat(strange[count]) >= usual[-1]).double().mean())
+        print(f"{count} classes: {usual[-1]:.3f}, accepts {accepted:.3f} of the empty photos")
     print(f"{chosen.backbone}: {np.mean(usual):.3f}")
 
 

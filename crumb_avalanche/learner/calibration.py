@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.evidence import Evidence
-from crumb_avalanche.learner.nothing import HALF, LEAST_APART
+from crumb_avalanche.learner.nothing import LEAST_APART
 from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
@@ -166,7 +166,7 @@ class Confidence:
 
     Args:
         capacity: largest number of records, 232 bytes each; beyond it, the class with most loses every second one.
-        usual: cosine that images of many known classes have at least, where cosines are those of a whitened space; see
+        usual: cosine that images of known classes have at least, where cosines are those of a whitened space; see
             ``nothing.usual_cosine``.
     """
 
@@ -225,11 +225,10 @@ class Confidence:
         if fit is not None:
             familiarity = fit.familiarity(evidence.typicality)
         else:
-            confident, classes = (evidence.scores / temperature).log_softmax(1).amax(1), evidence.scores.shape[1]
+            confident = (evidence.scores / temperature).log_softmax(1).amax(1)
             familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
             if self.usual is not None:
-                least = self.usual * classes / (classes + HALF)
-                familiarity = torch.minimum(familiarity, evidence.typicality[:, 1] - least)
+                familiarity = torch.minimum(familiarity, evidence.typicality[:, 1] - self.usual)
         return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
 
     def known(self, evidence: Evidence) -> Tensor:

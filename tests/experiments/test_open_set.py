@@ -1,11 +1,14 @@
 """Streams of lessons, measures and tables of the script for calibration and unknown classes."""
 
+import argparse
+import re
+
 import numpy as np
 import pytest
 import torch
-from open_set import SCENES, discs, familiarities, left_out_sets, scene_features
+from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
 from PIL import Image
-from scenes import Scenes
+from scenes import View
 from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
 
 from benchmarks_toybox_ilab.tables.frame import Frame
@@ -80,19 +83,28 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
     assert not empty.names, "the one without classes stays"
 
 
-def test_scenes_of_discs_of_photos(make, tmp_path):
+def test_scenes(make, tmp_path, monkeypatch, capsys):
     """What is shown as nothing is called known less often; features are kept."""
     draws, files = np.random.default_rng(0), []
-    for number in range(150):
+    pictures = [Image.fromarray(draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((32, 32)) for _ in range(174)]
+    for number, picture in enumerate(pictures[:150]):
         files.append(tmp_path / f"{number}.png")
-        colours = draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)
-        Image.fromarray(colours).resize((32, 32)).save(files[-1])
+        picture.save(files[-1])
+    views = [[View(picture, picture.convert("RGBA"))] * 20 for picture in pictures[150:]]
+    objects = {
+        f"class{label}": {f"object{place}": views[3 * label + place] for place in range(3)} for label in range(8)
+    }
+    monkeypatch.setattr("open_set.cut_outs", lambda root: objects)
+    monkeypatch.setattr("open_set.half_of", lambda folders, development: files)
+    chosen = argparse.Namespace(eth80="", photos=[], splits=1, features=tmp_path / "kept", backbone="small_cnn")
     learner = make()
-    scenes = scene_features(learner, lambda: Scenes(discs(files, 0), files, 0), tmp_path / "kept", "key")
+    (scenes,) = scenes_of(learner, chosen, False)
     uses, labels, features = scenes
     assert len(uses) == len(labels) == len(features) == 8 * 28 + 40
-    again = scene_features(learner, None, tmp_path / "kept", "key")
-    assert np.array_equal(uses, again[0]) and torch.allclose(features, again[2], atol=1e-2)
+    ((_, _, again),) = scenes_of(learner, chosen, False)
+    assert torch.allclose(features, again, atol=1e-2)
     found = familiarities(learner, scenes, (0, 1))
     assert set(SCENES) <= set(found) and len(found["never taught"]) == 6 * 12 and len(found["known"]) == 16
     assert (found["own scene, shown"] >= 0).sum() <= (found["own scene"] >= 0).sum()
+    thresholds(learner, chosen)
+    assert re.search(r"8 classes: .*\nsmall_cnn: -?[01]\.\d{3}$", capsys.readouterr().out.strip())
