@@ -1,5 +1,6 @@
 """Tables of measurements that were recorded as they are shown."""
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 from site_parts.csv_tables import (
@@ -70,33 +71,57 @@ def rival_settings() -> str:
 
 
 ASKED = {
-    "same": "taught objects, other views on their photo",
-    "other": "taught objects on the photo of another class's object",
-    "new": "held-out objects on new photos",
-    "size 1": "the same, 0.9 of the height",
-    "size 0.5": "0.45 of the height",
-    "size 0.33": "0.3 of the height",
-    "dark": "at 0.45 of the light",
-    "warm": "in warm light",
-    "empty": "new photos without an object, called known",
+    "other": "taught object, another one's photo",
+    "new": "held-out object, new photo",
+    "size 0.33": "at 0.3 of the height",
+    "dark": "in the dark",
+    "empty": "empty photo called known",
 }
 
 
 def scenes() -> str:
-    """Return the table of objects in scenes, by stream and looks of the learner."""
-    groups = grouped(read(RECORDED / "scenes.csv"), "stream", "looks", "asked")
-    cases = sorted(dict.fromkeys(key[:2] for key in groups))
+    """Return the table of objects in scenes, a row for each stream, network, method and looks."""
+    keys = ("stream", "backbone", "method", "looks")
+    groups = grouped(read(RECORDED / "scenes.csv"), *keys, "asked")
     rows = []
-    for asked, label in ASKED.items():
-        cells = [label]
-        for case in cases:
-            lines, counted = groups.get((*case, asked), []), "known" if asked == "empty" else "right"
-            shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
-            mean, half = interval(shares) if shares else (0.0, 0.0)
-            cells.append("" if not shares else f"{mean:.1f} ± {half:.1f}" if len(shares) > 2 else f"{mean:.1f}")
-        rows.append(cells)
-    splits = [str(len(groups[(*case, "same")])) for case in cases]
-    return markdown(["asked", *(f"{stream}, looks {looks}" for stream, looks in cases)], [*rows, ["splits", *splits]])
+    for case in dict.fromkeys(key[:4] for key in groups):
+        cells = [f"`{value}`" for value in case]
+        for asked in ASKED:
+            counted = "known" if asked == "empty" else "right"
+            cells.append(share_text(groups.get((*case, asked), []), counted))
+        rows.append([*cells, str(len({line["split"] for line in groups[(*case, "same")]}))])
+    return markdown([*keys, *ASKED.values(), "splits"], rows, len(keys))
+
+
+def share_text(lines: Sequence[dict[str, str]], counted: str) -> str:
+    """Return mean and 95 % interval of shares of images in percent; the mean alone of less than three splits."""
+    shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
+    if not shares:
+        return ""
+    mean, half = interval(shares)
+    return f"{mean:.1f} ± {half:.1f}" if len(shares) > 2 else f"{mean:.1f}"
+
+
+UNKNOWN = {
+    "known": "taught object on another photo",
+    "held out": "another object of a class taught",
+    "never taught": "object of another class",
+    "empty": "photo without an object",
+    "own scene": "the photo that it was taught on, without it",
+    "own scene, shown": "the same, after it was shown as nothing",
+}
+
+
+def open_scenes() -> str:
+    """Return the table of images called known after two classes of one clip each."""
+    groups = grouped(read(RECORDED / "open_set_scenes.csv"), "asked")
+    rows = []
+    for asked, label in UNKNOWN.items():
+        lines = groups[(asked,)]
+        known = "{:.1f} ± {:.1f}".format(*interval([100 * float(line["called known"]) for line in lines]))
+        area = "{:.3f} ± {:.3f}".format(*interval([float(line["AUROC"]) for line in lines]))
+        rows.append([label, known, "" if asked == "known" else area])
+    return markdown(["asked", "called known, %", "AUROC"], rows)
 
 
 def crumb_as_expert() -> str:

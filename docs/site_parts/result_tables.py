@@ -228,7 +228,7 @@ FUNCTIONS = (
     *(recommended, readme, methods, methods_side_by_side, competitors, real_images, tuned),
     *(paper_tables.ablations, paper_tables.claims, paper_tables.codes_and_images),
     *(recorded_tables.task_incremental, recorded_tables.feature_cache),
-    *(recorded_tables.recorded, recorded_tables.scenes, recorded_tables.crumb_as_expert),
+    *(recorded_tables.recorded, recorded_tables.scenes, recorded_tables.open_scenes, recorded_tables.crumb_as_expert),
     *(recorded_tables.bytes_dial, recorded_tables.rival_settings),
 )
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
