@@ -138,6 +138,67 @@ class Children:
         raise DiedError(f"its process ended with {process.exitcode} and gave no answer")
 
 
+class Queue:
+    """Cells of a sweep that wait, run or failed, which its threads share; `bar` shows them."""
+
+    def __init__(self, cells: Sequence[RunSettings], retries: int):
+        self.waiting = deque(cell for cell in cells if not _finished(cell))
+        self.failed: dict[Path, str] = {}
+        self.stopped = threading.Event()
+        self.bar: tqdm
+        folders = [Path(cell.output).resolve().parent for cell in cells]
+        self._common = os.path.commonpath(folders) if cells else ""
+        self._retries, self._deaths, self._lock = retries, Counter[str](), threading.Lock()
+        self._running: dict[str, str] = {}
+
+    def work_through(self, run: Callable[[RunSettings, Work], str], work: Work) -> None:
+        """Do cells until none is left."""
+        while (cell := self._take()) is not None:
+            try:
+                text, died = run(cell, work), False
+            except DiedError as error:
+                text, died = str(error), True
+            with self._lock:
+                self._end(cell, text, died)
+
+    def _take(self) -> RunSettings | None:
+        """Wait for a cell that no other process works on; None if none is left."""
+        while self.waiting and not self.stopped.is_set():
+            with self._lock:
+                for _ in range(len(self.waiting)):
+                    cell = self.waiting.popleft()
+                    if not in_use(Path(cell.output)):
+                        self._running[cell.output] = os.path.relpath(Path(cell.output).resolve(), self._common)
+                        self._show(started=True)
+                        return cell
+                    self.waiting.append(cell)
+            time.sleep(0.2)
+        return None
+
+    def _end(self, cell: RunSettings, text: str, died: bool) -> None:
+        self._running.pop(cell.output)
+        error = (text.strip().splitlines() or [""])[-1]
+        if died:
+            self._deaths[cell.output] += 1
+            tqdm.write(f"died: {cell.output}: {error}", sys.stderr)
+        if text == BUSY or (died and self._deaths[cell.output] <= self._retries):
+            self.waiting.append(cell)
+            return
+        if text:
+            error += f", {self._deaths[cell.output]} times" if died and self._retries else ""
+            self.failed[Path(cell.output)] = error
+            tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
+            with contextlib.suppress(OSError):
+                write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
+        self.bar.n += 1  # by update() the time left would follow the latest runs
+        self._show(started=False)
+
+    def _show(self, started: bool) -> None:
+        """Refresh the clock of a terminal; write to a file only when a run starts."""
+        names = ", ".join(list(self._running.values())[:4])
+        self.bar.set_postfix_str(names, refresh=started or sys.stderr.isatty())
+
+
 def sweep(
     cells: Sequence[RunSettings],
     processes: int = 1,
@@ -166,73 +227,22 @@ def sweep(
     """
     if processes < 0:
         raise ValueError(f"processes is {processes}; give 0 or more")
-    folders = [Path(cell.output).resolve() for cell in cells]
-    twice = [folder for folder, count in Counter(folders).items() if count > 1]
-    if twice:
+    shared = Counter(Path(cell.output).resolve() for cell in cells)
+    if twice := [folder for folder, count in shared.items() if count > 1]:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
-    waiting = deque(cell for cell in cells if not _finished(cell))
-    failed: dict[Path, str] = {}
-    deaths: Counter[str] = Counter()
-    common = os.path.commonpath([folder.parent for folder in folders]) if cells else ""
-    running: dict[str, str] = {}
-    lock, stopped = threading.Lock(), threading.Event()
-
-    def show(started: bool) -> None:
-        """Refresh the clock of a terminal; write to a file only when a run starts."""
-        bar.set_postfix_str(", ".join(list(running.values())[:4]), refresh=started or sys.stderr.isatty())
-
-    def take() -> RunSettings | None:
-        """Wait for a cell that no other process works on; None if none is left."""
-        while waiting and not stopped.is_set():
-            with lock:
-                for _ in range(len(waiting)):
-                    cell = waiting.popleft()
-                    if not in_use(Path(cell.output)):
-                        running[cell.output] = os.path.relpath(Path(cell.output).resolve(), common)
-                        show(started=True)
-                        return cell
-                    waiting.append(cell)
-            time.sleep(0.2)
-        return None
-
-    def ended(cell: RunSettings, text: str, died: bool) -> None:
-        running.pop(cell.output)
-        error = (text.strip().splitlines() or [""])[-1]
-        if died:
-            deaths[cell.output] += 1
-            tqdm.write(f"died: {cell.output}: {error}", sys.stderr)
-        if text == BUSY or (died and deaths[cell.output] <= retries):
-            waiting.append(cell)
-            return
-        if text:
-            error += f", {deaths[cell.output]} times" if died and retries else ""
-            failed[Path(cell.output)] = error
-            tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
-            with contextlib.suppress(OSError):
-                write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
-        bar.n += 1  # by update() the time left would follow the latest runs
-        show(started=False)
-
-    def work_through(run: Callable[[RunSettings, Work], str]) -> None:
-        while (cell := take()) is not None:
-            try:
-                text, died = run(cell, work), False
-            except DiedError as error:
-                text, died = str(error), True
-            with lock:
-                ended(cell, text, died)
-
-    with progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress) as bar:
+    queue = Queue(cells, retries)
+    done = len(cells) - len(queue.waiting)
+    with progress_bar(len(cells), "sweep", " runs", initial=done, show=progress) as queue.bar:
         if not processes:
-            work_through(run_cell)
+            queue.work_through(run_cell, work)
         else:
             with ThreadPoolExecutor(processes) as pool, Children(method) as children:
                 try:
-                    for future in [pool.submit(work_through, children) for _ in range(processes)]:
+                    for future in [pool.submit(queue.work_through, children, work) for _ in range(processes)]:
                         future.result()
                 finally:
-                    stopped.set()
-    return failed
+                    queue.stopped.set()
+    return queue.failed
 
 
 def _finished(cell: RunSettings) -> bool:
