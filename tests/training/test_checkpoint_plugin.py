@@ -18,6 +18,8 @@ from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 pytestmark = pytest.mark.filterwarnings("ignore")
 COMPUTED = "crumb with replay_compute"
 THOROUGH = (COMPUTED, "crumb", "remind", "icarl", "rda")
+QUICK = (*THOROUGH, "er", "gss", "bic", "rainbow_memory", "si", "aanets")  # that keep most, each in its own way
+OTHERS = [name for name in (*STRATEGIES, *VARIANTS) if name not in QUICK]
 EXPERIENCES = 2
 BUDGET = 8 * 3 * 16**2
 
@@ -51,7 +53,7 @@ def snapshot(strategy):
     return json.dumps(tree), tensors
 
 
-@pytest.mark.parametrize("name", [*STRATEGIES, *VARIANTS, COMPUTED])
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
     joint = name in STRATEGIES and STRATEGIES[name].joint
     saved = []

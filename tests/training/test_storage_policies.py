@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from avalanche.benchmarks.utils import AvalancheDataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -84,6 +84,7 @@ def streams(draw):
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize("rule", RULES)
 @given(stream=streams())
+@settings(max_examples=15)
 def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_model, kind, rule, stream):
     experiences, mem_size, size, seed = stream
     model = make_model()
