@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
-from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.streams.orders import TABLE
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ OBJECTS = 5  # per class
 SESSIONS = tuple(f"s{session}" for session in range(1, 12))
 TEST_SESSIONS = frozenset({"s3", "s7", "s10"})
 FRAMES = range(10, 300, 20)  # used of a clip: one per second, starting after the frames that some clips lack
+
+IMAGES, MINI = "core50_128x128", "core50_32x32"  # folders of the images
+# The official protocols: folder of their lists, and the number of training experiences.
+LISTS = {"ni": ("batches_filelists/NI_inc", 8), "nc": ("batches_filelists/NC_inc", 9)}
+LISTS |= {f"nicv2_{number}": (f"NIC_v2_{number}", number) for number in (79, 196, 391)}
+_PAGE = "https://vlomonaco.github.io/core50/data"
+# Address and MD5 checksum of the lists of ni and nc, and of those of nicv2; of the small images.
+LISTS_ARCHIVES = (
+    (f"{_PAGE}/batches_filelists.zip", "e3297508a8998ba0c99a83d6b36bde62"),
+    (f"{_PAGE}/batches_filelists_NICv2.zip", "460f980a6c85b86b1ec8e7c6067bb7a3"),
+)
+MINI_ARCHIVE = "http://vps.continualai.org/data/core50_32x32.zip", "d89d34cdc0281fa84074430e9a22b728"
+# Keywords that draw or divide experiences.
+DRAWN = ("n_experiences", "classes_per_experience", "seed", "fixed_class_order", "shuffle")
+DRAWN += ("first_exp_with_half_classes", "protocol")
 
 
 def _key(image: re.Match[str]) -> tuple | None:
@@ -111,21 +127,110 @@ def CORe50Categories(
     return BENCHMARK.stream(dataset_root, {"reference": reference}, download, **host)
 
 
+def CORe50ListedFrames(
+    root: str | Path, scenario: str, run: int = 0, object_lvl: bool = True, mini: bool = False
+) -> FrameTable:
+    """The table of an official protocol of CORe50, from the text lists that the authors publish beside the images.
+
+    Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows in the order of the lists.
+    Labels are those of the lists, or the ten categories in their official order. No pickle is read.
+
+    Args:
+        root: The folder that contains `batches_filelists` (ni, nc) or `NIC_v2_79` and the like, beside the images.
+        scenario: A key of `LISTS`.
+        run: One of the ten published orders, 0 to 9.
+        object_lvl: Whether the 50 objects are the classes, instead of the ten categories.
+        mini: Take the images of 32 x 32 pixels in `core50_32x32` instead of those of 128 x 128.
+
+    Raises:
+        FrameTableError: If lists or images are missing, or a line of a list is invalid.
+        ValueError: If run is not 0 to 9.
+    """
+    if whole_number("run", run, 0) > 9:
+        raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
+    root, (folder, batches) = Path(root), LISTS[scenario]
+    root = next((place for place in (root, root / "core50") if (place / folder).is_dir()), root)
+    images = root / (MINI if mini else IMAGES)
+    if absent := [str(place) for place in (root / folder, images) if not place.is_dir()]:
+        raise FrameTableError(
+            f"there is no folder {' and no folder '.join(absent)}. Scenario {scenario!r} needs the images and the "
+            f"official lists ({', '.join(url for url, _ in LISTS_ARCHIVES)}) side by side, as download=True does."
+        )
+    frames: list[Frame] = []
+    label_of: dict[str, int] = {}
+    for session in [*(f"batch{number}" for number in range(batches)), "test"]:
+        name = "test" if session == "test" else f"train_batch_{int(session.removeprefix('batch')):02d}"
+        file = root / folder / f"run{run}" / f"{name}_filelist.txt"
+        if not file.is_file():
+            raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            path, _, label = line.strip().rpartition(" ")
+            image = LAYOUT.pattern.fullmatch(path)
+            if not image or not (label.isascii() and label.isdigit()):
+                raise FrameTableError(
+                    f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
+                    "s1/o3/C_01_03_010.png 2. Unpack the lists again."
+                )
+            thing = int(image["object"]) - 1
+            category = CLASSES[thing // OBJECTS]
+            class_name = f"{category}{thing % OBJECTS + 1}" if object_lvl else category
+            if label_of.setdefault(class_name, int(label)) != int(label) and object_lvl:
+                raise FrameTableError(f"line {number} of {file} gives {class_name} a second label; unpack it again.")
+            split = "test" if session == "test" else "train"
+            frames.append(Frame(path, class_name, f"o{thing + 1}", session, int(image["frame"]), split))
+    classes = sorted(label_of, key=label_of.__getitem__) if object_lvl else CLASSES
+    if object_lvl and [label_of[name] for name in classes] != [*range(len(classes))]:
+        raise FrameTableError(
+            f"the labels in {root / folder}/run{run} are not 0 to {len(classes) - 1}; unpack it again."
+        )
+    return FrameTable(frames, images, name="core50", classes=classes)
+
+
 def CORe50(
     dataset_root: str | Path | None = None,
     *,
     scenario: str = "paper",
+    object_lvl: bool = True,
+    mini: bool = False,
     reference: bool = False,
     download: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> "FrameBenchmark":
-    """CORe50 as an Avalanche benchmark.
+    """CORe50 as an Avalanche benchmark: the paper's ten categories, or an official protocol.
 
     Args:
-        dataset_root: As `root` of `CORe50Frames`; None is `~/.avalanche/data/core50`.
-        scenario: "paper" is `CORe50Categories`.
-        reference: Draw orders and labels as the paper's code does.
-        download: Download the data set (5 GB) if nothing of it is there.
-        **host: See `StreamKeywords`.
+        dataset_root: As `root` of `CORe50Frames` or `CORe50ListedFrames`; None is `~/.avalanche/data/core50`.
+        scenario: "paper" is `CORe50Categories`; "ni", "nc", "nicv2_79", "nicv2_196" and "nicv2_391" have the
+            experiences and the one test experience of the authors' lists, as Avalanche's `CORe50` has, and `run`
+            chooses the list.
+        object_lvl, mini: See `CORe50ListedFrames`; "paper" has neither.
+        reference: For "paper": draw orders and labels as the paper's code does.
+        download: Download the images (5 GB) and the lists, if they are not there.
+        **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
+
+    Raises:
+        FrameTableError: If images or lists are missing or invalid.
+        ValueError: If the scenario is unknown, or a keyword does not fit it.
     """
-    return CORe50Categories(dataset_root, reference=reference, download=download, **host)
+    if scenario == "paper":
+        if mini:
+            raise ValueError('mini=True is for the official protocols; scenario="paper" reads core50_128x128.')
+        return CORe50Categories(dataset_root, reference=reference, download=download, **host)
+    if scenario not in LISTS:
+        raise ValueError(f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}.")
+    if drawn := [name for name in DRAWN if host.get(name) is not None] + ["reference"] * reference:
+        raise ValueError(
+            f"{' and '.join(drawn)} cannot be given with scenario {scenario!r}, whose experiences and order are in the "
+            "official lists: choose one of these by run, from 0 to 9."
+        )
+    root = BENCHMARK.place(dataset_root)
+    if download:
+        from torchvision.datasets.utils import download_and_extract_archive
+
+        archives = {MINI: MINI_ARCHIVE} if mini else {IMAGES: (LAYOUT.url, LAYOUT.md5)}
+        archives[LISTS[scenario][0]] = LISTS_ARCHIVES[int(scenario.startswith("nicv2"))]
+        for folder, (url, md5) in archives.items():
+            if not (root / folder).is_dir():
+                download_and_extract_archive(url, str(root), md5=md5)
+    listed = Benchmark(LAYOUT, CORe50ListedFrames, None, 21, 15, protocol=TABLE)
+    return listed.stream(root, {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}, **host)

@@ -118,7 +118,12 @@ class Benchmark:
             raise TypeError(f"{self.name} has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
         run = keywords.get("run") if keywords.get("seed") is None else keywords["seed"]
         own = dict(own or {}) | ({"run": run or 0} if "run" in self.options else {})
-        table = self.frames(self._place(dataset_root, download), **own)
+        root = self.place(dataset_root)
+        if download and self.files.find(root) is None:
+            from torchvision.datasets.utils import download_and_extract_archive
+
+            download_and_extract_archive(self.files.url, str(root), md5=self.files.md5)
+        table = self.frames(root, **own)
         transform = imagenet_transform(own.get("size", self.image_size))
         defaults = {"protocol": self.protocol, "train_transform": transform, "eval_transform": transform}
         if keywords.get("n_experiences") is None:
@@ -131,8 +136,12 @@ class Benchmark:
         groups = self.class_groups(table, reference)
         return make_benchmark(table, class_groups=groups, reference=reference, **keywords)
 
-    def _place(self, root: str | Path | None, download: bool) -> Path | None:
-        """The folder of the data set, downloaded if that is asked for and nothing of it is there."""
+    def place(self, root: str | Path | None) -> Path | None:
+        """The folder of the data set; for None that of its name where Avalanche keeps data, or None without files.
+
+        Raises:
+            TypeError: If root is a number, which is first among the arguments of Avalanche's generators.
+        """
         if not self.needs_root:
             return None
         if isinstance(root, int):
@@ -141,10 +150,6 @@ class Benchmark:
             from avalanche.benchmarks.datasets import default_dataset_location
 
             root = default_dataset_location(self.name.replace("_", ""))
-        if download and self.files.find(Path(root)) is None:
-            from torchvision.datasets.utils import download_and_extract_archive
-
-            download_and_extract_archive(self.files.url, str(root), md5=self.files.md5)
         return Path(root)
 
 

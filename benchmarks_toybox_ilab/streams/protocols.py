@@ -110,6 +110,8 @@ def plan_stream(
                 "have no meaning; leave them out, or give n_experiences or classes_per_experience."
             )
         parts, tests = _sessions_of(table, "train"), _sessions_of(table, "test")
+        if protocol == TABLE:
+            order = list(dict.fromkeys(label for rows in parts for label in np.unique(table.labels[rows]).tolist()))
         chunks = tuple(tuple(label for label in order if label in set(table.labels[rows])) for rows in tests)
     else:
         counts = class_counts(len(order), classes_per_experience, n_experiences, first_exp_with_half_classes)

@@ -21,7 +21,7 @@ HOST = [*StreamKeywords.__annotations__]
 # What each generator has of its own besides `dataset_root`.
 OWN = {
     **{name: ["reference"] for name in ("Toybox", "ILab", "ICub", "ILabCORe50", "OnlineCIFAR100", "OnlineImageNet")},
-    "CORe50": ["scenario", "reference", "download"],
+    "CORe50": ["scenario", "object_lvl", "mini", "reference", "download"],
     "CORe50Categories": ["reference", "download"],
     "ETH80": [],
     "TinyImageNet": ["download"],
