@@ -21,8 +21,8 @@ class PostDeploymentLDA(StreamingLDA):
     A class after them adds a mean alone, so that a few images of it do not change how the others are told apart.
 
     An image is rejected by its Mahalanobis distance to the nearest class mean, or by the relative one, from which the
-    distance to a Gaussian of all classes is subtracted. A learner rejects by the relative one, with two other values
-    and a threshold found as it learns; see ``learner.evidence``.
+    distance to a Gaussian of all classes is subtracted. A learner rejects by the relative one, beside a cosine, at
+    thresholds found as it learns; see ``learner.evidence``.
 
     ``merge`` equals one instance that saw both parts where both have the same base classes; base classes of either
     instance are base classes of the result. ``forget`` leaves the covariance, as in ``slda``.

@@ -25,7 +25,7 @@ def test_later_classes_leave_the_covariance_and_images_are_rejected_by_relative_
     rest = points - torch.tensor([4 / 3, 1], dtype=torch.float64)
     background = (rest @ torch.linalg.inv(total) * rest).sum(1)
     nearest = torch.tensor([9, 25], dtype=torch.float64) / 0.75  # to (4, 0), and to (0, 0)
-    torch.testing.assert_close(evidence(form, points).typicality[:, 1], background - nearest)
+    torch.testing.assert_close(evidence(form, points).typicality[:, 0], background - nearest)
 
 
 def test_merged_parts_with_the_same_base_classes_equal_one():
