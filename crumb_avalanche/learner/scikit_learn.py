@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.sources import batches, clips_of
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.registry import get_strategy
@@ -36,6 +37,9 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         n_features_in_: number of features.
         statistics_: the closed form.
     """
+
+    classes_: NDArray
+    statistics_: ClosedForm
 
     def __init__(self, method: str = "rda", budget_bytes: int = BUDGET):
         self.method = method
@@ -63,18 +67,18 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
             ValueError: see ``fit``.
         """
         first = not hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, reset=first)
+        features, y = validate_data(self, X, y, reset=first)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         named = unique_labels(y) if classes is None else unique_labels(np.asarray(classes), y)
         known = named[:0] if first else self.classes_
         together = np.concatenate([known, named[~np.isin(named, known)]])
-        statistics = self._empty(X.shape[1]) if first else self.statistics_
-        statistics.make_room(len(together), self.budget_bytes, X.shape[1])
+        statistics = self._empty(features.shape[1]) if first else self.statistics_
+        statistics.make_room(len(together), self.budget_bytes, features.shape[1])
         statistics.grow(len(together))
         order = np.argsort(together)
         labels = torch.from_numpy(order[np.searchsorted(together, y, sorter=order)])
-        for some, numbers in zip(torch.tensor(X).split(AT_A_TIME), labels.split(AT_A_TIME)):
+        for some, numbers in zip(torch.tensor(features).split(AT_A_TIME), labels.split(AT_A_TIME)):
             statistics.update(some, numbers)
         self.classes_, self.statistics_ = together, statistics
         return self
@@ -89,7 +93,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         scores = self._scores(X)
         return (scores / self.statistics_.temperature).softmax(1).numpy()
 
-    def _empty(self, length: int) -> Any:
+    def _empty(self, length: int) -> ClosedForm:
         form = get_strategy(self.method).form
         if form is None:
             raise ValueError(f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac")
