@@ -115,14 +115,21 @@ def end_of_output(name: str, output: Stream) -> int:
 
 def parsed(given: list[str]) -> Any:
     """Parse the arguments; raise ValueError for values that are nested too deeply, or a file that cannot be read."""
-    from crumb_avalanche.cli.parser import COMMANDS, parser, present
+    from crumb_avalanche.cli.parser import COMMANDS, nearest, parser, present
 
     nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
     if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
         raise ValueError(nested)
-    arguments = present(given)
+    given = given or ["--help"]
+    if (unknown := nearest(given)) is not None:
+        print(unknown, file=sys.stderr)
+        raise SystemExit(2)
+    arguments, every_flag = present(given), "--help_all"
+    only = given[0] if given[0] in COMMANDS else None
     try:
-        return parser(only=given[0] if given and given[0] in COMMANDS else None).parse_args(arguments)
+        return parser(only, every_flag in arguments).parse_args(
+            ["--help" if one == every_flag else one for one in arguments]
+        )
     except RecursionError as error:
         raise ValueError(nested) from error
     except ValueError as error:  # of the library that reads YAML

@@ -1,8 +1,12 @@
 """The command line of ``crumb``, built without importing torch."""
 
+import argparse
+import difflib
 import io
 import os
 import re
+import shutil
+import textwrap
 from dataclasses import fields
 from typing import Any, NoReturn
 
@@ -24,18 +28,26 @@ from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, add_run_
 from crumb_avalanche.system.setting_ranges import KINDS as SETTING_KINDS
 
 COMMANDS = {
-    "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
-    "prepare": (PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
-    "run": (RunSettings, "learn a stream with one strategy"),
-    "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
-    "backbones": (BackbonesSettings, "list the networks: cut, map, size, and measured images per second"),
-    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
-    "report": (ReportSettings, "show finished runs as tables and pictures"),
     "teach": (TeachSettings, "teach a learner what images show"),
     "predict": (PredictSettings, "ask a learner what images show"),
     "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
     "learner": (LearnerSettings, "show a learner; take a lesson back, rename, move or forget a class, merge two"),
     "export": (ExportSettings, "convert a learner for other programs"),
+    "run": (RunSettings, "learn a stream with one strategy"),
+    "report": (ReportSettings, "show finished runs as tables and pictures"),
+    "prepare": (PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
+    "backbones": (BackbonesSettings, "list the networks: cut, map, size, and measured images per second"),
+    "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
+    "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
+    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
+}
+FIRST_OF_GROUP = {"teach": "Teach and ask", "run": "Measure", "demo": "The paper"}  # of the list of commands
+# What --help shows of commands with many flags; --help-all shows all.
+FEW = {
+    "run": "benchmark dataset_root output run runs preset strategy backbone weights budget_images feature_cache device",
+    "teach": "label nothing camera seconds new_class keep_pictures method backbone weights runtime looks",
+    "serve": "host port certificate key method backbone weights",
+    "pretrain": "data output weights backbone images_per_class epochs batch_size learning_rate device",
 }
 ACTIONS = ("show", "lessons", "undo", "move", "forget", "rename", "merge")
 NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80"
@@ -85,12 +97,20 @@ PATHS |= {"pictures", "pretrained", "source", "sources", "weights"}
 KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
 
 
-def parser(only: str | None = None) -> Any:
-    """Build the parser of all commands; all but ``only`` get no options, as adding them takes as long as parsing."""
+def parser(only: str | None = None, every_flag: bool = False) -> Any:
+    """Build the parser of all commands.
+
+    Args:
+        only: the command whose options are added, as adding them takes as long as parsing; all by default.
+        every_flag: whether the help of a command with many flags shows all of them.
+    """
     from jsonargparse import ActionConfigFile, ArgumentParser
 
     class Parser(ArgumentParser):
-        """Print what is wrong with a value in one line, without the usage."""
+        """Print what is wrong with a value in one line, without the usage, and the flags that people need as help."""
+
+        def format_help(self, *_: Any) -> str:
+            return help_of(self, every_flag)
 
         def error(self, message: str, ex: Exception | None = None) -> NoReturn:
             if (line := one_line(message)) is None:
@@ -132,6 +152,53 @@ def parser(only: str | None = None) -> Any:
             _add_options(command, name, settings)
         commands.add_subcommand(name, command, help=summary)
     return main_parser
+
+
+def help_of(shown: Any, every_flag: bool) -> str:
+    """Return the help of a parser: of ``crumb`` the commands by group, of a command its flags."""
+    width = min(shutil.get_terminal_size().columns, 100)
+
+    def entry(left: str, text: str) -> str:
+        column = 22
+        lines = textwrap.wrap(text, max(width - column - 2, 20), break_on_hyphens=False) or [""]
+        first, rest = (left, lines) if len(left) < column else (left + "\n", ["", *lines])
+        start = f"  {first:<{column}}{rest[0]}" if rest[0] else f"  {first.rstrip()}"
+        return "\n".join([start, *(" " * (column + 2) + line for line in rest[1:])])
+
+    name = shown.prog.rpartition(" ")[2]
+    if name not in COMMANDS:
+        lines = ["usage: crumb COMMAND [...]", "", *textwrap.wrap(shown.description, width)]
+        for command, (_, summary) in COMMANDS.items():
+            if command in FIRST_OF_GROUP:
+                lines += ["", f"{FIRST_OF_GROUP[command]}:"]
+            lines.append(entry(command, summary))
+        return "\n".join([*lines, "", "crumb COMMAND --help shows a command; crumb --version prints the version.", ""])
+    flags = [action for action in shown._actions if action.option_strings and action.dest != "help"]
+    few = flags if every_flag else [one for one in flags if one.dest in FEW.get(name, one.dest).split()]
+    if not every_flag:
+        few = [one for one in few if one.dest not in ("config", "print_config")]
+    lines = [f"usage: crumb {name} {usage(name)}[--OPTION VALUE ...]", "", *textwrap.wrap(shown.description, width), ""]
+    lines += [entry(one.metavar, one.help) for one in shown._actions if not one.option_strings]
+    for one in few:
+        flag, default = max(one.option_strings, key=len).replace("_", "-"), one.default
+        values = one.metavar.strip("[]") if one.metavar and one.dest != "print_config" else one.dest.upper()
+        kind = "" if flag in BARE or one.dest == "print_config" else f" {values}"
+        said = " ".join((one.help or "").replace("%%", "%").split())
+        if default not in (None, {}, [], False, argparse.SUPPRESS) and "default" not in said:
+            said = f"{said.rstrip('.')} (default: {default})"
+        lines.append(entry(flag + kind, said))
+    if len(few) < len(flags):
+        lines += ["", f"crumb {name} --help-all shows all {len(flags)} flags."]
+    return "\n".join([*lines, ""])
+
+
+def nearest(given: list[str]) -> str | None:
+    """Return what to print if the arguments begin with a word that is no command; else ``None``."""
+    if given[0].startswith("-") or given[0] in COMMANDS:
+        return None
+    near = difflib.get_close_matches(given[0].lower(), COMMANDS, n=1, cutoff=0.5)
+    meant = f"did you mean crumb {near[0]}? " if near else ""
+    return f"crumb: {printable(given[0])[:60]!r} is no command; {meant}crumb --help lists all of them"
 
 
 def one_line(message: str) -> str | None:

@@ -108,14 +108,14 @@ def tell_level(source: str) -> None:
 
 
 def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> None:
-    """Let a runtime run a learner's network, and say on stderr which one if it is not torch.
+    """Let a runtime run a learner's network, and say on stderr which one if it was asked for and is not torch.
 
     ``auto`` is torch for a single photo among ``sources``, which is answered before another runtime is loaded.
     """
     file = Path(str(sources[0])) if len(sources) == 1 else None
     photo = file is not None and file.is_file() and not is_video(file)
     runtime = learner.runtime if name == "auto" and photo else learner.use_runtime(name)
-    if runtime.name != "torch":
+    if name != "auto" and runtime.name != "torch":
         print(runtime.described, file=sys.stderr)
 
 

@@ -33,9 +33,8 @@ def test_a_learner_keeps_its_calibration(crumb, photos, taught, tmp_path):
     answers = [answer.confidence for answer in one.predict_all(photos)]
     assert crumb("learner", "show", taught)[1].count(f", by {one.runtime}") == 1
     code, table, err = crumb("predict", taught, photos, "--json")
-    assert code == 0 and f"runtime {one.runtime}, " in err, "auto is int8 here"
+    assert code == 0 and err == ""
     assert [json.loads(line)["confidence"] for line in table.splitlines()] == answers
-    assert f"runtime {one.runtime}, " in crumb("predict", taught, photos / "dark" / "0.png")[2], "also for one photo"
     code, _, err = crumb("teach", taught, photos, "--progress", "false")
     assert code == 0 and len({lesson.runtime for lesson in Learner.load(taught).lessons}) == 1
     # A worker with another runtime would refuse.
@@ -81,8 +80,7 @@ def test_a_run_keeps_its_calibration(crumb, tiny, tmp_path, clips, strategy):
     one, two = (json.loads((tmp_path / name / "run0" / "result.json").read_text()) for name in ("one", "two"))
     assert one["runtime"] == two["runtime"] and one["runtime"].startswith("int8 "), "calibrated on the same images"
     assert len(list((tmp_path / "cache").glob("*.maps"))) == 1
-    code, _, err = crumb("predict", tmp_path / "one" / "run0", clips)
-    assert code == 0 and f"runtime {one['runtime']}, " in err
+    assert crumb("predict", tmp_path / "one" / "run0", clips)[0] == 0
 
 
 def test_a_sample_is_spread_over_the_source(photos):

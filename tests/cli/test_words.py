@@ -1,14 +1,16 @@
 """Damaged settings, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
 
 import errno
+import re
 import signal
 import urllib.error
 import warnings
+from dataclasses import fields
 
 import pytest
 
 from crumb_avalanche.cli import short_warnings, words_for
-from crumb_avalanche.cli.parser import usable_paths
+from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, usable_paths
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.atomic_file import cured
@@ -21,6 +23,29 @@ def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
     code, _, err = crumb("report", "~/runs")
     assert code == 1 and f"{tmp_path / 'runs'} holds no finished run" in err
     assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
+
+
+def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
+    text = crumb("--help")[1]
+    assert list(re.findall(r"^  (\w+)", text, re.MULTILINE)) == list(COMMANDS)
+    assert text.index("Teach and ask") < text.index("serve") < text.index("Measure") < text.index("The paper")
+    for command, (settings, _) in COMMANDS.items():
+        few, every = (crumb(command, flag)[1] for flag in ("--help", "--help-all"))
+        flags = [set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (few, every)]
+        assert flags[0] < flags[1] and len(flags[0]) <= 13
+        unflagged = {place for place, *_ in POSITIONAL.get(command, ())}
+        assert {f"--{item.name.replace('_', '-')}" for item in fields(settings) if item.name not in unflagged} <= flags[
+            1
+        ]
+        assert f"--help-all shows all {len(flags[1])} flags" in few
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
+    assert crumb("taech", "x")[::2] == (
+        2,
+        "crumb: 'taech' is no command; did you mean crumb teach? crumb --help lists all of them\n",
+    )
+    assert "mean" not in crumb("xyz")[2]
 
 
 def test_too_little_memory_folders_and_bugs(tmp_path):
