@@ -31,6 +31,9 @@ class Kept:
         self.room, self.whole, self.bytes = room, True, 0
         self.clips: list[tuple[str, list[Tensor]]] = []
 
+    def __deepcopy__(self, memo: dict) -> "Kept":
+        return self  # never changed after the lesson
+
     def add(self, label: str, place: int, features: Tensor) -> None:
         """Add a piece; the first one of a clip has the place 0."""
         self.bytes += tensor_bytes([features])
@@ -121,7 +124,7 @@ class History:
             gone += 1
         if features is None or None in self.kept or gone >= len(kept) - 1:
             return History(self.room, lessons, before, [features])
-        first = copy.deepcopy(self.before)
+        first = copy.deepcopy(self.before) if gone else self.before
         assert first is not None
         for one in kept[:gone]:
             one.learn(first)

@@ -353,19 +353,21 @@ class Learner(Predictor):
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all that was learned, as plain values and tensors, without the network."""
         with self._lock:
-            known = copy.deepcopy(self._classifier)
-            return {
-                "method": self.method,
-                "budget_bytes": self.budget_bytes,
-                "features": self.features,
-                "looks": list(self.looks),
-                "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
-                "lessons": [lesson.state_dict() for lesson in self.lessons],
-                "history": copy.deepcopy(self._history.state_dict()),
-                "pictures": [lesson.picture_state() for lesson in self.lessons],
-                "stored": known.stored,
-                **known.state_dict(),
-            }
+            return copy.deepcopy(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "budget_bytes": self.budget_bytes,
+            "features": self.features,
+            "looks": list(self.looks),
+            "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
+            "lessons": [lesson.state_dict() for lesson in self.lessons],
+            "history": self._history.state_dict(),
+            "pictures": [lesson.picture_state() for lesson in self.lessons],
+            "stored": self._classifier.stored,
+            **self._classifier.state_dict(),
+        }
 
     def save(self, path: str | os.PathLike, weights: bool = True, pictures: bool = False) -> None:
         """Write the learner to a file, atomically; see ``learner.file``.
@@ -389,7 +391,7 @@ class Learner(Predictor):
                     f"{path} was replaced by another program since this learner was loaded from it or saved to it, so "
                     "it stays as it is: load it and repeat the change, save to another path, or move it away"
                 )
-            state = self.state_dict()
+            state = self._state()
             state["pictures"] = [picture if pictures else None for picture in state["pictures"]]
             self._files[real] = write_learner(path, self.network, state, weights)
 
