@@ -5,6 +5,8 @@ from benchmarks_toybox_ilab.catalog import Benchmark as Benchmark
 from benchmarks_toybox_ilab.catalog import get_benchmark as get_benchmark
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames as CIFAR100Frames
 from benchmarks_toybox_ilab.datasets.cifar100 import OnlineCIFAR100 as OnlineCIFAR100
+from benchmarks_toybox_ilab.datasets.clear import CLEAR as CLEAR
+from benchmarks_toybox_ilab.datasets.clear import CLEARFrames as CLEARFrames
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolder as ClipFolder
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames as ClipFolderFrames
 from benchmarks_toybox_ilab.datasets.core50 import CORe50 as CORe50
@@ -20,6 +22,13 @@ from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50 as ILabCORe50
 from benchmarks_toybox_ilab.datasets.ilab_core50 import ILabCORe50Frames as ILabCORe50Frames
 from benchmarks_toybox_ilab.datasets.imagenet import ImageNetFrames as ImageNetFrames
 from benchmarks_toybox_ilab.datasets.imagenet import OnlineImageNet as OnlineImageNet
+from benchmarks_toybox_ilab.datasets.openloris import OpenLORIS as OpenLORIS
+from benchmarks_toybox_ilab.datasets.openloris import OpenLORISFrames as OpenLORISFrames
+from benchmarks_toybox_ilab.datasets.orbit import ORBIT as ORBIT
+from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames as ORBITFrames
+from benchmarks_toybox_ilab.datasets.stream51 import Stream51 as Stream51
+from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames as Stream51Frames
+from benchmarks_toybox_ilab.datasets.stream51 import Stream51Novel as Stream51Novel
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNet as TinyImageNet
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames as TinyImageNetFrames
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapes as ToyShapes

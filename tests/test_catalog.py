@@ -5,6 +5,7 @@ from fake_data import TINY, toybox_names, write_files, write_tiny
 
 import benchmarks_toybox_ilab
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
+from benchmarks_toybox_ilab.datasets.openloris import STREAMS
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -18,7 +19,11 @@ PAPER = {
     "imagenet": (100, 128, 10_000),
 }
 OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15)) | {
-    "tiny_imagenet": (10, 128, 200)
+    "tiny_imagenet": (10, 128, 200),
+    "stream51": (1, 128, 51),
+    "orbit": (1, 21, 15),
+    **dict.fromkeys(("clear10", "clear100"), (None, 64, 100)),
+    **{f"openloris_{name}": (None, 32, 121) for name in STREAMS},
 }
 
 
@@ -54,7 +59,9 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
     assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
     with pytest.raises(ValueError, match="fps is 0"):
         get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
-    with pytest.raises(ValueError, match="unknown benchmark 'core51'; known are cifar100, clip_folder, core50, eth80"):
+    with pytest.raises(
+        ValueError, match="unknown benchmark 'core51'; known are cifar100, clear10, clear100, clip_folder"
+    ):
         get_benchmark("core51")
 
 

@@ -39,7 +39,7 @@ class Layout:
             "train_clips" and "test_clips" if those are fixed.
         owner: Whose numbers `counts` are.
         classes: The classes of a data set of clips.
-        needed: Number of complete objects that a class needs.
+        needed: Number of complete objects that a class needs, or that each class needs.
         sessions: The names of an object's clips, or how many it needs.
         frames: Number of images of a complete clip.
         label: `label(class name, object)` names an object.
@@ -65,7 +65,7 @@ class Layout:
     counts: Mapping[str, int | None] = field(default_factory=dict)
     owner: str = "the paper"
     classes: Sequence[str] = ()
-    needed: int = 0
+    needed: int | Mapping[str, int] = 0
     sessions: Sequence | int = ()
     frames: int = 1
     label: Callable[[str, Any], str] = lambda class_name, thing: thing
@@ -183,8 +183,9 @@ class Layout:
             gaps = [(thing, gap) for thing, clips in objects if (gap := self._gap(clips))]
             whole = len(objects) - len(gaps)
             listed = "".join(f"; {self.label(class_name, thing)}: {gap}" for thing, gap in gaps[:_LISTED])
-            if whole < self.needed:
-                lines.append(f"class {class_name}: {whole} of {self.needed} objects are complete{listed}")
+            needed = self.needed if isinstance(self.needed, int) else self.needed[class_name]
+            if whole < needed:
+                lines.append(f"class {class_name}: {whole} of {needed} objects are complete{listed}")
         return lines
 
     def _gap(self, clips: dict) -> str:

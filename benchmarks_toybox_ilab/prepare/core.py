@@ -44,7 +44,7 @@ def prepare(
         name: Name of a benchmark with a layout.
         root: Folder for the data set.
         source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50,
-            cifar100 and tiny_imagenet, and uses the files in root for the others.
+            cifar100, tiny_imagenet and stream51, and uses the files in root for the others.
         workers: Number of threads.
         progress: Called with a title and a unit for each longer step; returns a context manager whose value is called
             with (done, total).

@@ -50,7 +50,8 @@ FEW = {
     "pretrain": "data output weights backbone images_per_class epochs batch_size learning_rate device",
 }
 ACTIONS = ("show", "lessons", "undo", "move", "forget", "rename", "merge")
-NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80"
+NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet, eth80, stream51, "
+NAMES += "openloris_clutter (and other factors), clear10, clear100 or orbit"
 # The arguments of commands that have no flag: name, how many values as argparse says it, and help.
 POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
     "prepare": [("name", None, NAMES)],

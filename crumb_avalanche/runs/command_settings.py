@@ -122,10 +122,11 @@ class PrepareSettings(InRange):
     """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
-        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet or eth80.
+        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet, eth80, stream51,
+            openloris_clutter (and other factors), clear10, clear100 or orbit.
         dataset_root: folder for the data set; give the same to crumb run.
-        source: the download: an archive, or a folder of archives, videos or images. Without it, core50, cifar100 and
-            tiny_imagenet are downloaded.
+        source: the download: an archive, or a folder of archives, videos or images. Without it, core50, cifar100,
+            tiny_imagenet and stream51 are downloaded.
         check: list the missing files without changing anything.
         workers: threads; 0 takes one per core.
         progress: show progress bars.

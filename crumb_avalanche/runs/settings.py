@@ -65,6 +65,7 @@ class RunSettings(InRange):
 
     Attributes:
         benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, tiny_imagenet,
+            stream51, openloris_FACTOR (clutter, illumination, occlusion, pixel, sequence), clear10, clear100, orbit,
             toy_shapes, toy_shapes_short, toy_dots, or clip_folder (your own class/object/clip/frame tree, or
             class/object/clip.mp4).
         dataset_root: folder with the benchmark's images.

@@ -24,7 +24,10 @@ OWN = {
     "CORe50": ["scenario", "object_lvl", "mini", "reference", "download"],
     "CORe50Categories": ["reference", "download"],
     "ETH80": [],
-    "TinyImageNet": ["download"],
+    **{name: ["download"] for name in ("TinyImageNet", "Stream51")},
+    "OpenLORIS": ["factor"],
+    "CLEAR": ["data_name"],
+    "ORBIT": ["user"],
     "ClipFolder": ["held_out", "fps"],
     "ToyShapes": ["classes", "objects_per_class", "sessions", "frames_per_clip", "size", "held_out_sessions", "dots"],
 }

@@ -32,8 +32,12 @@ FRAMES = {
     "imagenet": (streams.ImageNetFrames, streams.OnlineImageNet),
     "tiny_imagenet": (streams.TinyImageNetFrames, streams.TinyImageNet),
     "eth80": (streams.ETH80Frames, streams.ETH80),
+    "openloris_clutter": (streams.OpenLORISFrames, streams.OpenLORIS),
+    "clear10": (streams.CLEARFrames, streams.CLEAR),
+    "stream51": (streams.Stream51Frames, streams.Stream51),
+    "orbit": (streams.ORBITFrames, streams.ORBIT),
 }
-WITHOUT_PATHS = ("tiny_imagenet", "eth80")
+WITHOUT_PATHS = ("tiny_imagenet", "eth80", "stream51", "orbit")
 WNIDS = [f"n{number:08d}" for number in range(200)]
 CLASSES = [f"class{number:02d}" for number in range(100)]
 BOTH = [
@@ -193,11 +197,12 @@ def test_a_folder_without_an_image_that_is_used(tmp_path, name):
 def test_the_generator_passes_on_its_arguments(tmp_path, name):
     frames, generator = FRAMES[name]
     write_tiny(name, tmp_path)
-    benchmark = generator(tmp_path, "class_iid", 3, lambda image: "train", lambda image: "eval", 1)
+    transforms = {"train_transform": lambda image: "train", "eval_transform": lambda image: "eval"}
+    benchmark = generator(tmp_path, protocol="class_iid", run=3, classes_per_experience=1, **transforms)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
-    table = frames(tmp_path, 3) if name == "eth80" else frames(tmp_path)
+    table = BENCHMARKS[name].table(tmp_path, 3)
     assert benchmark.frame_table.content_hash() == table.content_hash()
     assert benchmark.train_stream[0].dataset[0][0] == "train" and benchmark.test_stream[0].dataset[0][0] == "eval"
-    if name not in WITHOUT_PATHS:
+    if "reference" in BENCHMARKS[name].options:
         table = generator(tmp_path, run=3, classes_per_experience=1, reference=True).frame_table
         assert table.frames_hash() == frames(tmp_path, reference=True).frames_hash()

@@ -36,6 +36,7 @@ QUICK = {
     "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
     "taught_learner": ([], ["taught_learner.csv"]),
     "open_set": (["--methods", "rda", "ncm"], ["open_set.csv", "open_set_runs.csv", "open_set.png"]),
+    "novelty": ([], ["novelty.csv"]),
     "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
     "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
 }

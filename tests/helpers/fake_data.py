@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import pickle
 import tarfile
 from collections.abc import Iterable
@@ -305,6 +306,58 @@ def write_tiny_imagenet(root: Path, classes: Iterable[str], train: int = 2, test
     return root
 
 
+def openloris_names(
+    objects=("bottle_01", "cup_10"), factors=("clutter",), segments=range(1, 10), images=2
+) -> list[str]:
+    """Names of OpenLORIS-Object: `train/clutter/segment1/bottle_01/1.jpg`, numbered without leading zeros."""
+    folders = product(("train", "test"), factors, segments, objects, range(9, 9 + images))
+    return [
+        f"{split}/{factor}/segment{segment}/{thing}/{image}.jpg" for split, factor, segment, thing, image in folders
+    ]
+
+
+def clear_names(classes=("baseball", "bus"), buckets=range(11), images=1) -> list[str]:
+    """Names of CLEAR: `train/labeled_images/1/bus/0.jpg`."""
+    images = product(("train", "test"), buckets, classes, range(images))
+    return [f"{split}/labeled_images/{bucket}/{name}/{image}.jpg" for split, bucket, name, image in images]
+
+
+def write_stream51(root: Path, classes=("airplane", "bear"), novel: int = 2) -> Path:
+    """Stream-51 with its lists: two clips of three frames and two test images of each class; boxes are whole images."""
+    box, train, test = [12, 0, 8, 0], [], []
+    for number, name in enumerate(classes):
+        for clip, frame in product(range(2), range(3)):
+            path = f"train/{number + 1}-{name}/{clip:03d}_000_{frame:05d}.jpg"
+            train.append([number, clip, 0, frame, [12, 8], box, path])
+        test += [[number, [12, 8], box, f"test/{2 * number + image:06d}.jpg"] for image in range(2)]
+    test += [[51, [12, 8], box, f"test/{900 + image:06d}.jpg"] for image in range(novel)]
+    write_files(root, [entry[-1] for entry in train + test])
+    for split, entries in (("train", train), ("test", test)):
+        (root / f"Stream-51_meta_{split}.json").write_text(json.dumps(entries))
+    return root
+
+
+def orbit_video(user: str, thing: str, kind: str, frames: int, name: str = "Zj_1") -> list[str]:
+    """Names of the frames of a video of ORBIT, which count from 1."""
+    video = f"{user}--{thing}--{kind}--{name}"
+    return [f"test/{user}/{thing}/{kind}/{video}/{video}-{frame:05d}.jpg" for frame in range(1, frames + 1)]
+
+
+def write_orbit(
+    root: Path, things=("bag", "front door"), frames=(2, 52), absent: int = 2, users=("P177", "P198", "P233")
+) -> Path:
+    """ORBIT with a clean and a clutter video of each object, which is not visible in the last frames of the latter."""
+    for user, thing in product(users, things):
+        clutter = orbit_video(user, thing, "clutter", frames[1])
+        write_files(root, [*orbit_video(user, thing, "clean", frames[0]), *clutter])
+        notes = {Path(name).name: {"object_not_present_issue": False} for name in clutter}
+        notes |= {Path(name).name: {"object_not_present_issue": True} for name in clutter[len(clutter) - absent :]}
+        file = root / "annotations/test" / f"{Path(clutter[0]).parent.name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(notes))
+    return root
+
+
 # Two classes of every benchmark, a few images each, with training and test frames.
 TINY: dict[str, list[str] | None] = {
     "core50": core50_names((1, 3), (1, 6), (10, 30)),
@@ -317,6 +370,12 @@ TINY: dict[str, list[str] | None] = {
     ],
     "cifar100": [f"{split}/{name}/1.png" for split in ("train", "test") for name in ("apple", "bed")],
     "imagenet": [f"{split}/n0000000{number}/1.JPEG" for split in ("train", "val") for number in (1, 2)],
+    **{f"openloris_{one}": openloris_names(factors=[one]) for one in ("illumination", "occlusion", "pixel", "clutter")},
+    "openloris_sequence": openloris_names(factors=("clutter", "illumination"), segments=(1, 9), images=1),
+    "clear10": clear_names(buckets=(0, 2, 10)),
+    "clear100": clear_names(("bus", "watch"), (1, 2)),
+    "stream51": None,
+    "orbit": None,
     "eth80": None,
     "tiny_imagenet": [f"{split}/n0000000{number}/1.JPEG" for split in ("train", "test") for number in (1, 2)],
     "clip_folder": None,
@@ -328,8 +387,7 @@ TINY: dict[str, list[str] | None] = {
 
 def write_tiny(name: str, root: Path) -> Path:
     """Write the tiny form of a benchmark; nothing for one without files."""
-    if name == "eth80":
-        return write_eth80(root)
-    if name == "clip_folder":
-        return write_clip_folder(root)
+    own = {"eth80": write_eth80, "clip_folder": write_clip_folder, "stream51": write_stream51, "orbit": write_orbit}
+    if name in own:
+        return own[name](root)
     return write_files(root, TINY[name] or [])

@@ -1,0 +1,113 @@
+"""CLEAR-10 and CLEAR-100: photos of 2004 to 2014 in ten buckets, one experience each, with all classes in every one.
+
+CLEAR-10 has 10 classes and a background, CLEAR-100 has 100 classes; the numbers of images vary. Each bucket has a
+training and a test set of the same time.
+
+The layout is that of the release of 2022, as `avalanche.benchmarks.datasets.clear` reads it; the classes of CLEAR-10
+are those of `clear_10_config.json` in https://github.com/linzhiqiu/continual-learning.
+
+Lin, Shi, Pathak and Ramanan, "The CLEAR Benchmark: Continual LEArning on Real-World Imagery", NeurIPS 2021 Datasets and
+Benchmarks, arXiv:2201.06289.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+if TYPE_CHECKING:
+    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
+
+CLEAR10_CLASSES = (
+    *("BACKGROUND", "baseball", "bus", "camera", "cosplay", "dress"),
+    *("hockey", "laptop", "racing", "soccer", "sweater"),
+)
+BUCKETS = tuple(map(str, range(1, 11)))  # bucket 0 is for pretraining
+SPLITS = ("train", "test")
+
+
+def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
+    return Layout(
+        name=name,
+        title=title,
+        tree="<root>/{train,test}/labeled_images/{1..10}/<class>/<image>.jpg, "
+        "e.g. train/labeled_images/1/bus/2364877.jpg",
+        source=f"https://linzhiqiu.gitbook.io/the-clear-benchmark: {name}-train.zip and {name}-test.zip, which hold "
+        "the folders train and test",
+        pattern=re.compile(
+            rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/(?P<bucket>{'|'.join(BUCKETS)}))/"
+            rf"(?P<class_name>{classes})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png|gif)"
+        ),
+        ignored=re.compile(r"[^/]+/(?:labeled_images/0|all_images)/.*"),
+        rule=rule,
+        folders=SPLITS,
+        places=(name,),
+        counts={"classes": number, "train": None, "test": None},
+        owner="the data set",
+        per_class={f"{split}/labeled_images/{bucket}": None for split in SPLITS for bucket in BUCKETS},
+    )
+
+
+LAYOUTS = {
+    "clear10": _layout(
+        *("clear10", "CLEAR-10", len(CLEAR10_CLASSES), "|".join(CLEAR10_CLASSES)),
+        f"the classes are {', '.join(CLEAR10_CLASSES)}",
+    ),
+    "clear100": _layout("clear100", "CLEAR-100", 100, "[^/]+", "every image lies in the folder of its class"),
+}
+
+
+def CLEARFrames(root: str | Path, paths: Iterable[str] | None = None, data_name: str = "clear10") -> FrameTable:
+    """The table of CLEAR-10 or CLEAR-100: the official `train` and `test` folders in every run.
+
+    A session is a bucket, "1" to "10"; every image is a clip of its own. Images of bucket 0, which the official
+    protocol uses for pretraining without labels, are left out. Classes and buckets may be missing.
+
+    Args:
+        root: The folder that contains `train` and `test`, or the one that contains it as `data_name`.
+        paths: Files below root, if they are known; None lists the folder.
+        data_name: "clear10" or "clear100".
+
+    Raises:
+        FrameTableError: If the files do not fit the layout, or the two splits differ in their classes.
+        ValueError: If there is no data set of that name.
+    """
+    if data_name not in LAYOUTS:
+        raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(LAYOUTS)}.")
+    root, images = LAYOUTS[data_name].read(root, paths)
+    frames = [Frame(image[0], *image.group("class_name", "name", "bucket"), 0, image["split"]) for image in images]
+    frames.sort(key=lambda frame: (frame.split == "test", int(frame.session), frame.path))
+    return LAYOUTS[data_name].table(frames, root)
+
+
+BENCHMARKS = {
+    name: register(Benchmark(layout, partial(CLEARFrames, data_name=name), None, 64, 100, protocol="class_iid"))
+    for name, layout in LAYOUTS.items()
+}
+
+
+def CLEAR(
+    dataset_root: str | Path | None = None, *, data_name: str = "clear10", **host: Unpack[StreamKeywords]
+) -> "FrameBenchmark":
+    """CLEAR as an Avalanche benchmark of 10 experiences with all classes each, and a test set for each.
+
+    With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of Avalanche gives the figures of
+    the paper.
+
+    Args:
+        dataset_root: As `root` of `CLEARFrames`; None is the folder `data_name` where Avalanche keeps data.
+        data_name: As in `CLEARFrames`.
+        **host: See `StreamKeywords`.
+
+    Raises:
+        ValueError: If there is no data set of that name.
+    """
+    if data_name not in BENCHMARKS:
+        raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}.")
+    return BENCHMARKS[data_name].stream(dataset_root, **host)

@@ -1,0 +1,203 @@
+"""Streams that others publish figures of: official lists and counts, splits, wrong trees, equality with Avalanche."""
+
+import hashlib
+import json
+import re
+
+import pytest
+from avalanche.benchmarks.datasets import Stream51 as HostStream51
+from avalanche.benchmarks.datasets.clear import _CLEARImage as HostCLEAR
+from fake_data import clear_names, openloris_names, orbit_video, write_files, write_orbit, write_stream51
+from PIL import Image
+
+from benchmarks_toybox_ilab.datasets import clear, openloris, orbit, stream51
+from benchmarks_toybox_ilab.datasets.clear import CLEARFrames
+from benchmarks_toybox_ilab.datasets.openloris import OpenLORISFrames
+from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames
+from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames, Stream51Novel
+from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+
+
+def sha256(names):
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+
+
+# Official lists, and names of whole trees: one image where the numbers of images vary.
+WHOLE = {
+    "openloris_sequence": (openloris.LAYOUTS["sequence"], openloris_names(openloris.CLASSES, openloris.FACTORS)),
+    "clear10": (clear.LAYOUTS["clear10"], clear_names(clear.CLEAR10_CLASSES)),
+    "clear100": (clear.LAYOUTS["clear100"], clear_names([f"class{number}" for number in range(100)])),
+    "orbit": (
+        orbit.LAYOUT,
+        [
+            name
+            for user, count in orbit.USERS.items()
+            for thing in range(count)
+            for kind in orbit.KINDS
+            for name in orbit_video(user, f"thing {thing}", kind, 1)
+        ],
+    ),
+}
+
+
+def test_official_lists():
+    # data.py of lifelong-robotic-vision/OpenLORIS-Object, orbit_test_object_cluster_labels.json of
+    # microsoft/ORBIT-Dataset (as "user objects"), clear_10_config.json of linzhiqiu/continual-learning
+    assert len(openloris.CLASSES) == 121 and len(openloris.CATEGORIES) == 40
+    assert sha256(openloris.CLASSES) == "bb5fc03d5658c141"
+    assert len(orbit.USERS) == 17 and sum(orbit.USERS.values()) == 158
+    assert sha256(f"{user} {count}" for user, count in orbit.USERS.items()) == "2955ede2aa8a53d6"
+    assert sha256(clear.CLEAR10_CLASSES) == "cd0ce524617ab913"
+    # the last line of classes in logs/stream51_slda_experiment_class_instance_seed20.log, and the counts of
+    # orderings/class_instance_seed10 of tyler-hayes/Stream-51: train_150736, test_150736 and test_out_150736
+    assert stream51.class_order(20)[:8] == [31, 19, 24, 14, 11, 17, 5, 35] and len(set(stream51.class_order(20))) == 51
+    assert stream51.LAYOUT.counts == {"classes": 51, "train": 150_736, "test": 2_550}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
+    layout, names = WHOLE[name]
+    assert layout.missing(names) == []
+    folder, gap = {
+        "openloris_sequence": (
+            "test/pixel/segment3/u_disk_02/",
+            "class u_disk_02: 3 of 4 objects are complete; pixel: ",
+        ),
+        "clear10": ("test/labeled_images/10/bus/", "class bus: no images in test/labeled_images/10"),
+        "clear100": ("train/labeled_images/1/class7/", "class class7: no images in train/labeled_images/1"),
+        "orbit": ("test/P999/thing 10/clean/", "class P999: 10 of 11 objects are complete; thing 10: clip clean has 0"),
+    }[name]
+    (line,) = layout.missing(path for path in names if not path.startswith(folder))
+    assert line.startswith(gap)
+
+
+MISFITS = [
+    ("openloris_sequence", "train/clutter/segment10/cup_10/1.jpg"),
+    ("openloris_sequence", "train/clutter/segment1/cup_09/1.jpg"),
+    ("openloris_sequence", "train/task1/cup_10/1.jpg"),
+    ("clear10", "train/labeled_images/1/watch/1.jpg"),
+    ("clear10", "train/labeled_images/11/bus/1.jpg"),
+    ("clear10", "train/1/bus/1.jpg"),
+    ("clear100", "test/labeled_images/bus/1.jpg"),
+    ("orbit", "test/P744/bag/clean/v/v-00001.jpg"),
+    ("orbit", "test/P177/bag/clean/v/w-00001.jpg"),
+    ("orbit", "test/P177/bag/clutter-pan/v/v-00001.jpg"),
+]
+
+
+@pytest.mark.parametrize(("name", "path"), MISFITS)
+def test_an_image_elsewhere_is_named(name, path):
+    layout = WHOLE[name][0]
+    with pytest.raises(FrameTableError, match=f"image {path} does not fit the layout of .*; {re.escape(layout.rule)}"):
+        list(layout.images([path]))
+
+
+def test_segments_of_a_factor_and_of_all(tmp_path):
+    names = openloris_names(factors=("clutter", "pixel"), segments=(1, 9))
+    table = OpenLORISFrames("x", names)
+    assert table.classes == ("bottle_01", "cup_10") and table.counts()["cup_10"] == {"train": 4, "test": 4}
+    assert table[1] == Frame("train/clutter/segment1/bottle_01/10.jpg", "bottle_01", "bottle_01", "task1", 1, "train")
+    assert set(table.session) == {"task1", "task9"}
+    assert set(OpenLORISFrames("x", names, "sequence").session) == {"task19", "task27", "task28", "task36"}
+    with pytest.raises(ValueError, match="unknown factor 'noise'; known are sequence, illumination"):
+        OpenLORISFrames("x", names, "noise")
+    with pytest.raises(FrameTableError, match="holds no images of OpenLORIS-Object"):
+        OpenLORISFrames("x", names, "occlusion")
+
+
+def test_buckets_are_those_of_avalanche(tmp_path):
+    classes, root = ("BACKGROUND", "bus", "camera"), tmp_path / "clear10"
+    names = clear_names(classes, range(1, 11))
+    write_files(root, names)
+    for split in ("train", "test"):
+        (root / split / "class_names.txt").write_text("\n".join(classes))
+        meta = {str(bucket): {} for bucket in range(1, 11)}
+        for bucket, name in ((bucket, name) for bucket in meta for name in classes):
+            meta[bucket][name] = f"labeled_metadata/{bucket}/{name}.json"
+            file = root / split / meta[bucket][name]
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"0": {"IMG_PATH": f"labeled_images/{bucket}/{name}/0.jpg"}}))
+        (root / split / "labeled_metadata.json").write_text(json.dumps(meta))
+    ours = clear.CLEAR(root)
+    table = ours.frame_table
+    for split in ("train", "test"):
+        # Each list of Avalanche 0.6 holds the images of all buckets, so only all together can be compared.
+        host = HostCLEAR(root, data_name="clear10", split=split, seed=0).get_paths_and_targets(root_appended=False)
+        assert dict(host[0]) == {table.path[row]: table.labels[row] for row in table.rows(split)} and len(host) == 10
+    for number, (train, test) in enumerate(zip(ours.train_stream, ours.test_stream, strict=True), 1):
+        assert {table.session[row] for row in (*train.dataset.frame_row, *test.dataset.frame_row)} == {str(number)}
+        assert sorted(train.dataset.targets) == sorted(test.dataset.targets) == [0, 1, 2]
+    with pytest.raises(ValueError, match="unknown data_name 'clear50'"):
+        CLEARFrames(root, data_name="clear50")
+
+
+def test_images_of_stream51_are_cut_as_in_avalanche(tmp_path):
+    root = write_stream51(tmp_path / "Stream-51")
+    file = root / "Stream-51_meta_train.json"
+    boxes = [[9, 3, 6, 2], [12, 0, 8, 0], [13, 9, 5, 1]]  # within, the whole image, beyond the right side
+    entries = [[*entry[:5], boxes[number % 3], entry[6]] for number, entry in enumerate(json.loads(file.read_text()))]
+    file.write_text(json.dumps(entries))
+    for number, entry in enumerate(entries):
+        Image.effect_noise((12, 8), 90 + number).convert("RGB").save(root / entry[-1])
+    table, host = Stream51Frames(tmp_path), HostStream51(root, train=True, download=False)
+    assert table.classes == ("airplane", "bear") and len(table.clips(table.rows("train"))) == 4
+    for row in range(12):
+        image, label = host[row]
+        assert table.read(row).tobytes() == image.tobytes() and table.labels[row] == label
+    novel = Stream51Novel(tmp_path)
+    assert novel.classes == ("novel",) and novel.path == ("test/000900.jpg", "test/000901.jpg")
+    assert not set(novel.path) & set(table.path) and table.counts()["bear"] == {"train": 6, "test": 2}
+    report = check("stream51", tmp_path)
+    assert "2 classes; the data set has 51" in report.lines and not report.complete
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda root: (root / "Stream-51_meta_test.json").unlink(), "Stream-51_meta_test.json cannot be read"),
+        (
+            lambda root: (root / "Stream-51_meta_test.json").write_text("[[0, 1]]"),
+            "entry 0 of .* must be .class, size",
+        ),
+        (lambda root: (root / "test/000001.jpg").unlink(), "lists 'test/000001.jpg', which is no image below"),
+        (lambda root: (root / "train/1-airplane/deep").mkdir(), None),
+    ],
+)
+def test_wrong_trees_of_stream51(tmp_path, change, words):
+    root = write_stream51(tmp_path)
+    change(root)
+    if words is None:
+        (root / "train/1-airplane/000_000_00000.jpg").rename(root / "train/1-airplane/deep/0.jpg")
+        words = "image train/1-airplane/deep/0.jpg does not fit the layout of Stream-51"
+    with pytest.raises(FrameTableError, match=words):
+        Stream51Frames(root)
+
+
+def test_a_user_of_orbit(tmp_path):
+    write_orbit(tmp_path, frames=(1100, 5), absent=0, users=["P177"], things=["bag"])
+    write_orbit(tmp_path, frames=(40, 260), absent=20, users=["P177"], things=["front door", "mug"])
+    table = ORBITFrames(tmp_path)
+    assert table.classes == ("front door", "mug")  # too few frames of the bag are in a clutter video
+    assert table.counts()["mug"] == {"train": 2, "test": 200}
+    assert [table.frame[row] for row in table.rows("train", "mug")] == [1, 31]
+    assert max(table.frame[row] for row in table.rows("test")) <= 240
+    assert ORBITFrames(tmp_path, 17).content_hash() == ORBITFrames(tmp_path, user="P177").content_hash()
+    write_orbit(tmp_path, frames=(1100, 50), absent=0, users=["P177"], things=["bag"])
+    assert ORBITFrames(tmp_path).counts()["bag"] == {"train": 34, "test": 50}
+
+
+def test_wrong_trees_of_orbit(tmp_path):
+    root = write_orbit(tmp_path, users=["P177"])
+    with pytest.raises(FrameTableError, match="has no folder test/P999, but holds annotations, test"):
+        ORBITFrames(root, 16)
+    with pytest.raises(ValueError, match="unknown user 'P744'; the test users are P177"):
+        ORBITFrames(root, user="P744")
+    file = next((root / "annotations/test").iterdir())
+    notes = json.loads(file.read_text())
+    file.write_text(json.dumps({name: {} for name in notes}))
+    with pytest.raises(FrameTableError, match="does not say of every frame of its video whether"):
+        ORBITFrames(root)
+    file.unlink()
+    with pytest.raises(FrameTableError, match=r"says where the object is visible\. Unpack orbit_extra_annotations"):
+        ORBITFrames(root)
