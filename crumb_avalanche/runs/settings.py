@@ -28,7 +28,7 @@ from crumb_avalanche.system.setting_ranges import (
 )
 from crumb_avalanche.training.replay_settings import Compute, ReplaySettings, Steps
 
-Protocol = Literal["class_instance", "class_iid"]
+Protocol = Literal["class_instance", "class_iid", "table"]
 Value = int | float | bool | str | None
 CLIPS = "clip_folder"  # the benchmark of a user's own images
 MOST_RUNS = 10_000
@@ -88,7 +88,8 @@ class RunSettings(InRange):
         method: settings that only the chosen strategy has, as --method.NAME VALUE; crumb strategies lists them.
         family: fair tunes the learning rate on the first experience and gives all methods the same network and bytes;
             paper uses network, resolution and learning rate of the paper's authors for the method.
-        protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience.
+        protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience, table
+            keeps the order of the table.
         reference_stream: choose frames, orders and labels as the paper's published code does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
         new_class: take every class folder of a clip_folder for a class, also near twins of names and train, test.
