@@ -166,7 +166,7 @@ def watched(options: argparse.Namespace, folder: Path) -> dict[str, float]:
 
     learner, path = taught(options), folder / "played.mp4"
     learner.use_runtime("auto")
-    length = 2 if options.quick else 30
+    length = 2 if options.quick else options.seconds
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=RATE, options={"preset": "ultrafast"})
         stream.width, stream.height, stream.pix_fmt = 640, 480, "yuv420p"
@@ -206,6 +206,7 @@ def main() -> None:
     parser.add_argument("--looks", type=float, nargs="+", default=LOOKS, help="sides of the squares looked at")
     parser.add_argument("--batch", type=int, default=64, help="images of a batch")
     parser.add_argument("--many", type=int, default=2000, help="number of classes of the last measurement")
+    parser.add_argument("--seconds", type=int, default=30, help="length of the video that is watched")
     parser.add_argument("--quick", action="store_true", help="one round, small batches, 100 classes")
     options = parser.parse_args()
     if options.quick:

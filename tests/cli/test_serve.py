@@ -260,9 +260,15 @@ def test_the_page_in_a_browser(serve, tmp_path):
         browser.click("#teach")
         says("teach", "Learned 1 image of film")
         assert 12 <= get(f"{address}/classes", token)["classes"][0]["images"] <= 16
-        image = (tmp_path / "photo.png").read_bytes()  # another tab
-        other = urllib.request.Request(f"{address}/teach?label=other", image, {"X-Crumb-Token": token})
-        urllib.request.urlopen(other, timeout=10).close()
+        first = browser.open_window()
+        browser.send("Page.navigate", url=f"{address}/?token={token}")
+        browser.wait_for("document.querySelectorAll('.class').length === 1")
+        browser.choose("#files", tmp_path / "photo.png")
+        browser.wait_for("document.getElementById('teach').textContent === 'Teach 1 photo'")
+        named("other")
+        browser.click("#teach")
+        says("teach", "Learned 1 image of other")
+        browser.window = first
         browser.wait_for("document.querySelectorAll('.class').length === 2")
         named("Film")
         browser.click("#teach")

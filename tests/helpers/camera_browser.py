@@ -34,7 +34,7 @@ def write_y4m(path, frames, rate=5):
 
 
 class Chromium:
-    """A browser with one tab. Use as a context manager.
+    """A browser, of whose windows one gets the commands. Use as a context manager.
 
     Args:
         profile: folder for its profile.
@@ -42,6 +42,7 @@ class Chromium:
 
     Attributes:
         events: messages of the browser so far, in order.
+        window: the one that gets the commands.
     """
 
     def __init__(self, profile, camera=None):
@@ -57,13 +58,10 @@ class Chromium:
         self._process = subprocess.Popen(command, **pipes)
         os.close(to_read)
         os.close(to_write)
-        self._numbers, self._rest, self._session, self.events = itertools.count(1), b"", None, []
+        self._numbers, self._rest, self.window, self.events = itertools.count(1), b"", None, []
 
     def __enter__(self):
-        target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.send(f"{domain}.enable")
+        self.open_window()
         return self
 
     def __exit__(self, *error):
@@ -72,12 +70,21 @@ class Chromium:
         os.close(self._out)
         os.close(self._in)
 
+    def open_window(self):
+        """Open a window, which gets the commands until ``window`` is another one; return the one that got them."""
+        before, self.window = self.window, None
+        target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
+        self.window = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.send(f"{domain}.enable")
+        return before
+
     def send(self, method, **parameters):
         """Send a command and return its result."""
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if self.window:
+            message["sessionId"] = self.window
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
