@@ -15,7 +15,7 @@ METHOD = Path(crumb_avalanche.__file__).parent
 STREAMS = Path(benchmarks_toybox_ilab.__file__).parent
 # Lowest first: a room imports itself and the rooms before it.
 ROOMS = {
-    METHOD: ["system", "models", "memory", "training", "methods", "learner", "runs", "report", "cli"],
+    METHOD: ["system", "models", "memory", "training", "methods", "learner", "connect", "runs", "report", "cli"],
     STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
 }
 TOP_LEVEL = {METHOD: {"__init__", "_version"}, STREAMS: {"__init__", "catalog"}}

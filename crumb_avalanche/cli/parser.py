@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs.command_settings import (
     BackbonesSettings,
+    ConnectSettings,
     DemoSettings,
     ExportSettings,
     LearnerSettings,
@@ -31,6 +32,7 @@ COMMANDS = {
     "teach": (TeachSettings, "teach a learner what images show"),
     "predict": (PredictSettings, "ask a learner what images show"),
     "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
+    "connect": (ConnectSettings, "answer for the snapshots of cameras over MQTT"),
     "learner": (LearnerSettings, "show a learner; take a lesson back, rename, move or forget a class, merge two"),
     "export": (ExportSettings, "convert a learner for other programs"),
     "run": (RunSettings, "learn a stream with one strategy"),
@@ -64,6 +66,7 @@ POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
     ],
     "predict": [("model", None, "a learner's file"), ("sources", "*", "images, videos, folders, glob patterns")],
     "serve": [("model", None, "the learner's file; made if absent")],
+    "connect": [("service", None, "mqtt"), ("model", None, "the learner's file; made if absent")],
     "learner": [
         ("action", None, ", ".join(ACTIONS)),
         ("model", None, "a learner's file"),
@@ -94,7 +97,7 @@ PATHS = {
     "model",
     "output",
 }
-PATHS |= {"pictures", "pretrained", "source", "sources", "weights"}
+PATHS |= {"ca", "password_file", "pictures", "pretrained", "source", "sources", "weights"}
 KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
 
 

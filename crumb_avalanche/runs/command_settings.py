@@ -305,6 +305,34 @@ class ServeSettings(NewLearnerSettings):
 
 
 @dataclass
+class ConnectSettings(NewLearnerSettings):
+    """Answer for snapshots that cameras send to an MQTT broker, and be taught and corrected over it.
+
+    Attributes:
+        service: mqtt.
+        model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
+        broker: HOST or HOST:PORT.
+        topic: topics of snapshots or events, such as cameras/+/snapshot or frigate/events; several with commas.
+        name: what the topics of this learner begin with; default crumb.
+        images: folder or address of the images that events name, such as
+            http://HOST:5000/api/events/{id}/snapshot.jpg?crop=1
+        user: for the broker.
+        password_file: file with the password for the broker.
+        ca: PEM file that the broker's certificate is checked with, or 'system'; turns TLS on.
+    """
+
+    service: Literal["mqtt"]
+    model: str
+    broker: str = "127.0.0.1"
+    topic: str = ""
+    name: str = "crumb"
+    images: str = ""
+    user: str | None = None
+    password_file: str | None = None
+    ca: str | None = None
+
+
+@dataclass
 class LearnerSettings(InRange):
     """Show a learner, or change what it knows: show, lessons, undo, move, forget, rename, merge.
 

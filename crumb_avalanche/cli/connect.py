@@ -1,0 +1,56 @@
+"""``crumb connect``: a learner where the images already are."""
+
+import asyncio
+import signal
+import ssl
+from pathlib import Path
+
+import torch
+
+from crumb_avalanche.cli.teach import opened
+from crumb_avalanche.learner.file import holds_weights, refuse_folder
+from crumb_avalanche.runs.command_settings import ConnectSettings
+from crumb_avalanche.system.folder_lock import locked_file
+
+
+def main(settings: ConnectSettings) -> None:
+    """Answer messages until interrupted; print each."""
+    try:
+        from crumb_avalanche.connect.mqtt import Bridge, run
+        from crumb_avalanche.learner.shared import SharedLearner
+    except ImportError as error:
+        raise ImportError(f'a broker needs {error.name}: pip install "crumb-avalanche[mqtt]"') from error
+    if not settings.topic:
+        raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
+    host, _, port = settings.broker.partition(":")
+    if port and not port.isdecimal():
+        raise ValueError(f"--broker is {settings.broker!r}; give HOST or HOST:PORT")
+    if not settings.name or any(sign in settings.name for sign in "+#"):
+        raise ValueError(f"--name is {settings.name!r}; give the beginning of a topic, without + and #")
+    password = Path(settings.password_file).read_text(encoding="utf-8").strip() if settings.password_file else None
+    tls = None
+    if settings.ca is not None:
+        try:
+            tls = ssl.create_default_context(cafile=None if settings.ca == "system" else settings.ca)
+        except OSError as error:
+            raise ValueError(f"--ca {settings.ca} is no file of the PEM format ({error.strerror or error})") from error
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    path = Path(settings.model)
+    refuse_folder(path)
+    with locked_file(path):
+        learner = opened(settings, path)
+        learner.use_runtime(settings.runtime)
+        if not path.exists():
+            learner.save(path)
+        shared = SharedLearner(learner, path, weights=holds_weights(path))
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            journal = path.with_name(f"{path.name}.answers")
+            bridge = Bridge(shared, journal, settings.name, settings.images, lambda line: print(line, flush=True))
+            how = {"username": settings.user, "password": password, "tls_context": tls}
+            asyncio.run(
+                run(bridge, settings.topic.split(","), host, int(port or (1883 if tls is None else 8883)), **how)
+            )
+        finally:
+            shared.close()  # before the file's lock is released
