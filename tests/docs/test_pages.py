@@ -18,7 +18,22 @@ from crumb_avalanche.methods.registry import STRATEGIES
 README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
-PROGRAMS = {"docker", "ray", "pip", "pytest", "mkdocs", "pre-commit", "tar", "npm", "node", "mkdir", "cp", "cd"}
+PROGRAMS = {
+    "docker",
+    "mosquitto_pub",
+    "mosquitto_sub",
+    "ray",
+    "pip",
+    "pytest",
+    "mkdocs",
+    "pre-commit",
+    "tar",
+    "npm",
+    "node",
+    "mkdir",
+    "cp",
+    "cd",
+}
 FOREIGN_FLAGS = {"--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config"}
 FOREIGN_FLAGS |= {"--check", "--skip"}
 
