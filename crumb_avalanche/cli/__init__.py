@@ -25,7 +25,7 @@ OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 ANSWERS = ("", "backbones", "predict", "serve", "strategies")  # commands whose work is what they print
 STOPPED = {
     **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
-    "serve": "every change that was answered is saved",
+    **dict.fromkeys(("connect", "serve"), "every change that was answered is saved"),
     "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
 }
 # Module and function of the commands that have no module of their own here.

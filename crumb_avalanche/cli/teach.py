@@ -15,7 +15,7 @@ from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.models.backbone_names import full_name
-from crumb_avalanche.runs.command_settings import ServeSettings, TeachSettings
+from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings, TeachSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
@@ -119,7 +119,7 @@ def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> N
         print(runtime.described, file=sys.stderr)
 
 
-def opened(settings: TeachSettings | ServeSettings, path: Path) -> Learner:
+def opened(settings: ConnectSettings | ServeSettings | TeachSettings, path: Path) -> Learner:
     """Load the learner, or make one if there is no file."""
     if path.exists():
         learner = Learner.load(path, settings.weights)
@@ -148,9 +148,8 @@ def text_of(looks: tuple[float, ...]) -> str:
     return ",".join(map(str, looks))
 
 
-def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> None:
+def check_same(settings: ConnectSettings | ServeSettings | TeachSettings, learner: Learner) -> None:
     """Raise ValueError for a setting of a new learner that this one was not made with."""
-    usual = type(settings)(model=settings.model)
     network = learner.network
     kept: list[tuple[str, Any, tuple]] = [
         ("method", settings.method, (learner.method,)),
@@ -161,7 +160,7 @@ def check_same(settings: TeachSettings | ServeSettings, learner: Learner) -> Non
         ("looks", settings.looks and text_of(looks_of(settings.looks)), (text_of(learner.looks),)),
     ]
     for name, given, made in kept:
-        if given not in (getattr(usual, name), *made):
+        if given not in (getattr(type(settings), name), *made):
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(
                 f"{settings.model} was made with {flag} {made[0]} and keeps it: leave {flag} {given} out, or name "
