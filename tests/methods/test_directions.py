@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche.methods.directions import BLOCK, ClassDirections
+from crumb_avalanche.methods.form_budget import BudgetError
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 
 D = 8
@@ -167,3 +168,14 @@ def test_int8_values_have_a_scale_for_each_block(scale):
         == length + 2 * 3
         == sum(part[0].nbytes for part in directions.tensors()[:2])
     )
+
+
+def test_the_least_budget_holds_a_direction_of_each_class():
+    statistics = taught([9, 9], directions=4)
+    least = statistics.least_bytes(3)
+    with pytest.raises(BudgetError, match=rf"{least:,} bytes are needed for 3 classes"):
+        statistics.make_room(3, least - 1, D)
+    statistics.make_room(3, least, D)
+    statistics.grow(3)
+    statistics.update(*clouds([7, 8, 9], seed=2))
+    assert statistics.directions.counts.tolist() == [1, 1, 1] and statistics.held_bytes <= least

@@ -17,6 +17,7 @@ from crumb_avalanche.methods.rainbow_memory import (
     cut_out,
     cutmix,
     easy_to_hard,
+    make_perturbations,
     memory_rate,
     shift,
     uncertainties,
@@ -70,6 +71,8 @@ def test_perturbations_by_hand():
     holed = cut_out(image, 0.5, 1.0, 0.0)[0, 0]
     assert holed.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 11, 12], [0, 0, 15, 16]]
     assert int(image.min()) == 1  # the images themselves are left alone
+    for flip, axes in zip(make_perturbations(12, np.random.default_rng(0))[::4], ([-1], [-2], [-2, -1])):
+        assert torch.equal(flip(image), image.flip(axes))
 
 
 def test_memory_rates_by_hand():
