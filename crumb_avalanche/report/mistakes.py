@@ -1,5 +1,6 @@
 """``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help most."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from statistics import median
 import numpy as np
 from markupsafe import Markup
 
+from benchmarks_toybox_ilab.datasets.clip_folder import FRAMES_FOLDER
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
@@ -64,7 +66,7 @@ def write_mistakes(
         right=right,
         unread=unread,
         size=training_size(classes),
-        advice=advice(classes, len(wrong), unread, preset, strategy),
+        advice=[*film_next(pairs), *advice(classes, len(wrong), unread, preset, strategy)],
         classes=class_table(classes),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
@@ -111,7 +113,15 @@ def _card(table: FrameTable, predictions: dict[str, np.ndarray], place: int) -> 
         image = thumbnail(table.read(row))
     except BadFrameError:  # changed since the run read it
         image = Markup()
-    return Card((False, -confidence, place), Answer(label, confidence, None, (), table.path[row], truth), image)
+    return Card(
+        (False, -confidence, place), Answer(label, confidence, None, (), place_of(table.path[row]), truth), image
+    )
+
+
+def place_of(path: str) -> str:
+    """Return where an owner finds a frame: of one that was taken out of a video, the video and the second."""
+    taken = re.fullmatch(rf"{re.escape(FRAMES_FOLDER)}/([\d.]+)fps/(.+)/(\d+)\.png", path)
+    return path if taken is None else f"{taken[2]}, second {(int(taken[3]) - 1) / float(taken[1]):g}"
 
 
 def training_size(classes: Sequence[ClassCounts]) -> str:
@@ -158,6 +168,18 @@ def advice(
             f"fewer than {FEW_TESTED} images or on one object, such as {tested}. More objects make the test firmer."
         )
     return found
+
+
+def film_next(pairs: Counter[tuple[str, str]]) -> list[str]:
+    """Name the pair of classes that is confused most, if it is more than one image."""
+    wrong = Counter({pair: number for pair, number in pairs.items() if pair[0] != pair[1]})
+    ((truth, label), number), *_ = wrong.most_common(1) or [(("", ""), 0)]
+    if number < 2:
+        return []
+    return [
+        f"Film {truth} next, in another place and from the sides that tell it from {label}: {number} of "
+        f"{counted(wrong.total(), 'mistake')} are {truth} taken for {label}."
+    ]
 
 
 def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:

@@ -1,5 +1,7 @@
 """What a run on own clips says of its mistakes, and the rules for what would help."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from html_pages import ATTACK, Page
@@ -7,7 +9,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.mistakes import ClassCounts, advice, training_size, write_mistakes
+from crumb_avalanche.report.mistakes import ClassCounts, advice, film_next, place_of, training_size, write_mistakes
 from crumb_avalanche.runs.run_folder import MISTAKES
 
 
@@ -78,3 +80,14 @@ def test_the_page_lists_mistakes_with_the_most_confident_first(table, tmp_path):
     shown = {name: worst[name]["text"] for name in ("class", "accuracy", "tested", "objects", "clips", "images")}
     assert shown == {"class": "b", "accuracy": "0.0", "tested": "2", "objects": "2", "clips": "4", "images": "4"}
     assert page.tags["script"] == 1 and "--preset recommended" in page.text
+
+
+def test_a_frame_of_a_video_is_named_by_clip_and_second():
+    assert place_of(".crumb_frames/2fps/mug/kitchen.mp4/000004.png") == "mug/kitchen.mp4, second 1.5"
+    assert place_of("mug/kitchen/000004.png") == "mug/kitchen/000004.png"
+
+
+def test_the_pair_that_is_confused_most_is_to_be_filmed_next():
+    (line,) = film_next(Counter({("mug", "mug"): 9, ("mug", "bowl"): 3, ("bowl", "mug"): 1}))
+    assert line.startswith("Film mug next") and line.endswith("3 of 4 mistakes are mug taken for bowl.")
+    assert film_next(Counter({("mug", "bowl"): 1})) == film_next(Counter()) == []
