@@ -211,7 +211,7 @@ def test_errors_say_where_to_get_a_data_set(tmp_path, run, name):
 
 def test_other_errors(tmp_path, run, monkeypatch):
     with pytest.raises(
-        FrameTableError, match="no data set 'core5' to prepare; there are cifar100, core50, eth80, icub"
+        FrameTableError, match="no data set 'core5' to prepare; there are cifar100, clear10, clear100, core50"
     ):
         run("core5", tmp_path)
     with pytest.raises(FrameTableError, match="no data set 'clip_folder'"):
