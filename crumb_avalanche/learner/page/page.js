@@ -573,7 +573,11 @@ for (const [button, input] of [["choose", "files"], ["film", "filmed"]]) {
   on("change", at(input), () => act("look", () => takeFiles(at(input).files)).then(() => (at(input).value = "")));
 }
 on("click", at("download"), () => act("known", download));
-on("keydown", at("name"), (event) => event.key === "Enter" && at("teach").focus());
+on("keydown", at("name"), (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault(); // or it would press the button, too, and the next press would stop the lesson
+  at("teach").focus();
+});
 on("visibilitychange", document, () => document.hidden && stopRecording());
 
 for (const kind of ["dragover", "dragleave", "drop"]) {
