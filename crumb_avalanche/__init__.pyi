@@ -1,5 +1,7 @@
 """The exported names: read at run time by `__init__.py`, and by type checkers and editors."""
 
+from crumb_avalanche.connect.hub import from_pretrained as from_pretrained
+from crumb_avalanche.connect.hub import push_to_hub as push_to_hub
 from crumb_avalanche.learner.learner import Learner as Learner
 from crumb_avalanche.memory.selection import ClassBalancedReservoir as ClassBalancedReservoir
 from crumb_avalanche.memory.selection import EveryJth as EveryJth

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
@@ -394,6 +395,23 @@ class Learner(Predictor):
             state = self._state()
             state["pictures"] = [picture if pictures else None for picture in state["pictures"]]
             self._files[real] = write_learner(path, self.network, state, weights)
+
+    def push_to_hub(self, name: str, **how: Any) -> str:
+        """Publish on a model hub as ``owner/name``, without pictures and names of sources; return the address.
+
+        Args:
+            name: of the repository, which is made if it is absent.
+            how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin.push_to_hub``.
+
+        Raises:
+            ValueError: the method keeps images.
+        """
+        return crumb_avalanche.push_to_hub(self, name, **how)
+
+    @classmethod
+    def from_pretrained(cls, name: str, **how: Any) -> "Learner":
+        """Fetch a learner from a model hub or a folder; see ``push_to_hub``."""
+        return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":

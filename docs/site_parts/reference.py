@@ -10,7 +10,7 @@ from site_parts.csv_tables import ROOT
 PACKAGES = {
     "crumb_avalanche": (
         "the method: what learns",
-        ["system", "models", "memory", "training", "methods", "learner", "runs", "report", "cli"],
+        ["system", "models", "memory", "training", "methods", "learner", "connect", "runs", "report", "cli"],
     ),
     "benchmarks_toybox_ilab": (
         "the streams: what it learns from",
