@@ -18,7 +18,7 @@ class PostDeploymentLDA(StreamingLDA):
     """Linear discriminant analysis whose covariance is that of the classes known at deployment (arXiv 2510.17160).
 
     The first ``base_classes`` classes to arrive form the covariance, as in ``slda``, also with images that come later.
-    A class after them adds a mean alone, so that a few images of it do not change how the others are told apart.
+    A class after them adds a mean alone, so that a few images of it do not change what separates the others.
 
     An image is rejected by its Mahalanobis distance to the nearest class mean, or by the relative one, from which the
     distance to a Gaussian of all classes is subtracted. A learner rejects by the relative one, beside a cosine, at

@@ -3,11 +3,12 @@
 import functools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)  # indented in a tab
 SEPARATORS = {";", "&&", "|", "do", "done"}
 
 
@@ -19,7 +20,7 @@ def pages() -> list[Path]:
 
 def blocks(text: str, language: str) -> list[str]:
     """The code blocks of a language."""
-    return [code for name, code in BLOCK.findall(text) if name == language]
+    return [textwrap.dedent(code) for _, name, code in BLOCK.findall(text) if name == language]
 
 
 def prose(text: str) -> str:
