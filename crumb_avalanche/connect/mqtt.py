@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
-from crumb_avalanche.learner.shared import BusyError, SharedLearner
+from crumb_avalanche.learner.shared import SharedLearner
 
 MOST_BYTES = 20_000_000  # of an image
 MOST_EVENTS = 10_000  # of which the journal holds that they were answered
@@ -63,15 +63,10 @@ class Bridge:
             try:
                 said = await (self._command(command, topic, data, event, key) if command in COMMANDS else
                               self._predict(name, data, event))  # fmt: skip
-            except BusyError:
-                raise
             except (OSError, ValueError) as error:  # an event that cannot be answered is named, with the reason
                 said = {"error": str(error)}
-            found = (
-                f"{self.name}/{'result' if command else 'answer'}",
-                json.dumps({"id": name, "from": topic, **said}),
-                0,
-            )
+            text = json.dumps({"id": name, "from": topic, **said})
+            found = f"{self.name}/{'result' if command else 'answer'}", text, 0
             self.journal.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", (key, *found))
             self.log(f"{topic} {found[1]}")
         if not found[2]:
@@ -160,10 +155,8 @@ async def run(bridge: Bridge, topics: Sequence[str], host: str, port: int, **how
     """Serve until cancelled; connect again whenever the broker was gone.
 
     Args:
-        bridge: takes the messages.
-        topics: those of snapshots and events.
-        host, port: of the broker.
-        how: ``username``, ``password``, ``tls_context`` of ``aiomqtt.Client``.
+        bridge, topics: what takes the messages, and the topics of snapshots and events.
+        host, port, how: of the broker; ``username``, ``password``, ``tls_context`` of ``aiomqtt.Client``.
 
     Raises:
         ImportError: aiomqtt is not installed.
