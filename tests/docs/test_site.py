@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 
+import camera_browser
 import pytest
 from page_commands import ROOT, commands, pages
 from site_parts import notebooks
@@ -63,6 +64,17 @@ def test_tables_and_reference_are_in_the_pages(site):
     assert (site / "repository" / "experiments" / "results" / "eth80_runs.csv").read_bytes() == (
         ROOT / "experiments" / "results" / "eth80_runs.csv"
     ).read_bytes()
+
+
+@pytest.mark.skipif(camera_browser.PROGRAM is None, reason="needs Chromium")
+def test_no_page_is_longer_than_12000_pixels_on_a_phone(site, tmp_path):
+    with camera_browser.Chromium(tmp_path) as browser:
+        browser.send("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=False)
+        heights = {}
+        for path in sorted((ROOT / "docs").glob("*.md")):
+            browser.open(site / path.stem / "index.html")
+            heights[path.stem] = browser.evaluate("document.documentElement.scrollHeight")
+    assert heights and {name: height for name, height in heights.items() if height > 12000} == {}
 
 
 def test_figures_and_equations_need_no_script(site):
