@@ -48,6 +48,7 @@ FIRST_OF_GROUP = {"teach": "Teach and ask", "run": "Measure", "demo": "The paper
 FEW = {
     "run": "benchmark dataset_root output run runs preset strategy backbone weights budget_images feature_cache device",
     "teach": "label nothing camera seconds new_class keep_pictures method backbone weights runtime looks",
+    "connect": "broker topic name images user password_file ca method backbone weights",
     "serve": "host port certificate key method backbone weights",
     "pretrain": "data output weights backbone images_per_class epochs batch_size learning_rate device",
 }

@@ -48,7 +48,7 @@ def test_a_second_process_in_one_root_is_refused(crumb, core50, monkeypatch):
 
 def test_errors_are_one_line_and_failures_a_list(crumb, monkeypatch, tmp_path):
     for given, words in {
-        ("core5", "--dataset-root", tmp_path): "there is no data set 'core5' to prepare; there are cifar100, core50",
+        ("core5", "--dataset-root", tmp_path): "there is no data set 'core5' to prepare; there are cifar100, clear10",
         ("ilab", "--dataset-root", tmp_path / "root"): "--source DOWNLOADED.*iLab-2M-Light.tar.gz",
         ("ilab", "--dataset-root", tmp_path, "--workers", "-1"): "workers is -1; give 0 or more",
     }.items():

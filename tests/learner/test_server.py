@@ -423,8 +423,9 @@ def test_the_description_names_what_the_page_about_it_does(served):
     statuses = set(re.findall(r"^\| (\d{3}) \|", DOCS, re.MULTILINE))
     assert teach["responses"].keys() == statuses | {"200", "default"} and teach["security"]
     assert teach["requestBody"]["content"].keys() == {"image/*", "multipart/form-data"}
-    label, new_class, _ = teach["parameters"]
-    assert not new_class["required"] and label["required"] and label["schema"]["maxLength"] == 200
+    taken = {one["name"]: one for one in teach["parameters"]}
+    assert not taken["new_class"]["required"] and taken["label"]["required"] and not taken["box"]["required"]
+    assert taken["label"]["schema"]["maxLength"] == 200
     assert "security" not in described["paths"]["/health"]["get"]
 
 

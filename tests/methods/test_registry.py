@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import test_contract
-from site_parts.methods import methods
+from site_parts.result_tables import methods
 
 from crumb_avalanche import Learner
 from crumb_avalanche.learner.export import export_onnx
@@ -84,7 +84,7 @@ def test_a_method_of_one_file_gets_settings_and_its_place_in_the_docs(one_file):
         means.method_settings({"scale": 0})
     with pytest.raises(ValueError, match="strategy toy_replay has no setting 'scale'; it has weight"):
         replay.method_settings({"scale": 1})
-    assert "### `toy_means`" in methods() and "`--method.weight 0.5`" in methods()
+    assert "| `toy_means` | toy | here | means |" in methods() and "| `toy_replay` |" in methods()
 
 
 @pytest.mark.parametrize("name", ["toy_means", "toy_replay"])
