@@ -34,7 +34,7 @@ PROGRAMS = {
     "cp",
     "cd",
 }
-FOREIGN_FLAGS = {"--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config"}
+FOREIGN_FLAGS = {"--keep-cr", "--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config"}
 FOREIGN_FLAGS |= {"--check", "--skip"}
 
 
