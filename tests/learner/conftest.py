@@ -1,5 +1,6 @@
 """Learners with a small network of random weights."""
 
+import numpy as np
 import pytest
 from patch_images import SIZE
 
@@ -22,3 +23,24 @@ def make(network):
         return learner
 
     return made
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory, weights_file):
+    """A client of a server of two classes, what it knows, and the learner's file."""
+    pytest.importorskip("fastapi")
+    from starlette.testclient import TestClient
+
+    from crumb_avalanche.learner.server import application
+    from crumb_avalanche.learner.shared import SharedLearner
+
+    origin, token = "http://127.0.0.1:8000", "the-token"
+    path = tmp_path_factory.mktemp("served") / "mine.safetensors"
+    learner = Learner("ncm", "small_cnn", weights_file, 32)
+    for number, name in enumerate(("red", "green")):
+        learner.teach(np.full((1, 32, 32, 3), 80 + 90 * number, np.uint8), name)
+    learner.save(path)
+    shared = SharedLearner(learner, path)
+    with TestClient(application(shared, token, [origin]), origin, headers={"X-Crumb-Token": token}) as client:
+        yield client, lambda: [(one.name, one.images) for one in shared.learner.classes], path
+    shared.close()

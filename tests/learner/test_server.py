@@ -12,9 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import damaged
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 pytest.importorskip("fastapi")
@@ -448,93 +445,3 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(serv
     assert len(used) > 15 and used <= there
     labelled = re.findall(r'(?:for|list|aria-labelledby|aria-describedby)="([\w-]+)"', html)
     assert labelled and set(labelled) <= there
-
-
-# Any request
-
-FINE = {200, 307, 400, 403, 404, 405, 409, 413, 503, 507}
-FIELDS = {
-    "/predict": [],
-    "/teach": ["label"],
-    "/rename": ["old", "new"],
-    "/forget": ["name"],
-    "/undo": ["lesson"],
-    "/nothing": [],
-}
-FIELDS |= {"/move": ["old", "new", "lesson"], "/revert": ["version"]}
-PATHS = (
-    "/classes",
-    "/lessons",
-    "/picture?lesson=1",
-    "/download",
-    "/",
-    "/health",
-    "/openapi.json",
-    "/nothing",
-    "//",
-    "/../etc/passwd",
-    "/%00",
-)
-NAMES = ("cup", "dog", "new", "", "..", "a/b", "x" * 300, "\0", "<b>", "=1+1", "ü", "\u202e", " ", "nan", "cup ")
-HEADERS = ("host", "origin", "x-crumb-token", "content-type", "content-length")
-VALUES = ("", "evil.example", ORIGIN, "multipart/form-data", "-1", "9" * 30, "nan")
-
-
-@st.composite
-def requests(draw):
-    """Method, path and arguments of a request, most of which would be fine but for its body."""
-    path = draw(st.sampled_from(tuple(FIELDS) * 3 + PATHS))
-    names = FIELDS.get(path) or draw(st.lists(st.sampled_from(["label", "name", "old", "new", "token"]), max_size=2))
-    given = {"params": {name: draw(st.sampled_from(NAMES)) for name in names}}
-    image = photo("red", kind=draw(st.sampled_from(("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF"))))
-    if draw(st.booleans()):
-        image = damaged(draw, image)
-    if draw(st.integers(0, 2)):
-        given["content"] = image
-    else:
-        given["files"] = [("image", ("a.png", image, "image/png"))] * draw(st.integers(1, 3))
-    if draw(st.integers(0, 6)) == 0:
-        given["headers"] = {draw(st.sampled_from(HEADERS)): draw(st.sampled_from(VALUES))}
-    method = draw(st.sampled_from(("POST",) * 6 + ("GET", "PUT", "DELETE", "HEAD", "OPTIONS", "BREW")))
-    return method, path, given
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory, weights_file):
-    """A client of a server of two classes, what it knows, and the learner's file."""
-    path = tmp_path_factory.mktemp("served") / "mine.safetensors"
-    learner = Learner("ncm", "small_cnn", weights_file, 32)
-    for number, name in enumerate(("red", "green")):
-        learner.teach(np.full((1, 32, 32, 3), 80 + 90 * number, np.uint8), name)
-    learner.save(path)
-    shared = SharedLearner(learner, path)
-    with TestClient(application(shared, TOKEN, [ORIGIN]), ORIGIN, headers={"X-Crumb-Token": TOKEN}) as client:
-        yield client, lambda: [(one.name, one.images) for one in shared.learner.classes], path
-    shared.close()
-
-
-def check_request(served, request):
-    client, known, file = served
-    method, path, given = request
-    before, content = known(), file.read_bytes()
-    found = client.request(method, path, follow_redirects=False, **given)
-    assert found.status_code in FINE, found.text
-    if found.status_code >= 400:
-        assert method == "HEAD" or found.json()["error"]
-        assert known() == before and file.read_bytes() == content
-    elif (method, path) == ("POST", "/teach"):
-        assert known() != before
-    assert client.get("/classes").status_code == 200
-
-
-@settings(max_examples=60, phases=[Phase.generate])
-@given(request=requests())
-def test_any_request(served, request):
-    check_request(served, request)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, phases=[Phase.generate])
-@given(request=requests())
-def test_any_of_many_requests(served, request):
-    check_request(served, request)
