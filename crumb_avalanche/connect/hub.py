@@ -101,7 +101,15 @@ class OnHub(
 
 
 def push_to_hub(learner: Any, name: str, **how: Any) -> str:
-    """Publish a learner; see ``Learner.push_to_hub``."""
+    """Publish a learner.
+
+    Args:
+        learner: a learner in closed form.
+        name, how: see ``Learner.push_to_hub``.
+
+    Raises:
+        ValueError: the method keeps images.
+    """
     learner.check_teachable()
     if learner.method in REPLAY and REPLAY[learner.method].images:
         raise ValueError(
@@ -111,5 +119,9 @@ def push_to_hub(learner: Any, name: str, **how: Any) -> str:
 
 
 def from_pretrained(name: str, **how: Any) -> Learner:
-    """Fetch a learner; see ``Learner.from_pretrained``."""
+    """Fetch a learner.
+
+    Args:
+        name, how: see ``Learner.push_to_hub``.
+    """
     return OnHub.from_pretrained(name, **how).learner

@@ -401,7 +401,7 @@ class Learner(Predictor):
 
         Args:
             name: of the repository, which is made if it is absent.
-            how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin.push_to_hub``.
+            how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin``.
 
         Raises:
             ValueError: the method keeps images.
@@ -410,7 +410,7 @@ class Learner(Predictor):
 
     @classmethod
     def from_pretrained(cls, name: str, **how: Any) -> "Learner":
-        """Fetch a learner from a model hub or a folder; see ``push_to_hub``."""
+        """Fetch a learner by ``name`` from a model hub, or from a folder; ``how`` as for ``push_to_hub``."""
         return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
