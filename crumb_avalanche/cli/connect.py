@@ -47,7 +47,7 @@ def main(settings: ConnectSettings) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             journal = path.with_name(f"{path.name}.answers")
-            bridge = Bridge(shared, journal, settings.name, settings.images, lambda line: print(line, flush=True))
+            bridge = Bridge(shared, journal, settings.name, settings.images or "", lambda line: print(line, flush=True))
             how = {"username": settings.user, "password": password, "tls_context": tls}
             asyncio.run(
                 run(bridge, settings.topic.split(","), host, int(port or (1883 if tls is None else 8883)), **how)

@@ -184,10 +184,10 @@ async def run(bridge: Bridge, topics: Sequence[str], host: str, port: int, **how
             client._client.manual_ack_set(True)  # aiomqtt 2 has no setting for it, and would acknowledge at once
             async with client:
                 reached = True
-                bridge.log(f"connected to {host}:{port}")
                 await client.subscribe([(topic, 1) for topic in [*topics, *(f"{name}/{one}/#" for one in COMMANDS)]])
                 await client.publish(status, "online", qos=1, retain=True)
                 await bridge.announce(client)
+                bridge.log(f"connected to {host}:{port}")  # from here on no message is lost
                 async for message in client.messages:
                     await bridge.answer(client, message)
                     client._client.ack(message.mid, message.qos)

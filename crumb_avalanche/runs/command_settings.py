@@ -326,7 +326,7 @@ class ConnectSettings(NewLearnerSettings):
     broker: str = "127.0.0.1"
     topic: str = ""
     name: str = "crumb"
-    images: str = ""
+    images: str | None = None
     user: str | None = None
     password_file: str | None = None
     ca: str | None = None

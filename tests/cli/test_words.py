@@ -5,7 +5,7 @@ import re
 import signal
 import urllib.error
 import warnings
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import pytest
 
@@ -23,6 +23,11 @@ def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
     code, _, err = crumb("report", "~/runs")
     assert code == 1 and f"{tmp_path / 'runs'} holds no finished run" in err
     assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_works_without_the_paths_that_have_a_default(command):
+    usable_paths({item.name: item.default for item in fields(COMMANDS[command][0]) if item.default is not MISSING})
 
 
 def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
