@@ -20,8 +20,8 @@ const server = createServer((request, response) => {
   const name = decodeURIComponent(new URL(request.url, "http://localhost").pathname)
   try {
     const path = join(site, name.endsWith("/") ? `${name}index.html` : name)
-    response.writeHead(200, { "Content-Type": types[extname(path)] ?? "application/octet-stream" })
-    response.end(readFileSync(path))
+    const body = readFileSync(path)
+    response.writeHead(200, { "Content-Type": types[extname(path)] ?? "application/octet-stream" }).end(body)
   } catch {
     response.writeHead(404).end()
   }
