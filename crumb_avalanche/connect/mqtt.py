@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
-from crumb_avalanche.learner.shared import SharedLearner
+from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 MOST_BYTES = 20_000_000  # of an image
 MOST_EVENTS = 10_000  # of which the journal holds that they were answered
@@ -63,6 +63,8 @@ class Bridge:
             try:
                 said = await (self._command(command, topic, data, event, key) if command in COMMANDS else
                               self._predict(name, data, event))  # fmt: skip
+            except BusyError as error:  # stopped during a change; the broker sends the message again
+                raise asyncio.CancelledError from error
             except (OSError, ValueError) as error:  # an event that cannot be answered is named, with the reason
                 said = {"error": str(error)}
             text = json.dumps({"id": name, "from": topic, **said})

@@ -20,7 +20,7 @@ pytest.importorskip("pydantic")
 from crumb_avalanche.connect.mqtt import Bridge
 from crumb_avalanche.learner.access import own_certificate
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.shared import SharedLearner
+from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 EVENTS, RATE = int(os.environ.get("CRUMB_EVENTS", "600")), float(os.environ.get("CRUMB_RATE", "60"))
@@ -126,6 +126,16 @@ def test_no_event_is_lost_or_answered_twice(broker):
     broker.bridge.journal.execute("DELETE FROM answers")  # as if stopped between the lesson and its answer
     assert "images" not in broker.send("crumb/teach/red", lesson)["crumb/result"]
     assert len(broker.bridge.shared.lessons()) == 3
+
+
+def test_a_stop_during_a_change_is_quiet_and_leaves_the_message_to_the_broker(broker, monkeypatch):
+    async def stops(*_):
+        raise BusyError("the server stops")
+
+    monkeypatch.setattr(broker.bridge.shared, "change", stops)
+    with pytest.raises(asyncio.CancelledError):
+        broker.send("crumb/forget", b"red")
+    assert broker.bridge.journal.execute("SELECT COUNT(*) FROM answers").fetchone() == (0,)
 
 
 # With a real broker

@@ -20,6 +20,7 @@ MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = {
     "docker",
+    "mosquitto",
     "mosquitto_pub",
     "mosquitto_sub",
     "ray",
