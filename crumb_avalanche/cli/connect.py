@@ -44,7 +44,8 @@ def main(settings: ConnectSettings) -> None:
         if not path.exists():
             learner.save(path)
         shared = SharedLearner(learner, path, weights=holds_weights(path))
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # An interrupt makes asyncio cancel its task; an exception of the signal would leave it pending.
+        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         try:
             journal = path.with_name(f"{path.name}.answers")
             bridge = Bridge(shared, journal, settings.name, settings.images or "", lambda line: print(line, flush=True))
