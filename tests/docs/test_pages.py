@@ -131,7 +131,7 @@ def test_other_commands_exist_and_snippets_are_python(texts):
                 flags = script_flags(words[1].removeprefix("experiments/"))
                 unknown = [word for word in words[2:] if word.startswith("--") and word.replace("_", "-") not in flags]
                 assert words[1].startswith("experiments/") and not unknown, what
-            elif words[0] in {"pip", "pipx", "uv"}:
+            elif words[0] in {"pip", "uv"}:
                 named = re.findall(r"[\w-]+", " ".join(re.findall(r"\[(.*?)\]", " ".join(words))))
                 assert set(named) <= extras, what
             else:
