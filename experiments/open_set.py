@@ -13,8 +13,8 @@ Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`, a
 
     python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES --backbone NAME --weights WEIGHTS
 
-measures `learner.nothing.USUAL_COSINE`: a clip of each of 1, 2, 4 and 8 classes is taught, in
-scenes of the photos for development.
+measures `learner.nothing.USUAL_COSINE`: 1, 2, 4 and 8 classes are taught, a clip of each, in scenes of
+the photos for development.
 """
 
 import argparse
