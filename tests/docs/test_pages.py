@@ -60,6 +60,7 @@ def test_the_readme_is_short_and_its_table_is_that_of_the_recorded_runs():
     assert text.count("\n") <= 120
     long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|") and "](" not in line]
     assert not long, "\n".join(long)
+    assert 'pip install -e ".[test]" && pytest' in text.splitlines(), "the line that the check of the project runs"
     assert result_tables.readme() in text, "python docs/site_parts/result_tables.py readme  prints it"
 
 
