@@ -1,9 +1,12 @@
 """CRUMB as an Avalanche plugin and as a strategy (paper, algorithm 1)."""
 
+from collections.abc import Sequence
+
 import torch
-from avalanche.training.plugins import FromScratchTrainingPlugin, GDumbPlugin
+from avalanche.training.plugins import FromScratchTrainingPlugin, GDumbPlugin, SupervisedPlugin
+from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
-from torch import Tensor
+from torch import Tensor, nn
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.calibration import calibrate
@@ -253,8 +256,6 @@ class CRUMBPlugin(StoringPlugin):
 class CRUMBStrategy(StreamStrategy):
     """CRUMB as a ready Avalanche strategy (paper, algorithm 1); keeps the frame order of the stream.
 
-    Avalanche's arguments come first, in its order; see ``StreamStrategy``.
-
     ::
 
         model = split_backbone("squeezenet1_0", n_classes=10)
@@ -264,7 +265,8 @@ class CRUMBStrategy(StreamStrategy):
     Args:
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and calibrated on the first
             experience if that was not done.
-        optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
+        optimizer, criterion, train_mb_size, train_epochs, eval_mb_size, device, evaluator, eval_every: see
+            ``StreamStrategy``.
         plugins: run before CRUMB's own replay step.
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
@@ -279,6 +281,16 @@ class CRUMBStrategy(StreamStrategy):
     def __init__(
         self,
         *,
+        model: SplitModel,
+        optimizer: torch.optim.Optimizer,
+        criterion: nn.Module | None = None,
+        train_mb_size: int = 21,
+        train_epochs: int = 1,
+        eval_mb_size: int | None = 128,
+        device: str | torch.device = "cpu",
+        plugins: Sequence[SupervisedPlugin] | None = None,
+        evaluator=default_evaluator,
+        eval_every: int = -1,
         mem_size: int | None = None,
         storage_policy: CompactBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
@@ -298,4 +310,17 @@ class CRUMBStrategy(StreamStrategy):
         buffer = CodeBuffer(mem_size) if storage_policy is None else storage_policy
         self.replay_loss: Tensor | None = None
         replay = direct_weight, codebook_weight, replay_weight, replay_steps, fused, replay_compute
-        super().__init__(memory=CRUMBPlugin(buffer, *replay), **stream_arguments)
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            criterion=criterion,
+            train_mb_size=train_mb_size,
+            train_epochs=train_epochs,
+            eval_mb_size=eval_mb_size,
+            device=device,
+            plugins=plugins,
+            evaluator=evaluator,
+            eval_every=eval_every,
+            memory=CRUMBPlugin(buffer, *replay),
+            **stream_arguments,
+        )

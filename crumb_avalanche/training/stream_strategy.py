@@ -1,6 +1,5 @@
 """Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
 
-import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,11 +18,6 @@ from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 from crumb_avalanche.training.storage_policies import CompactBuffer
-
-HOST_ARGUMENTS = (
-    *("model", "optimizer", "criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins"),
-    *("evaluator", "eval_every"),
-)
 
 
 def _cpu_by_default() -> AbstractContextManager:
@@ -59,20 +53,6 @@ class StreamStrategy(SupervisedTemplate):
         frames_in_order: whether batches come in the order of the experience's data set.
         seen_classes: the ``SeenClassesPlugin``.
     """
-
-    def __init_subclass__(cls, **kwargs):
-        # Avalanche maps positional arguments by the order of the signature: its own come first in every subclass.
-        init = cls.__dict__.get("__init__")
-        if init is not None:
-            signature = inspect.signature(init)
-            own, host = signature.parameters, inspect.signature(StreamStrategy.__init__).parameters
-            kinds = {one.kind for one in own.values()}
-            if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
-                first = [own.get(name, host[name]) for name in HOST_ARGUMENTS]
-                rest = [one for name, one in own.items() if name not in HOST_ARGUMENTS]
-                parameters = sorted([*first, *rest], key=lambda one: one.kind)
-                init.__signature__ = signature.replace(parameters=parameters)
-        super().__init_subclass__(**kwargs)
 
     def __init__(
         self,
