@@ -1,6 +1,6 @@
 """Extract frames from video files: one lossless image every 1/fps seconds, each clip completely or not at all.
 
-Needs PyAV, which brings FFmpeg: `pip install "crumb-avalanche[video]"`.
+Needs PyAV, which brings FFmpeg: `pip install -e ".[video]"`.
 """
 
 import json

@@ -37,7 +37,7 @@ def load_av() -> Any:
     try:
         import av
     except ImportError as error:
-        raise ImportError('frames of videos are read with PyAV: pip install "crumb-avalanche[video]"') from error
+        raise ImportError('frames of videos are read with PyAV: pip install -e ".[video]"') from error
     return av
 
 

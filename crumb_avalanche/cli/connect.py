@@ -19,7 +19,7 @@ def main(settings: ConnectSettings) -> None:
         from crumb_avalanche.connect.mqtt import Bridge, run
         from crumb_avalanche.learner.shared import SharedLearner
     except ImportError as error:
-        raise ImportError(f'a broker needs {error.name}: pip install "crumb-avalanche[mqtt]"') from error
+        raise ImportError(f'a broker needs {error.name}: pip install -e ".[mqtt]"') from error
     if not settings.topic:
         raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
     host, _, port = settings.broker.partition(":")

@@ -9,7 +9,7 @@ from typing import Any
 try:
     from huggingface_hub import ModelHubMixin, hf_hub_download
 except ImportError as error:
-    raise ImportError('a model hub needs huggingface_hub: pip install "crumb-avalanche[hub]"') from error
+    raise ImportError('a model hub needs huggingface_hub: pip install -e ".[hub]"') from error
 
 from crumb_avalanche.learner.file import write_learner
 from crumb_avalanche.learner.learner import Learner

@@ -167,7 +167,7 @@ async def run(bridge: Bridge, topics: Sequence[str], host: str, port: int, **how
     try:
         import aiomqtt
     except ImportError as error:
-        raise ImportError('a broker needs aiomqtt: pip install "crumb-avalanche[mqtt]"') from error
+        raise ImportError('a broker needs aiomqtt: pip install -e ".[mqtt]"') from error
     name, reached, status = bridge.name, False, f"{bridge.name}/status"
     while True:
         try:

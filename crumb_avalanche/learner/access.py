@@ -106,7 +106,7 @@ def print_qr_code(address: str) -> None:
 
 def needed(error: ImportError) -> ImportError:
     """Return the error that says how to install a module of the extra ``serve``."""
-    return ImportError(f'the server needs {error.name}: pip install "crumb-avalanche[serve]"')
+    return ImportError(f'the server needs {error.name}: pip install -e ".[serve]"')
 
 
 def _is_private(file: Path) -> bool:

@@ -145,7 +145,7 @@ def _load() -> tuple[Any, Any]:
         import onnx
         import onnxruntime
     except ImportError as error:
-        cure = "pip install 'crumb-avalanche[onnx]'"
+        cure = 'pip install -e ".[onnx]"'
         raise ImportError(f"the export to ONNX needs onnx and onnxruntime: {cure}") from error
     return onnx, onnxruntime
 

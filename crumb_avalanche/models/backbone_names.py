@@ -54,7 +54,7 @@ def import_timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ImportError(f"{PREFIX}NAME needs timm: pip install 'crumb-avalanche[timm]'") from error
+        raise ImportError(f'{PREFIX}NAME needs timm: pip install -e ".[timm]"') from error
     return timm
 
 

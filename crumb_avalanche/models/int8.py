@@ -101,8 +101,7 @@ def refused(name: str, extras: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise RuntimeRefusedError(
-            f"runtime {name} is not installed ({error}): pip install 'crumb-avalanche[{extras}]', or give --runtime "
-            "torch"
+            f'runtime {name} is not installed ({error}): pip install -e ".[{extras}]", or give --runtime torch'
         ) from error
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]

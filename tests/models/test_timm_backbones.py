@@ -177,5 +177,5 @@ def test_timm_is_needed_for_its_networks_only(monkeypatch):
         assert not re.search(r"^(import|from) timm\b", path.read_text(), re.MULTILINE), path
     monkeypatch.setitem(sys.modules, "timm", None)
     split_backbone("small_cnn", None, n_classes=2, image_size=32)
-    with pytest.raises(ImportError, match=re.escape("pip install 'crumb-avalanche[timm]'")):
+    with pytest.raises(ImportError, match=re.escape('pip install -e ".[timm]"')):
         split_backbone("timm:resnet34", None, n_classes=2)
