@@ -69,7 +69,7 @@ def serve(weights_file, tmp_path):
 
 def get(address, token, context=None):
     request = urllib.request.Request(address, headers={"X-Crumb-Token": token})
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
         return json.load(answer)
 
 
@@ -79,7 +79,7 @@ def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
     assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
     assert "is being changed by another process" in capsys.readouterr().err
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(120) == 130
     assert Learner.load(tmp_path / "mine.safetensors").classes == []
     assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
     kept = tmp_path / "mine.safetensors.token"
@@ -155,7 +155,7 @@ def test_https_with_a_certificate_until_terminated(serve, tmp_path, given):
     context = ssl.create_default_context(cafile=certificate)
     assert get(f"{address}/classes", token, context)["classes"] == []
     process.terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM and not list(tmp_path.glob(".*.lock"))
+    assert process.wait(120) == 128 + signal.SIGTERM and not list(tmp_path.glob(".*.lock"))
 
 
 @pytest.mark.parametrize(
