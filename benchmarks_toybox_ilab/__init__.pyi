@@ -15,6 +15,7 @@ from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames as CORe50Frames
 from benchmarks_toybox_ilab.datasets.eth80 import ETH80 as ETH80
 from benchmarks_toybox_ilab.datasets.eth80 import ETH80Frames as ETH80Frames
 from benchmarks_toybox_ilab.datasets.host_streams import frames_of as frames_of
+from benchmarks_toybox_ilab.datasets.host_streams import from_capymoa as from_capymoa
 from benchmarks_toybox_ilab.datasets.icub import ICub as ICub
 from benchmarks_toybox_ilab.datasets.icub import ICubFrames as ICubFrames
 from benchmarks_toybox_ilab.datasets.ilab import ILab as ILab

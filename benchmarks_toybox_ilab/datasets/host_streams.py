@@ -1,4 +1,4 @@
-"""Avalanche's own streams of images as tables: any benchmark object, and its generators by name.
+"""Avalanche's own streams of images as tables, its generators by name, and scenarios of CapyMOA for Avalanche.
 
 The name of a benchmark is `avalanche:GENERATOR`, or with arguments `avalanche:CORe50:scenario=nc,mini=true`.
 """
@@ -72,6 +72,26 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
             for item, label in enumerate(data.targets):
                 frames.append(Frame(f"{split}/{number}/{item}", str(int(label)), "", str(number), item, split))
     return FrameTable(frames, reader=HostImages(name, datasets), name=name)
+
+
+def from_capymoa(scenario: Any) -> Any:
+    """The Avalanche benchmark of a scenario of CapyMOA; an experience is a task, in the scenario's order.
+
+    Items stay as they are, such as the features `(768,)` of `SplitCIFAR100ViT()`; a scenario of images gives a table by
+    `frames_of`. Each item is read once, for its label.
+
+    Args:
+        scenario: Has `train_tasks` and `test_tasks`, lists of data sets of items and labels.
+    """
+    from avalanche.benchmarks import dataset_benchmark
+    from torch.utils.data import Subset
+
+    def labelled(task):
+        items = Subset(task, range(len(task)))
+        items.targets = [int(label) for _, label in task]
+        return items
+
+    return dataset_benchmark(*(list(map(labelled, tasks)) for tasks in (scenario.train_tasks, scenario.test_tasks)))
 
 
 def host_benchmark(name: str) -> Benchmark:

@@ -1,12 +1,14 @@
 """Avalanche's own benchmarks as tables and back, and as benchmarks of a run by name."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from avalanche.benchmarks import classic, nc_benchmark
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from torchvision.transforms import Normalize
 
-from benchmarks_toybox_ilab import BadFrameError, frames_of, get_benchmark, make_benchmark
+from benchmarks_toybox_ilab import BadFrameError, frames_of, from_capymoa, get_benchmark, make_benchmark
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 
 
@@ -41,6 +43,24 @@ def test_tensors_that_are_no_images():
     data.targets = [*range(6)]
     with pytest.raises(BadFrameError, match="not within 0 and 1; make the stream avalanche without Normalize"):
         frames_of(nc_benchmark(data, data, 3, False)).read(0)
+
+
+@pytest.mark.parametrize("shape", [(768,), (3, 8, 8)], ids=["features", "images"])
+def test_a_scenario_of_capymoa(shape):
+    labels = torch.arange(6).repeat(4)
+    data = TensorDataset(torch.rand(24, *shape), labels)
+    order = [[2, 5], [0, 1], [3, 4]]  # as its partition_by_schedule makes tasks: subsets, or tensors when preloaded
+    rows = [[row for row in range(24) if int(labels[row]) in classes] for classes in order]
+    tests = [TensorDataset(*data[task[:4]]) for task in rows]
+    theirs = SimpleNamespace(train_tasks=[Subset(data, task) for task in rows], test_tasks=tests)
+    benchmark = from_capymoa(theirs)
+    assert [set(one.classes_in_this_experience) for one in benchmark.train_stream] == list(map(set, order))
+    for stream, tasks in ((benchmark.train_stream, theirs.train_tasks), (benchmark.test_stream, tests)):
+        for experience, task in zip(stream, tasks, strict=True):
+            items = [(item, label) for item, label, _ in experience.dataset]
+            assert all(torch.equal(x, item) and y == label for (x, y), (item, label) in zip(task, items, strict=True))
+    if shape != (768,):
+        assert frames_of(benchmark).counts()["5"] == {"train": 4, "test": 2}
 
 
 def test_a_run_on_a_stream_of_avalanche(monkeypatch, crumb, tiny, tmp_path):
