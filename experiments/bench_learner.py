@@ -37,7 +37,7 @@ from support.memory import resident
 
 from benchmarks_toybox_ilab.tables.text import safe_output
 from crumb_avalanche.learner.learner import LOOKS, Learner
-from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
+from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
 
 CLASSES = 20

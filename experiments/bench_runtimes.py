@@ -5,11 +5,10 @@
 Images per second, pixels to maps, with random weights; with --json, one object:
   {network: {batch: {runtime: images per second}, "auto_over_eager": {batch: ratio}}}
 ``eager`` is F in channels-last order in parts of 8 images, normalisation included, as the library ran it before it had
-runtimes. ``auto`` is what --runtime auto chooses here in a trial of its own. The ranges of int8 are those of noise.
+runtimes. ``auto`` is what --runtime auto chooses here.
 """
 
 import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 
@@ -49,7 +48,7 @@ def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor],
     for name in names:
         own = SplitModel(model.feature_extractor, model.plastic_layers, model.head).eval()
         try:
-            notes.append(f"  {name}: {use_runtime(own, name, [noise(8)]).described}")
+            notes.append(f"  {name}: {use_runtime(own, name).described}")
         except RuntimeRefusedError as error:
             notes.append(f"  {name} is left out: {error}")
         else:
@@ -68,20 +67,18 @@ def main() -> None:
     os.environ.pop("CRUMB_RUNTIME", None)
     figures: dict[str, dict] = {}
     lines = []
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # a trial of its own, not one of an earlier, perhaps busy hour
-        for network in options.networks:
-            functions, notes = opened(network, names)
-            lines += [network, *notes]
-            speeds, ratios = {}, {}
-            for batch in options.batches:
-                calls = {name: partial(function, noise(batch)) for name, function in functions.items()}
-                found = fastest(calls, options.repeats, clock_of(options))
-                speeds[batch] = {name: batch / seconds for name, seconds in found.items()}
-                ratios[batch] = speeds[batch]["auto"] / speeds[batch]["eager"]
-                row = "  ".join(f"{name} {speed:.0f}" for name, speed in speeds[batch].items())
-                lines.append(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}")
-            figures[network] = {**speeds, "auto_over_eager": ratios}
+    for network in options.networks:
+        functions, notes = opened(network, names)
+        lines += [network, *notes]
+        speeds, ratios = {}, {}
+        for batch in options.batches:
+            calls = {name: partial(function, noise(batch)) for name, function in functions.items()}
+            found = fastest(calls, options.repeats, clock_of(options))
+            speeds[batch] = {name: batch / seconds for name, seconds in found.items()}
+            ratios[batch] = speeds[batch]["auto"] / speeds[batch]["eager"]
+            row = "  ".join(f"{name} {speed:.0f}" for name, speed in speeds[batch].items())
+            lines.append(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}")
+        figures[network] = {**speeds, "auto_over_eager": ratios}
     report(options, figures, lines)
 
 

@@ -8,7 +8,7 @@ from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbone_names import PREFIX, full_name, published_by, source_of
 from crumb_avalanche.models.backbones import BACKBONES, split_backbone, usual_codebook_dim
-from crumb_avalanche.models.engines import IMAGES_AT_A_TIME
+from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.weights import published_file
 from crumb_avalanche.runs.command_settings import BackbonesSettings

@@ -50,8 +50,6 @@ def main(settings: TeachSettings) -> None:
         lean = settings.without_weights
         if lean is None:
             lean = path.exists() and not holds_weights(path)
-        if settings.runtime == "int8":
-            learner.use_runtime("int8", settings.source or settings.nothing)
         start_runtime(learner, settings.runtime, settings.source or settings.nothing)
         learner.keep_pictures = settings.keep_pictures
         with progress_bar(None, "learning", show=settings.progress) as bar:

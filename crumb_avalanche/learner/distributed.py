@@ -245,13 +245,13 @@ def _network(task: Task, sent: tuple[dict[str, Any], dict[str, Tensor]]) -> Froz
     key = header["weights_sha256"], str(header["arguments"]), task.runtime
     if key not in _networks:
         network = FrozenNetwork.of_state(header, state)
-        found = open_runtime(network.model, task.runtime.name, task.runtime.calibration)
+        found = open_runtime(network.model, task.runtime.name)
         if str(found) != str(task.runtime):
             raise RuntimeRefusedError(
                 f"a worker has runtime {found}, but the lesson began with {task.runtime}: install the same version on "
                 "all nodes, or give --runtime torch"
             )
-        network.model.runtime = replace(found, images_at_a_time=task.runtime.images_at_a_time)
+        network.model.runtime = found
         _networks.clear()
         _networks[key] = network
     return _networks[key]

@@ -94,7 +94,7 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
         ImportError: onnx or onnxruntime is not installed.
         LearnerError: the learner can only be asked.
         NothingTaughtError: nothing was taught.
-        ExportError: the learner learns by replay or in int8, its method has an operation that ONNX lacks, or the graph
+        ExportError: the learner learns by replay, its method has an operation that ONNX lacks, or the graph
             answers otherwise than the learner; no file is written, and an existing one is unchanged.
     """
     _, onnxruntime = _load()
@@ -105,10 +105,6 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
         if learner.method in REPLAY:
             raise ExportError(
                 f"a learner by replay ({learner.method}) cannot be exported; those in closed form can, such as rda"
-            )
-        if learner.runtime.calibration is not None:
-            raise ExportError(
-                "a learner in int8 cannot be exported, as the graph is in float32: teach a new one with --runtime auto"
             )
         if learner.network.interpolation not in FILTERS:
             raise ExportError(

@@ -222,7 +222,6 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "looks": [1.0],
             "lessons": [lesson],
             "stored": [],
-            "int8": state.get("int8"),
             "history": {"before": None, "kept": []},
             "pictures": [None],
             "names": [str(counts[label]["name"]) if label in counts else None for label in labels],

@@ -25,7 +25,6 @@ from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
-from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_file import digest_of
 
@@ -329,8 +328,8 @@ class Learner(Predictor):
         Raises:
             TypeError: the other is no learner.
             DoubtfulNameError: a class of the other has nearly the name of one of this, and ``new_class`` is false.
-            ValueError: the other is this one or holds one of its lessons, or has another method, network or image size,
-                or one of them another calibration of int8; or the classes of both do not fit into the budget.
+            ValueError: the other is this one or holds one of its lessons, or has another method, network or image size;
+                or the classes of both do not fit into the budget.
         """
         if not isinstance(other, Learner):
             raise TypeError(f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)")
@@ -362,7 +361,6 @@ class Learner(Predictor):
             "budget_bytes": self.budget_bytes,
             "features": self.features,
             "looks": list(self.looks),
-            "int8": None if self.runtime.calibration is None else self.runtime.calibration.state_dict(),
             "lessons": [lesson.state_dict() for lesson in self.lessons],
             "history": self._history.state_dict(),
             "pictures": [lesson.picture_state() for lesson in self.lessons],
@@ -426,7 +424,6 @@ class Learner(Predictor):
 
         Raises:
             LearnerError: the file is absent, damaged, of a newer version, or needs weights.
-            RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
         """
         path = path_of(path)
         digest = digest_of(path)
@@ -445,6 +442,5 @@ class Learner(Predictor):
             learner._history = History.of_state(learner._history.room, lessons, state["history"], empty)
         except (RuntimeError, ValueError) as error:
             raise LearnerError(f"{path} {DAMAGED} ({str(error).splitlines()[0]})") from error
-        restore(network.model, state["int8"], [lesson.runtime for lesson in lessons])
         learner._files[os.path.realpath(path)] = digest
         return learner

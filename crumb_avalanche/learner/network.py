@@ -129,12 +129,6 @@ class FrozenNetwork:
                 f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
                 "be merged: teach one of them again with the network of the other"
             )
-        calibrations = [one.model.runtime.calibration for one in (self, other)]
-        if len({one and one.key for one in calibrations}) > 1:
-            raise NetworkError(
-                f"a learner of runtime {other.model.runtime} cannot be merged into one of {self.model.runtime}, whose "
-                "features differ by percents: teach its images to this one"
-            )
 
     @property
     def bytes(self) -> int:

@@ -22,10 +22,9 @@ from crumb_avalanche.learner.lesson import Lesson, values_of
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_array, sample
+from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_array
 from crumb_avalanche.learner.watch import Smoothed, Watched, frames_of
-from crumb_avalanche.models.engines import TORCH
-from crumb_avalanche.models.runtimes import Runtime, RuntimeRefusedError, use_runtime
+from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 
@@ -62,35 +61,22 @@ class Predictor:
         """The runtime in use."""
         return self.network.model.runtime
 
-    def use_runtime(self, name: str, source: Any = None) -> Runtime:
+    def use_runtime(self, name: str) -> Runtime:
         """Let a runtime run the frozen layers from now on, and return it.
 
-        By default it is the fastest, from the first lesson or the second answer on. Features differ in the last digits;
-        those of ``int8`` by percents, so it is for a learner without lessons, which keeps it for good. Each lesson
-        records the runtime that it was learned with. Methods that replay images train with torch alone.
+        By default it is ``auto``, from the first lesson or the second answer on. Features differ in the last digits.
+        Each lesson records the runtime that it was learned with. Methods that replay images train with torch alone.
 
         Args:
-            name: ``auto`` for the fastest of a short trial, or one of ``models.runtimes.RUNTIMES``.
-            source: for ``int8``: images as for ``teach`` to measure ranges on, of which up to 64 are taken.
+            name: ``auto``, or one of ``models.runtimes.RUNTIMES``; see ``models.runtimes.use_runtime``.
 
         Raises:
             RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
         """
         self._runtime_chosen = True
-        replay, model = getattr(self._classifier, "replay", None), self.network.model
+        replay = getattr(self._classifier, "replay", None)
         with self._lock:
-            if self.runtime.calibration is not None:
-                source = None
-            elif name == "int8" and (replay or self.lessons):
-                why = f"a learner by replay ({self.method})"
-                if not replay:
-                    why = f"one that learned with {self.lessons[-1].runtime}"
-                raise RuntimeRefusedError(
-                    f"runtime int8 is for a new learner of method {', '.join(CLOSED_FORMS)}, not for {why}: teach a "
-                    "new one with --runtime int8, or give another --runtime"
-                )
-            images = None if source is None else sample(source, model.image_size, model.interpolation)
-            return use_runtime(model, "torch" if replay and replay.images else name, images)
+            return use_runtime(self.network.model, "torch" if replay and replay.images else name)
 
     @property
     def lessons(self) -> list[Lesson]:

@@ -24,7 +24,6 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.int8 import restore
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
 from crumb_avalanche.system.schema import shown
@@ -124,8 +123,6 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
         raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
     model, full = strategy.model, header.keep == "full"
     state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
-    if model.runtime.calibration is not None:
-        state["int8"] = model.runtime.calibration.state_dict()
     if full:
         state["rng"] = get_rng_state()
     filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=now())
@@ -149,7 +146,6 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
 
     Raises:
         LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
-        RuntimeRefusedError: it was learned in int8, and cannot be run so; see ``int8.restore``.
     """
     path = Path(path)
     try:
@@ -174,7 +170,6 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
         raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
     if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
         raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
-    restore(strategy.model, state.get("int8"), [header.versions.get("runtime", "")])
     if "rng" in state:
         try:
             set_rng_state(state["rng"])

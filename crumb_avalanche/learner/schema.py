@@ -190,7 +190,6 @@ REPLAYED = {
 # Of what was learned, also before the last lessons.
 STATISTICS = ("statistics", "confidence", "look_losses", "nothing", "replay")
 PICTURE = Array(torch.uint8, "bytes")
-INT8 = {"graph": Array(torch.uint8, "bytes"), "means": Array(torch.float32, "channels"), "difference": Real(0, 1)}
 
 
 def check_header(header: dict[str, Any]) -> None:
@@ -237,7 +236,6 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     """
     check_header(header)
     rest = {
-        "int8": maybe(INT8),
         "network": maybe(WEIGHTS),
         "pictures": Each(maybe(Anything(torch.Tensor))),
         "history": {"before": Anything(), "kept": Each(Anything(), most=len(header["lessons"]))},

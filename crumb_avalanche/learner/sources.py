@@ -10,7 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -379,28 +379,3 @@ def pixels_image(pixels: Any) -> Image.Image:
         pixels = np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
     image = Image.fromarray(np.ascontiguousarray(pixels))
     return on_background(image) if image.mode == "RGBA" else image
-
-
-def sample(source: Any, image_size: int, interpolation: str, count: int = 64) -> "Iterator[torch.Tensor]":
-    """Yield batches of at most ``count`` images, of a path evenly spread over its clips and their photos.
-
-    Of other sources the first images are taken. Files that cannot be read are left out, and reported where they are
-    learned.
-    """
-    from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
-
-    def spread(items: Sequence[Any], count: int) -> list[Any]:
-        return [items[place] for place in np.unique(np.linspace(0, len(items) - 1, count).astype(int))]
-
-    each = count
-    how: Any = {"on_bad": "skip", "report": [].append}
-    if isinstance(source, str | os.PathLike):
-        files = spread(list(files_of(source, **how)), count)
-        each = count // len(files)
-        clips = opened([replace(clip, files=tuple(spread(clip.files, each))) for clip in files], **how)
-    else:
-        clips = clips_of(source, **how)
-    frames = chain.from_iterable(islice(clip.frames, each) for clip in clips)
-    return (
-        pixels for _, pixels in batches(islice(frames, count), AT_A_TIME, PixelTransform(image_size, interpolation))
-    )

@@ -54,29 +54,28 @@ def warn_where_bf16_is_slow(device: torch.device) -> None:
         )
 
 
-# Most maps that P takes at a time on a CPU. They fit its caches: a third faster than batches of 128.
-MAPS_AT_A_TIME = 24
+# Most images that F, and most maps that P, takes at a time on a CPU. They fit its caches: a third faster than large
+# batches. Convolutions treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
+IMAGES_AT_A_TIME, MAPS_AT_A_TIME = 8, 24
 
 
 def extract_in_parts(
     extract: Callable[[Tensor], Tensor],
     images: Tensor,
-    at_a_time: int,
     same_alone: dict[tuple, bool],
     circumstances: tuple,
 ) -> Tensor:
     """Compute ``(B, C, H, W)`` maps of images on a CPU, without gradients; an image has the same bits in any batch.
 
     Args:
-        extract: computes maps; treats each image of a batch of 2 to ``at_a_time`` alike.
+        extract: computes maps; treats each image of a batch of 2 to ``IMAGES_AT_A_TIME`` alike.
         images: ``(B, 3, h, w)``.
-        at_a_time: most images of a call.
         same_alone: whether a single image gets the same bits as in a pair, by shape and circumstances; filled here.
         circumstances: what else the bits depend on.
     """
     with torch.inference_mode():
         parts = []
-        for some in images.split(at_a_time):
+        for some in images.split(IMAGES_AT_A_TIME):
             if len(some) != 1 or _is_same_alone(extract, some.shape[1:], same_alone, circumstances):
                 parts.append(extract(some))
             else:

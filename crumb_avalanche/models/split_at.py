@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from crumb_avalanche.models.codebook import Codebook, check_codebook
-from crumb_avalanche.models.engines import TORCH
 from crumb_avalanche.models.layers import Layout
+from crumb_avalanche.models.runtimes import TORCH
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 

@@ -7,7 +7,6 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.codebook import Codebook, check_codebook
-from crumb_avalanche.models.engines import TORCH, Runtime, compiled
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
     ForwardRecord,
@@ -29,8 +27,8 @@ from crumb_avalanche.models.extraction import (
     warn_where_bf16_is_slow,
     without_autocast,
 )
-from crumb_avalanche.models.int8 import open_int8
 from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
+from crumb_avalanche.models.runtimes import TORCH, Runtime, compiled
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
@@ -77,7 +75,7 @@ class SplitModel(nn.Module):
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
         normalization_set: whether ``set_normalization`` was called.
-        runtime: what runs F (see ``use_runtime``); torch in copies of the model, except for int8.
+        runtime: what runs F (see ``use_runtime``); torch in copies of the model.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or ``None``.
         interpolation: Pillow's filter that images are resized with, in lower case.
@@ -159,13 +157,7 @@ class SplitModel(nn.Module):
         return self
 
     def __getstate__(self):
-        runtime = TORCH if self.runtime.calibration is None else replace(self.runtime, run=None)
-        return {**self.__dict__, "runtime": runtime, "_map_hooks": OrderedDict()}
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if self.runtime.calibration is not None:
-            self.runtime = open_int8(self, self.runtime.calibration)
+        return {**self.__dict__, "runtime": TORCH, "_map_hooks": OrderedDict()}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -279,8 +271,7 @@ class SplitModel(nn.Module):
             if images.device.type != "cpu":
                 return self._extract(images)
             circumstances = self.precision, torch.get_num_threads(), str(self.runtime)
-            at_a_time = self.runtime.images_at_a_time
-            return extract_in_parts(self._extract, images, at_a_time, self._same_alone, circumstances)
+            return extract_in_parts(self._extract, images, self._same_alone, circumstances)
 
     def _extract(self, images: Tensor) -> Tensor:
         images = self.normalized(images)

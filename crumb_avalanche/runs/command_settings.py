@@ -24,7 +24,7 @@ from crumb_avalanche.system.setting_ranges import (
 )
 
 # auto: the fastest that is installed; see models.runtimes.
-RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime", "int8"]
+RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
 
 @dataclass
@@ -194,8 +194,8 @@ class NewLearnerSettings(InRange):
         cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
         image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
-        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
-            one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
+            is installed.
         threads: CPU threads; 0 takes one per core.
         looks: of a new learner: sides of the central squares that it looks at, in units of an image's side, such as 1
             for whole images, or 0.75,0.5 for two; 0.6 by default. Each takes the time of an image.
@@ -266,8 +266,8 @@ class PredictSettings(InRange):
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
-        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, auto for the faster
-            one of torch and onnxruntime in a short trial, or int8 for a new MODEL, which keeps it.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
+            is installed.
         threads: CPU threads; 0 takes one per core.
     """
 

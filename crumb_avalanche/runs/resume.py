@@ -72,10 +72,10 @@ class Resume:
     def attach(self, strategy: StreamStrategy) -> None:
         """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
         now, found = str(strategy.model.runtime), self.found
-        if found and strategy.model.runtime.name in ("onnxruntime", "int8") and now != self.runtime:
+        if found and strategy.model.runtime.name == "onnxruntime" and now != self.runtime:
             raise ValueError(
                 f"the run began with runtime {self.runtime}, but this one is {now}, whose maps differ: install "
-                "the version of the former (int8: and use its machine), or start over with --overwrite true"
+                "the version of the former, or start over with --overwrite true"
             )
         if self.settings.overwrite:
             self.files.clear()

@@ -9,7 +9,7 @@ from typing import Any
 
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.calibration import calibrate, some_of
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -80,11 +80,11 @@ class Session:
         model.set_precision(plan.precision)
         start = time.perf_counter()
         first = stream.benchmark.train_stream[0]
-        with named_frames(SimpleNamespace(experience=first)):
-            if not plan.pretrained:
+        if not plan.pretrained:
+            with named_frames(SimpleNamespace(experience=first)):
                 calibrate(model, first.dataset, plan.codebook_init, plan.run)
-            seconds = time.perf_counter() - start
-            plan = replace(plan, runtime=use_runtime(model, plan.runtime, some_of(first.dataset)).name)
+        seconds = time.perf_counter() - start
+        plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
         if learner:
             plan = replace(plan, capacity=capacity_of(plan, entry, model))
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)

@@ -122,8 +122,8 @@ class RunSettings(InRange):
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
-        runtime: what runs F: torch; compiled (takes half a minute once); onnxruntime; auto for the faster one of torch
-            and onnxruntime in a short trial; maps differ in the last digits. Or int8, whose maps differ by percents.
+        runtime: what runs F: torch; compiled (takes half a minute once); onnxruntime; auto for onnxruntime where it is
+            installed. Maps differ in the last digits.
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
         keep_learner: content of learner.safetensors in the output folder: full to train on, answers to predict only;
@@ -180,7 +180,7 @@ class RunSettings(InRange):
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
-    runtime: Literal["auto", "torch", "compiled", "onnxruntime", "int8"] = "torch"
+    runtime: Literal["auto", "torch", "compiled", "onnxruntime"] = "torch"
     workers: Workers = 0
     overwrite: bool = False
     keep_learner: Literal["full", "answers", "none"] = "full"

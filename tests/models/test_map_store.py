@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from crumb_avalanche.models.engines import Runtime
 from torch.utils.data import DataLoader, TensorDataset
 
-from crumb_avalanche.models.engines import Runtime
 from crumb_avalanche.models.map_store import FeatureCacheError, FeatureMemo, MapStore
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.split_at import split_at
