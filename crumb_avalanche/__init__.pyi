@@ -3,6 +3,9 @@
 from crumb_avalanche.connect.hub import from_pretrained as from_pretrained
 from crumb_avalanche.connect.hub import push_to_hub as push_to_hub
 from crumb_avalanche.learner.learner import Learner as Learner
+from crumb_avalanche.memory.buffers import CodeBuffer as CodeBuffer
+from crumb_avalanche.memory.buffers import ImageBuffer as ImageBuffer
+from crumb_avalanche.memory.buffers import MapBuffer as MapBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir as ClassBalancedReservoir
 from crumb_avalanche.memory.selection import EveryJth as EveryJth
 from crumb_avalanche.memory.selection import ReferenceRule as ReferenceRule
@@ -15,7 +18,6 @@ from crumb_avalanche.models.networks import SmallCNN as SmallCNN
 from crumb_avalanche.models.split_at import split_at as split_at
 from crumb_avalanche.models.split_model import SplitModel as SplitModel
 from crumb_avalanche.models.weights import load_weights as load_weights
-from crumb_avalanche.training.avalanche_fixes import PatchedAGEM as PatchedAGEM
 from crumb_avalanche.training.avalanche_fixes import patched_dill as patched_dill
 from crumb_avalanche.training.crumb import CRUMBPlugin as CRUMBPlugin
 from crumb_avalanche.training.crumb import CRUMBStrategy as CRUMBStrategy
@@ -26,9 +28,6 @@ from crumb_avalanche.training.plugins import DivergenceGuard as DivergenceGuard
 from crumb_avalanche.training.plugins import EpochSchedule as EpochSchedule
 from crumb_avalanche.training.plugins import SeenClassesPlugin as SeenClassesPlugin
 from crumb_avalanche.training.pretraining import pretrain as pretrain
-from crumb_avalanche.training.storage_policies import CodeBuffer as CodeBuffer
-from crumb_avalanche.training.storage_policies import ImageBuffer as ImageBuffer
-from crumb_avalanche.training.storage_policies import MapBuffer as MapBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy as StreamStrategy
 
 __version__: str

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from crumb_avalanche.memory.buffers import MapMemory
+from crumb_avalanche.memory.buffers import MapBuffer
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.models.backbones import usual_codebook_dim
 from crumb_avalanche.models.codebook import Codebook
@@ -21,13 +21,13 @@ FROZEN = "feature_extractor."
 REMEMBERED_MAPS = 128  # of images that are replayed, in memory only
 
 
-class HeldRows(MapMemory):
+class HeldRows(MapBuffer):
     """Memories between two pieces: rows of any kind; rows of its own are float16 maps without the feature scale."""
 
     @staticmethod
     def item_bytes(model):
         """Return the bytes of a map, without its label."""
-        return MapMemory.item_bytes(model) // 2
+        return MapBuffer.item_bytes(model) // 2
 
     def to_rows(self, batch, positions, model):
         """Turn some maps of a batch into rows."""

@@ -20,11 +20,8 @@ from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
     AnyOf,
-    Anything,
     Array,
     Each,
-    Flag,
-    Null,
     Plain,
     Real,
     Table,
@@ -68,8 +65,8 @@ THREE = Each(Real(-100, 100), 3)
 NETWORK = {
     "name": Text(),
     "image_size": Whole(1, 4096),
-    "cut_layer?": AnyOf((Null(), Text(), Whole(0, 1000))),
-    "relu_logits?": Flag(),
+    "cut_layer?": AnyOf((None, Text(), Whole(0, 1000))),
+    "relu_logits?": bool,
     "head_kernel?": Whole(1, 3),
     "preprocessing?": {"size": Whole(1, 4096), "interpolation": FILTER, "mean": THREE, "std": THREE},
 }
@@ -95,7 +92,7 @@ KEPT = {
     "features": Array(torch.float32, "rows", "columns"),
 }
 FEATURES = {
-    **dict.fromkeys(("maps", "deviations", "equal_lengths"), Flag()),
+    **dict.fromkeys(("maps", "deviations", "equal_lengths"), bool),
     "power": Real(1e-3, 1),
     "cells": Whole(1, 8),
     "inner": Real(0.1, 1),
@@ -110,7 +107,7 @@ HEADER = {
     "classes": Each(maybe({"name": NAME, "images": IMAGES}), "classes"),  # by number; nothing where one was forgotten
     "lessons": Each(LESSON),
     "stored": Each(Text(), most=10),
-    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": SHA256, "included": Flag()},
+    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": SHA256, "included": bool},
     "versions": VERSIONS,
     "written": Text(40),
 }
@@ -124,7 +121,7 @@ RUN = {
     "network": {**NETWORK, "n_classes": Whole(1, LIMITS["classes"])},
     "codebook": maybe(Each(Whole(1, 2**15), 2)),
     "precision": Text(among=("fp32", "bf16")),
-    "evaluate_quantized": Flag(),
+    "evaluate_quantized": bool,
     "transform": {"size?": Whole(1, 4096), "interpolation?": FILTER, "mean?": THREE, "std?": THREE},
     "classes": Each({"label": Whole(0, LIMITS["classes"] - 1), "name": Text(), "images": IMAGES}),
     "lessons": Each(Plain()),
@@ -146,7 +143,7 @@ SETTINGS = {
     "shrinkage": Real(0, 1e9),
     "total_directions": maybe(Whole(0, 10**12)),
 }
-PLAIN = AnyOf((Null(), Flag(), Text(40), Whole(0, 10**6), Real(-1e9, 1e9)))
+PLAIN = AnyOf((None, bool, Text(40), Whole(0, 10**6), Real(-1e9, 1e9)))
 NUMBERS = Array((*FLOATS, torch.int32, torch.int8), ...)
 COUNTS = Array(torch.int32, ..., low=0)
 CONFIDENCE = {
@@ -237,10 +234,10 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     check_header(header)
     rest = {
         "network": maybe(WEIGHTS),
-        "pictures": Each(maybe(Anything(torch.Tensor))),
-        "history": {"before": Anything(), "kept": Each(Anything(), most=len(header["lessons"]))},
+        "pictures": Each(maybe(torch.Tensor)),
+        "history": {"before": object, "kept": Each(object, most=len(header["lessons"]))},
     }
-    check(dict.fromkeys((*STATISTICS[:-1], "replay?"), Anything()) | rest, state)
+    check(dict.fromkeys((*STATISTICS[:-1], "replay?"), object) | rest, state)
     method = header["method"]
     names = [one and one["name"] for one in header["classes"]]
     images = [one["images"] if one else 0 for one in header["classes"]]

@@ -1,6 +1,7 @@
 """Replay buffers as plain tensors: codes, raw images, raw feature maps.
 
-A buffer writes into one tensor allocated once, so the bytes that the ledger reports are the bytes held.
+They are storage policies of the plugins of this package. A buffer writes into one tensor allocated once, so the bytes
+that the ledger reports are the bytes held.
 """
 
 from abc import ABC, abstractmethod
@@ -86,6 +87,9 @@ class MemoryBuffer(ABC):
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def __bool__(self) -> bool:  # ``if storage_policy`` asks whether there is a buffer
+        return True
 
     @property
     def classes(self) -> list[int]:
@@ -230,7 +234,7 @@ class MemoryBuffer(ABC):
                 self.rows[slots] = 0
 
 
-class CodeMemory(MemoryBuffer):
+class CodeBuffer(MemoryBuffer):
     """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16)."""
 
     @staticmethod
@@ -252,7 +256,7 @@ class CodeMemory(MemoryBuffer):
         return model.codebook.decode(codes.view(-1, height, width, groups).permute(0, 3, 1, 2))
 
 
-class ImageMemory(MemoryBuffer):
+class ImageBuffer(MemoryBuffer):
     """Raw images as ``uint8`` pixels, ``3 * h * w`` bytes each (150,528 at 224 pixels); F runs again at replay."""
 
     extracts = True
@@ -274,7 +278,7 @@ class ImageMemory(MemoryBuffer):
         return maps[inverse], labels[inverse.to(labels.device)]
 
 
-class MapMemory(MemoryBuffer):
+class MapBuffer(MemoryBuffer):
     """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13)."""
 
     @staticmethod

@@ -13,6 +13,7 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import (
     HerdedFrames,
@@ -26,7 +27,6 @@ from crumb_avalanche.methods.replay import (
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, memory_strategy, trim
@@ -15,7 +16,6 @@ from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, P
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 _SMALLEST_ALPHA = 0.01
@@ -166,7 +166,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     kept, answering = ("_old", "old_network"), ("alpha", "beta")
 
-    def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
+    def __init__(self, storage_policy: MemoryBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
         super().__init__(storage_policy)
         self.old_network = old_network
         self.settings = settings

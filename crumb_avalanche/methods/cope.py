@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
+from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.registry import Recipe, register
@@ -18,7 +19,6 @@ from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimat
 from crumb_avalanche.system.setting_ranges import InRange, Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -90,7 +90,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     answering = ("prototypes",)
 
-    def __init__(self, storage_policy: CompactBuffer, settings: CoPESettings, n_classes: int, length: int):
+    def __init__(self, storage_policy: MemoryBuffer, settings: CoPESettings, n_classes: int, length: int):
         super().__init__(storage_policy)
         self.settings = settings
         self.prototypes = torch.zeros(n_classes, length)

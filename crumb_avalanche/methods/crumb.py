@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import RULES, SelectionRule
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.features import FeatureMoments
@@ -16,7 +17,6 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.replay_settings import ReplaySettings
-from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 NOTHING_TRAINED = dict(
@@ -164,7 +164,7 @@ def make_rule(name: str) -> SelectionRule:
 
 def replay_strategy(
     recipe: Recipe,
-    buffer: type[CompactBuffer],
+    buffer: type[MemoryBuffer],
     direct_weight: float,
     codebook_weight: float,
     kind: Callable[..., CRUMBStrategy] = CRUMBStrategy,

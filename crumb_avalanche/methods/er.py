@@ -5,10 +5,10 @@ Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019.
 
 from dataclasses import dataclass
 
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, RingBuffer, draw, memory_strategy
 from crumb_avalanche.system.setting_ranges import InRange, Number
-from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

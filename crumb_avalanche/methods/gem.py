@@ -10,13 +10,13 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights of gradients that repeat or

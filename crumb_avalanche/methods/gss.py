@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, normalize
 
+from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
@@ -16,7 +17,6 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, InRange
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # Cosine of the first memories, which have none to be compared with, in the authors' code.
@@ -142,7 +142,7 @@ class GSSPlugin(ImageMemoryPlugin):
     use one gradient of several memories.)
     """
 
-    def __init__(self, storage_policy: CompactBuffer, settings: GSSSettings):
+    def __init__(self, storage_policy: MemoryBuffer, settings: GSSSettings):
         super().__init__(storage_policy)
         self.settings = settings
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
 
+from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import (
     HerdedFrames,
@@ -18,7 +19,6 @@ from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
-from crumb_avalanche.training.storage_policies import CompactBuffer, ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -37,7 +37,7 @@ class ICaRLPlugin(HerdingPlugin):
 
     kept = ("_old", "old_network")
 
-    def __init__(self, storage_policy: CompactBuffer, old_network: OldNetwork):
+    def __init__(self, storage_policy: MemoryBuffer, old_network: OldNetwork):
         super().__init__(storage_policy)
         self.old_network = old_network
         self._old: list[int] = []

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crumb_avalanche.memory.buffers import MemoryBuffer
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.training.crumb import CRUMBStrategy
-from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -38,7 +38,7 @@ class MemoryRecallSettings(InRange):
         return channels if self.per_channel else channels * height * width
 
 
-class GaussianBuffer(CompactBuffer):
+class GaussianBuffer(MemoryBuffer):
     """One row a class: means, deviations, the lowest value and the number of images; ``4 * (2 * values + 2)`` bytes.
 
     Attributes:

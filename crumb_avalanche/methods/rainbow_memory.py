@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.er import ExperienceReplayPlugin
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ChosenFrames, held_slots, memory_strategy
@@ -18,7 +19,6 @@ from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, N
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.storage_policies import ImageBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

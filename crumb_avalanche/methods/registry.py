@@ -18,9 +18,9 @@ from crumb_avalanche.training.replay_settings import Replay
 if TYPE_CHECKING:
     import torch
 
+    from crumb_avalanche.memory.buffers import MemoryBuffer
     from crumb_avalanche.methods.closed_form import ClosedForm
     from crumb_avalanche.models.split_model import SplitModel
-    from crumb_avalanche.training.storage_policies import CompactBuffer
     from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -133,7 +133,7 @@ class Entry:
     stores: str
     build: "Callable[[Recipe], StreamStrategy]"
     settings: type = NoSettings
-    buffer: "type[CompactBuffer] | None" = None
+    buffer: "type[MemoryBuffer] | None" = None
     item_bytes: "Callable[[SplitModel, Any], int] | None" = None
     fixed_bytes: "Callable[[SplitModel, Any, int], int]" = field(default=lambda model, method, n_classes: 0)
     round_up: bool = False

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset
 
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.packing import pack, unpack
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
@@ -22,7 +22,6 @@ from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Large = Annotated[int, Range(1, NEVER)]
@@ -134,7 +133,7 @@ class EvictLargest(SelectionRule):
         return chosen
 
 
-class PQCodeBuffer(CompactBuffer):
+class PQCodeBuffer(MemoryBuffer):
     """Product-quantizer codes, one byte a code (5,408 for 512x13x13 at 32 sub-quantizers of 256)."""
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0, *, quantizer: ProductQuantizer):

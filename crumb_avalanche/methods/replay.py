@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.features import pooled_features
@@ -23,7 +23,6 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.storage_policies import CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -138,7 +137,7 @@ def herd(features: Tensor, count: int) -> list[int]:
     return chosen
 
 
-def held_slots(buffer: CompactBuffer) -> list[int]:
+def held_slots(buffer: MemoryBuffer) -> list[int]:
     """Return the slots that hold a memory, ascending."""
     return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
 
@@ -148,7 +147,7 @@ def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> 
     return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
 
 
-def draw(buffer: CompactBuffer, count: int) -> Tensor:
+def draw(buffer: MemoryBuffer, count: int) -> Tensor:
     """Draw ``(count,)`` int64 slots as ``draw_from`` does; none if nothing is stored."""
     held = held_slots(buffer)
     return draw_from(buffer.slots.random, held, count) if held else torch.empty(0, dtype=torch.int64)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crumb_avalanche.system.process import end_idle_threads, return_freed_memory
+from crumb_avalanche.system.process import return_freed_memory
 
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
@@ -95,9 +95,7 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     session = onnxruntime.InferenceSession(graph.getvalue(), options, providers=["CPUExecutionProvider"])
 
     def extract(images: Tensor) -> Tensor:
-        array = images.contiguous().numpy()
-        end_idle_threads()
-        maps = session.run(None, {"images": array})[0]
+        maps = session.run(None, {"images": images.contiguous().numpy()})[0]
         return torch.from_numpy(maps).clone(memory_format=torch.channels_last)
 
     return extract

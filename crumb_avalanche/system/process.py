@@ -5,10 +5,8 @@ Importing this file does not import torch, whose threads have settings to be mad
 
 import contextlib
 import ctypes
-import functools
 import os
 import random
-from collections.abc import Callable
 
 SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 
@@ -22,31 +20,6 @@ def limit_openmp_spin() -> None:
     """
     if not SPIN_SETTINGS & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
-
-
-def end_idle_threads() -> None:
-    """End the threads that torch keeps for the next operation of this Python thread; torch starts others then.
-
-    Without a limit they spin for milliseconds, on cores that the threads of an inference engine need. To end them takes
-    20 us, and to start others 50. Where the environment limits the spin they are kept.
-    """
-    import torch
-
-    if torch.get_num_threads() > 1:
-        _omp_pause()(1)  # omp_pause_soft: settings such as the number of threads stay
-
-
-@functools.cache
-def _omp_pause() -> Callable[[int], object]:
-    """Return omp_pause_resource_all of torch's OpenMP; a function that does nothing where there is none or no need."""
-    import torch
-
-    try:
-        if not SPIN_SETTINGS & os.environ.keys():
-            return ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
-    except (AttributeError, OSError):
-        pass
-    return lambda kind: None
 
 
 # From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;

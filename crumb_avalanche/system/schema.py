@@ -1,7 +1,8 @@
 """Check values that were read from a file, or will be written to one, against a declared schema.
 
 A schema is a tree of rules. A dictionary is the rule of a record, with a rule for each of its keys; a key that ends in
-``?`` may be absent. Sizes may have names: all lists and axes with the same name have the same length.
+``?`` may be absent. A type, such as ``bool``, stands for any value of it, and ``None`` for itself. Sizes may have
+names: all lists and axes with the same name have the same length.
 
 ::
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from crumb_avalanche.system.tensor_file import StateError
 
 Sizes = dict[str, int]
-Schema = Any  # a rule, or a dictionary of schemas
+Schema = Any  # a rule, a type, None, or a dictionary of schemas
 LARGEST = 1e30  # of a value in float32, whose products are finite in float64
 
 
@@ -71,7 +72,12 @@ class _Context:
 
 def _check(schema: Schema, value: Any, place: str, context: _Context) -> None:
     if not isinstance(schema, dict):
-        if (rule := schema.broken(value, place, context)) is not None:
+        if schema is None or isinstance(schema, type):
+            fits = value is None if schema is None else isinstance(value, schema)
+            rule = None if fits else "nothing" if schema is None else f"a {schema.__name__}"
+        else:
+            rule = schema.broken(value, place, context)
+        if rule is not None:
             raise StateError(f"{place or 'the value'} is {shown(value)}, but has to be {rule}")
         return
     if not isinstance(value, dict):
@@ -133,14 +139,6 @@ class Real(Rule):
     def broken(self, value: Any, place: str, context: _Context) -> str | None:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return None if number and self.low <= value <= self.high else f"a number from {self.low:g} to {self.high:g}"
-
-
-@dataclass(frozen=True)
-class Flag(Rule):
-    """True or false."""
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        return None if isinstance(value, bool) else "true or false"
 
 
 @dataclass(frozen=True)
@@ -206,27 +204,9 @@ class AnyOf(Rule):
         return None
 
 
-@dataclass(frozen=True)
-class Anything(Rule):
-    """Any value of a type, which something else checks."""
-
-    type: type = object
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        return None if isinstance(value, self.type) else f"a {self.type.__name__}"
-
-
-@dataclass(frozen=True)
-class Null(Rule):
-    """None."""
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        return None if value is None else "nothing"
-
-
 def maybe(schema: Schema) -> AnyOf:
     """Return the rule of a value that may be ``None``."""
-    return AnyOf((Null(), schema))
+    return AnyOf((None, schema))
 
 
 @dataclass(frozen=True)

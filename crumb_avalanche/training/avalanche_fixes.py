@@ -175,47 +175,6 @@ class PatchedSI(SynapticIntelligencePlugin):
         self.syn_data = {name: parameters_of(values) for name, values in state["syn_data"].items()}
 
 
-class PatchedAGEM(AGEMPlugin):
-    """Avalanche's A-GEM, for weights in channels-last memory, such as those of every ``SplitModel``.
-
-    Chaudhry et al., "Efficient Lifelong Learning with A-GEM", ICLR 2019. Defects: gradients are flattened with
-    ``view``, which raises an error for such weights; the reference loss is over classes not seen yet, too; the
-    gradients of frozen weights are kept, as zeros.
-
-    Its memories are views of the stream's data sets, so it has no ``state_dict`` and cannot be resumed.
-
-    Args:
-        patterns_per_experience: number of images kept of each experience.
-        sample_size: number of kept images that the reference gradient of a step is computed from.
-    """
-
-    def before_training_iteration(self, strategy, **kwargs):
-        if not self.buffers:
-            return
-        strategy.model.train()
-        strategy.optimizer.zero_grad()
-        images, labels, *_ = self.sample_from_memory()
-        logits = strategy.model(images.to(strategy.device))
-        if hasattr(strategy, "seen_classes"):
-            logits = strategy.seen_classes.mask(logits)
-        strategy._criterion(logits, labels.to(strategy.device)).backward()
-        self.reference_gradients = torch.cat([_flat_gradient(weight) for weight in _learning(strategy.model)])
-        strategy.optimizer.zero_grad()
-
-    @torch.no_grad()
-    def after_backward(self, strategy, **kwargs):
-        if not self.buffers:
-            return
-        weights, reference = _learning(strategy.model), self.reference_gradients
-        gradient = torch.cat([_flat_gradient(weight) for weight in weights])
-        product = gradient @ reference
-        if product < 0:
-            projected = gradient - reference * (product / (reference @ reference))
-            for weight, part in zip(weights, projected.split([weight.numel() for weight in weights])):
-                if weight.grad is not None:
-                    weight.grad.copy_(part.view_as(weight))
-
-
 def check_strategy(strategy) -> None:
     """Refuse several processes of ``torch.distributed``, growing heads, and Avalanche's ``AGEMPlugin``."""
     if DistributedHelper.world_size > 1:
@@ -226,11 +185,10 @@ def check_strategy(strategy) -> None:
         )
     if isinstance(strategy.model, SplitModel):
         strategy.model.n_classes  # noqa: B018 (raises)
-    unpatched = [one for one in strategy.plugins if isinstance(one, AGEMPlugin)]
-    if any(type(one).before_training_iteration is AGEMPlugin.before_training_iteration for one in unpatched):
+    if any(isinstance(one, AGEMPlugin) for one in strategy.plugins):
         raise ValueError(
-            "Avalanche's AGEMPlugin fails on the weights of a SplitModel, which are in channels-last memory; use "
-            "crumb_avalanche.PatchedAGEM in its place: it takes the same arguments"
+            "Avalanche's AGEMPlugin fails on the weights of a SplitModel, which are in channels-last memory; use the "
+            "method gem (crumb run --strategy gem), which projects gradients likewise"
         )
 
 
@@ -252,14 +210,6 @@ def group_frozen_weights(strategy) -> None:
                 "with requires_grad_(False)"
             )
         groups[0]["params"].append(weight)
-
-
-def _learning(model: nn.Module) -> list[Tensor]:
-    return [weight for weight in model.parameters() if weight.requires_grad]
-
-
-def _flat_gradient(weight: Tensor) -> Tensor:
-    return torch.zeros_like(weight).flatten() if weight.grad is None else weight.grad.flatten()
 
 
 def _own(weights: dict) -> None:

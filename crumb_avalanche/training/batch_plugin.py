@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.extraction import ForwardRecord
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.data import labels_of, normalization_of, use_int64_labels
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 def in_last_epoch(strategy) -> bool:
@@ -103,9 +102,9 @@ class StoringPlugin(BatchPlugin):
         TypeError: the buffer is not one of this package.
     """
 
-    def __init__(self, storage_policy: CompactBuffer, seen: SeenClassesPlugin | None = None):
+    def __init__(self, storage_policy: MemoryBuffer, seen: SeenClassesPlugin | None = None):
         super().__init__()
-        if not isinstance(storage_policy, CompactBuffer):
+        if not isinstance(storage_policy, MemoryBuffer):
             raise TypeError(
                 f"storage_policy is of type {type(storage_policy).__name__}; give a buffer of this package, such as "
                 "CodeBuffer(417): Avalanche's own do not store batch by batch, and work in its ReplayPlugin"

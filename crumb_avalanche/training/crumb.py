@@ -8,7 +8,7 @@ from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 
-from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
+from crumb_avalanche.memory.buffers import CodeBuffer, MemoryBuffer, StreamBatch
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
@@ -16,7 +16,6 @@ from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
-from crumb_avalanche.training.storage_policies import CodeBuffer, CompactBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 DEFAULTS = ReplaySettings()
@@ -138,7 +137,7 @@ class CRUMBPlugin(StoringPlugin):
 
     def __init__(
         self,
-        storage_policy: CompactBuffer,
+        storage_policy: MemoryBuffer,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
         replay_weight: float | None = DEFAULTS.replay_weight,
@@ -292,7 +291,7 @@ class CRUMBStrategy(StreamStrategy):
         evaluator=default_evaluator,
         eval_every: int = -1,
         mem_size: int | None = None,
-        storage_policy: CompactBuffer | None = None,
+        storage_policy: MemoryBuffer | None = None,
         direct_weight: float = DEFAULTS.direct_weight,
         codebook_weight: float = DEFAULTS.codebook_weight,
         replay_weight: float | None = DEFAULTS.replay_weight,

@@ -10,6 +10,7 @@ from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 
+from crumb_avalanche.memory.buffers import MemoryBuffer
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
@@ -17,7 +18,6 @@ from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
-from crumb_avalanche.training.storage_policies import CompactBuffer
 
 
 def _cpu_by_default() -> AbstractContextManager:
@@ -101,7 +101,7 @@ class StreamStrategy(SupervisedTemplate):
         )
 
     @property
-    def storage_policy(self) -> CompactBuffer | None:
+    def storage_policy(self) -> MemoryBuffer | None:
         """The buffer of the plugin that stores memories; ``None`` if there is no such plugin."""
         return None if self.memory is None else self.memory.storage_policy
 

@@ -6,7 +6,7 @@
 # %% [markdown]
 # # Compare four strategies in Avalanche
 #
-# Four strategies learn the same stream of rendered shapes: fine-tuning, Avalanche's replay with an `ImageBuffer`,
+# Four strategies learn the same stream of rendered shapes: fine-tuning, Avalanche's replay of 20 images,
 # CRUMB at the same bytes, and the recommended strategy in closed form. Nothing is downloaded. It takes a few minutes on
 # two CPU cores.
 
@@ -106,7 +106,7 @@ def build(name):
         return CRUMBStrategy(model=model, mem_size=codes, first_epochs=4, replay_steps=3, **arguments)
     if name == "rda":  # at the bytes of 60 principal directions
         return recommended_strategy(model, mem_size=60, evaluator=arguments["evaluator"])
-    replay = [ReplayPlugin(20, storage_policy=ImageBuffer(20))] if name == "image replay" else []
+    replay = [ReplayPlugin(20)] if name == "image replay" else []
     return Naive(model=model, plugins=replay, **arguments)
 
 

@@ -220,7 +220,7 @@ def test_every_plugin_of_the_package_says_its_state():
     ours = [kind for kind in kinds if kind.__module__.startswith("crumb_avalanche.")]
     assert len(ours) > 20
     without = [kind.__name__ for kind in ours if not hasattr(kind, "state_dict")]
-    assert without == ["PatchedAGEM"]  # its memories are views of the stream's data sets
+    assert not without
 
 
 @pytest.mark.parametrize("name", ["der", "icarl", "rainbow_memory", "remind"])

@@ -11,11 +11,11 @@ from torch.nn.functional import normalize
 from watched import built, outputs_of, plugin_of, unseen_in
 from watched import learned as learned_by
 
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.cope import CoPEPlugin, CoPESettings, ppp_loss
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.storage_policies import ImageBuffer
 
 
 def learned(make_model, make_stream, experiences=2, **more):

@@ -21,7 +21,7 @@ from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
 from crumb_avalanche.system.setting_ranges import InRange, Positive
-from crumb_avalanche.training.storage_policies import ImageBuffer
+from crumb_avalanche.memory.buffers import ImageBuffer
 
 @register("toy_means", summary="toy", source="here", stores="means")
 class ToyMeans(ClassMeans):

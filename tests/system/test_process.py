@@ -1,12 +1,10 @@
 """A process: threads that sleep soon unless the user says otherwise, and tensors of a batch that reuse freed memory."""
 
-import ctypes
 import os
 import subprocess
 import sys
 
 import pytest
-import torch
 
 from crumb_avalanche.system.process import SPIN_SETTINGS
 
@@ -36,29 +34,3 @@ def printed(code, environment):
 )
 def test_threads_sleep_soon_unless_the_user_says_otherwise(environment, words):
     assert printed(CODE, environment) == words
-
-
-IDLE = """
-import os, torch
-from crumb_avalanche.system.process import end_idle_threads
-def threads():
-    return set(os.listdir("/proc/self/task"))  # ids, not a count: an ended thread may be listed for a moment
-torch.set_num_threads(2)
-alone = threads()
-tensor = torch.arange(1e6)
-expected = tensor * 3
-started = threads() - alone
-end_idle_threads()
-again = tensor * 3
-kept = started <= threads()
-print(len(started), kept, torch.equal(again, expected), torch.get_num_threads())
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(
-    not hasattr(ctypes.CDLL(torch._C.__file__), "omp_pause_resource_all"), reason="the OpenMP of this torch is older"
-)
-@pytest.mark.parametrize(("environment", "kept"), [({}, False), ({"GOMP_SPINCOUNT": "2000"}, True)])
-def test_threads_that_spin_for_long_are_ended_and_started_again(environment, kept):
-    assert printed(IDLE, environment) == ["1", str(kept), "True", "2"]

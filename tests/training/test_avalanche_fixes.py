@@ -11,10 +11,8 @@ from small_crumb import make
 from torch import nn
 
 from crumb_avalanche import patched_dill
-from crumb_avalanche.training.avalanche_fixes import PatchedAGEM, learning_view
-from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.avalanche_fixes import learning_view
 from crumb_avalanche.training.feature_cache import FeatureCache
-from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -50,44 +48,6 @@ def test_through_the_view_importances_are_those_of_the_paper(kind, tmp_path, mak
     unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
     bias = found["plastic_layers.head.bias"].data
     assert bias[unseen].max() == 0 < bias.max()
-
-
-class GradientLog(SupervisedPlugin):
-    """Every gradient as it is at this place of the list of plugins."""
-
-    def __init__(self):
-        super().__init__()
-        self.gradients = []
-
-    def after_backward(self, strategy, **kwargs):
-        self.gradients.append(torch.cat([weight.grad.flatten() for weight in learning(strategy.model).values()]))
-
-
-def test_patched_agem_projects_the_steps_of_crumb(make_model, make_stream, monkeypatch):
-    model, stream, agem = make_model(n_classes=6), make_stream().train_stream, PatchedAGEM(10, 6)
-    before, after, references = GradientLog(), GradientLog(), []
-    settings = dict(storage_policy=CodeBuffer(4), train_mb_size=4)
-    settings["optimizer"] = torch.optim.SGD(learning(model).values(), lr=0.05)
-    strategy = make(CRUMBStrategy, model, before, agem, after, **settings)
-    sample = agem.before_training_iteration
-
-    def logged(*args, **kwargs):
-        sample(*args, **kwargs)
-        references.append(agem.reference_gradients)
-
-    monkeypatch.setattr(agem, "before_training_iteration", logged)
-    strategy.train(stream[:2])
-    steps = list(zip(references, before.gradients, after.gradients, strict=True))
-    assert len(steps) == 10
-    assert all(torch.equal(old, new) for _, old, new in steps[:5])  # no past experience yet
-    for reference, old, new in steps[5:]:
-        length = reference @ reference
-        torch.testing.assert_close(new, old - reference * (old @ reference / length).clamp(max=0))
-        assert new @ reference > -1e-5 * length
-        parts = reference.split([weight.numel() for weight in learning(model).values()])
-        bias = dict(zip(learning(model), parts, strict=True))["plastic_layers.head.bias"]
-        assert bias[:4].abs().min() > 0 and not bias[4:].any()  # two classes never come
-    assert any(old @ reference < 0 for reference, old, _ in steps[5:])
 
 
 @pytest.mark.skipif(torch.__version__ < "2.14", reason="earlier versions of torch.optim can be pickled by value")

@@ -9,6 +9,7 @@ from avalanche.training.supervised import Naive
 from small_crumb import DIRECT, EPOCHS, MEM_SIZE, SGD, make, same_weights, train
 from torch import nn
 
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
@@ -16,7 +17,6 @@ from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

@@ -8,10 +8,9 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from small_crumb import make, train
 
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.training.crumb import REPLAYED, BalancedReplay, CRUMBStrategy
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -15,12 +15,12 @@ from torchvision.transforms import v2
 from watched import built
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.data import labels_of, normalization_of
-from crumb_avalanche.training.storage_policies import ImageBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -8,8 +8,8 @@ from avalanche.training.plugins import SupervisedPlugin
 from small_crumb import make, train
 from torch import nn
 
+from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
-from crumb_avalanche.training.storage_policies import CodeBuffer
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")

@@ -10,11 +10,11 @@ from avalanche.training.supervised import Naive
 from small_crumb import make
 from torch import nn
 
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.training import ledger as ledger_module
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.ledger import PARTS, LedgerMetric
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 TRAINED = 4 * (8 * 8 * 9 + 8 + 8 * 4 + 4)  # a 3x3 convolution of 8 to 8 channels, a linear layer of 8 to 4

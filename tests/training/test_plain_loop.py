@@ -7,8 +7,8 @@ from small_crumb import BATCH, MEM_SIZE, PAPER, SGD, same_weights, train
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
-from crumb_avalanche.training.storage_policies import CodeBuffer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No loggers specified"),

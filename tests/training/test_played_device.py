@@ -8,9 +8,9 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from played_device import DEVICE, PlayedDevice
 from small_crumb import train
 
+from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.training.plugins import TrainingDivergedError
-from crumb_avalanche.training.storage_policies import CodeBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 

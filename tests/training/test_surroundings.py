@@ -12,11 +12,11 @@ from small_models import coloured
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer
 
 EXACT = dict(rtol=0, atol=0)
 pytestmark = pytest.mark.filterwarnings(

@@ -1,22 +1,18 @@
 """Buffers: declared bytes, stored labels, and complete removal of dropped memories."""
 
-import re
 from collections import Counter
 
 import pytest
 import torch
-from avalanche.benchmarks.utils import AvalancheDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
 from crumb_avalanche.methods.bic import SplitExemplars
 from crumb_avalanche.methods.gem import ExperienceShares
 from crumb_avalanche.methods.replay import HerdedFrames
-from crumb_avalanche.training.storage_policies import CodeBuffer, ImageBuffer, MapBuffer
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
 C, H, W, G = 8, 4, 4, 2  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
@@ -115,9 +111,9 @@ def test_an_empty_buffer(kind, size, model):
     buffer = kind(5)
     # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
     assert kind.item_bytes(model) == size
-    assert len(buffer) == buffer.buffer_bytes == len(buffer.buffer) == 0
+    assert len(buffer) == buffer.buffer_bytes == 0
     assert bool(buffer)  # ``if storage_policy`` asks whether there is a buffer
-    assert buffer.classes == buffer.buffer_datasets == []
+    assert buffer.classes == []
     assert buffer.sample(set(), 4).shape == (0,)
     with pytest.raises(TypeError, match=r"mem_size is 2\.5; give a whole number"):
         kind(2.5)
@@ -164,20 +160,6 @@ def test_replayed_codes_follow_the_codebook_and_teach_it(model):
     assert set(model.codebook.blocks.grad.any(dim=1).nonzero().flatten().tolist()) == set(used.tolist())
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_the_buffer_is_an_avalanche_data_set(model, kind):
-    buffer, label_of = full_buffer(model, kind, mem_size=11)
-    buffer.slots.release(1)  # a hole somewhere
-    data = buffer.buffer
-    assert isinstance(data, AvalancheDataset) and len(data) == len(buffer) == 10
-    rows, labels, tasks = next(iter(DataLoader(data, batch_size=20)))
-    assert [label_of[number_in(buffer, row)] for row in rows] == labels.tolist() == list(data.targets)
-    assert Counter(labels.tolist()) == {label: buffer.slots.count(label) for label in (0, 1, 2)}
-    assert tasks.tolist() == list(data.targets_task_labels) == [0] * 10
-    with pytest.raises(AttributeError, match=re.escape("the memories are written by store()")):
-        buffer.buffer = data
-
-
 @pytest.mark.parametrize("new_size, batches", [(4, 0), (20, 3), (4, 3)])  # before the size changes
 @pytest.mark.parametrize("rule", [*RULES.values(), ExperienceShares])
 def test_resize_within_an_experience(model, rule, batches, new_size):
@@ -188,7 +170,7 @@ def test_resize_within_an_experience(model, rule, batches, new_size):
     buffer.begin_experience(labels, 4)
     for number in range(5):
         if number == batches:
-            buffer.resize(None, new_size)
+            buffer.set_capacity(new_size)
             assert len(buffer) <= new_size == buffer.max_size and buffer.label_bytes == 2 * new_size
             assert buffer.buffer_bytes == buffer.rows.untyped_storage().nbytes() == new_size * 512
         first = 4 * number
@@ -205,11 +187,11 @@ def test_too_few_places_are_an_error(model):
         MapBuffer(2).begin_experience([5, 6, 7], 2)
     buffer, _ = full_buffer(model)
     with pytest.raises(ValueError, match="mem_size=2 cannot hold a memory of each of the 3 classes stored"):
-        buffer.resize(None, 2)
+        buffer.set_capacity(2)
     buffer = MapBuffer(10, ReferenceRule())
     buffer.begin_experience([0, 1, 2, 3, 4], 5)
     with pytest.raises(ValueError, match="mem_size=4 cannot hold a memory of each of the 5 classes seen so far"):
-        buffer.resize(None, 4)
+        buffer.set_capacity(4)
 
 
 @pytest.mark.parametrize("rule", [HerdedFrames, SplitExemplars])
@@ -219,6 +201,6 @@ def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
     buffer.store(batch_of([1, 2, 3, 4, 5, 6], [4] * 6), model)
     order = [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]]
     buffer.slots.by_class[7] = []  # a class that no slot was left for
-    buffer.resize(None, 3)
+    buffer.set_capacity(3)
     assert [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]] == order[:3]
     assert list(buffer.slots.by_class) == [4, 7]
