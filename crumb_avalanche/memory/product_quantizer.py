@@ -5,6 +5,7 @@ et al., ECCV 2020). Unlike ``Codebook``, it has a table of centroids for each gr
 row in L2, and is not trained after ``fit``.
 """
 
+import faiss
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -85,8 +86,6 @@ class ProductQuantizer(nn.Module):
             ValueError: the number of channels differs, a value is not finite, or there are fewer vectors than
                 centroids.
         """
-        import faiss
-
         groups, size, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
             raise ValueError(f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})")

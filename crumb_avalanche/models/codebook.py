@@ -7,6 +7,7 @@ Table 4, for which scale and sparsity are measured on feature maps.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import faiss
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
@@ -316,10 +317,6 @@ def _some_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tens
 
 def _centres(codebook: Codebook, slices: Tensor, generator: Generator, spherical: bool = False) -> Tensor:
     """Return k-means centres of ``(N, d)`` slices, one for each row."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("the k-means initialisations need faiss: pip install faiss-cpu") from error
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     faiss.omp_set_num_threads(torch.get_num_threads())
     size = codebook.codebook_dim, codebook.codebook_size

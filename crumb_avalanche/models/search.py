@@ -5,15 +5,11 @@ so that the ledger can time them with forward hooks.
 ``nearest_rows`` searches tables whose rows have any length, such as those of a product quantizer, in L2.
 """
 
+import faiss
 import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.models.extraction import without_autocast
-
-try:
-    import faiss
-except ImportError:  # TiledSearch is used instead
-    faiss = None
 
 
 class TiledSearch(nn.Module):
@@ -47,8 +43,6 @@ class FaissSearch(nn.Module):
 
     def __init__(self, tile: int = 32768):
         super().__init__()
-        if faiss is None:
-            raise ImportError("FaissSearch needs faiss: pip install faiss-cpu, or pass search=TiledSearch()")
         self.tile = tile
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
@@ -66,12 +60,11 @@ class FaissSearch(nn.Module):
 
 
 class BlockSearch(nn.Module):
-    """``FaissSearch`` for many slices in CPU memory if faiss is installed, else ``TiledSearch``."""
+    """``FaissSearch`` for many slices in CPU memory, else ``TiledSearch``."""
 
     def __init__(self):
         super().__init__()
-        self.tiled = TiledSearch()
-        self.fused = FaissSearch() if faiss is not None else None
+        self.tiled, self.fused = TiledSearch(), FaissSearch()
 
     def forward(self, slices: Tensor, unit_rows: Tensor) -> Tensor:
         """Search as ``TiledSearch.forward`` does, on any device."""
@@ -98,7 +91,7 @@ def _fused_from(length: int) -> int:
 
 def _suits_faiss(vectors: Tensor) -> bool:
     """Return whether faiss is faster than tiles, including padding up to the fused pass."""
-    return faiss is not None and vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
+    return vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
 
 
 def _faiss_index(rows: Tensor):

@@ -1,4 +1,4 @@
-"""Cut of a network at a module or operation, and the maps of earlier modules.
+"""Cut of a network at a module or operation.
 
 Only the code around the cut and the head is traced; other modules are called as they are. So networks can be cut whose
 blocks ``torch.fx`` cannot trace, and hooks on modules work.
@@ -6,7 +6,6 @@ blocks ``torch.fx`` cannot trace, and hooks on modules work.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor, fx, nn
 
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.layers import Layout
-from crumb_avalanche.models.runtimes import TORCH
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
@@ -126,15 +124,15 @@ def split_after(
         raise CutError(f"it returns a {type(result).__name__}, not logits")
     extractor: nn.Module = nn.Sequential()
     body = _part(network, nodes, cut, last.all_input_nodes[0])
-    layout, grid = layout or Layout(), None
+    grid = None
     if cut is not images:
         extractor = _part(network, nodes, images, cut)
-        layout, grid = _lay_out(extractor, body, image_size, layout)
+        grid = _lay_out(extractor, body, image_size, layout or Layout())
     layers = OrderedDict(body=body, head=network.get_submodule(head))
     if result is not last:
         layers["tail"] = _part(network, nodes, last, result)
     model = SplitModel(extractor, nn.Sequential(layers), "head", image_size=image_size)
-    model.layout, model.token_grid = layout, grid
+    model.token_grid = grid
     model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
     return model
@@ -192,8 +190,8 @@ def _part(network: nn.Module, nodes: dict[fx.Node, str], start: fx.Node, end: fx
 @torch.no_grad()
 def _lay_out(
     extractor: fx.GraphModule, body: fx.GraphModule, image_size: int, layout: Layout
-) -> tuple[Layout, tuple[int, int] | None]:
-    """Make F return maps if the node returns tokens or has the channels last; return ``layout`` and ``token_grid``."""
+) -> tuple[int, int] | None:
+    """Make F return maps if the node returns tokens or has the channels last; return ``token_grid``."""
     try:
         values = extractor(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError) as error:
@@ -212,13 +210,13 @@ def _lay_out(
                 f"it gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut after the "
                 "operation that puts the channels second again (node 'permute' of torchvision's Swin)"
             )
-        return layout, None
+        return None
     if math.isqrt(shape[1]) ** 2 == shape[1] and layout.grid(shape[1])[1] == 1:
         layout = replace(layout, prefix_tokens=0)  # the other tokens are added after the cut
     grid = layout.grid(shape[1])
     _append(extractor, [("transpose", 1, 2), ("unsqueeze", 3) if layout.prefix_tokens else ("unflatten", 2, grid)])
     _prepend(body, [("flatten", 2), ("transpose", 1, 2)])
-    return layout, grid if layout.prefix_tokens else None
+    return grid if layout.prefix_tokens else None
 
 
 def _append(module: fx.GraphModule, methods: list[tuple]) -> None:
@@ -242,39 +240,3 @@ def _prepend(module: fx.GraphModule, methods: list[tuple]) -> None:
     for user in users:
         user.replace_input_with(start, value)
     module.recompile()
-
-
-@torch.no_grad()
-def stage_maps(model: SplitModel, images: Tensor, names: Iterable[str]) -> list[Tensor]:
-    """Compute what modules of F return, each as ``(B, C, H, W)`` float32 without class token, registers and scale.
-
-    All images, as for ``SplitModel.extract``, pass F at once, in torch. ``names`` are of ``model.stages`` or other
-    modules of F; ValueError if F has no such module, or it returns neither maps nor tokens.
-    """
-    found: dict[str, Tensor] = {}
-    names = list(names)
-    modules = dict(model.feature_extractor.named_modules())
-    if unknown := [name for name in names if name not in modules]:
-        raise ValueError(f"F has no module {unknown[0]!r}; its stages are {', '.join(model.stages)}")
-
-    def record(name: str):
-        # A later layer may change the values in place.
-        return modules[name].register_forward_hook(lambda *call: found.update({name: call[2].clone()}))
-
-    handles = [record(name) for name in names]
-    runtime, model.runtime = model.runtime, TORCH  # others have no modules to hook
-    try:
-        model._extract(images)
-    finally:
-        model.runtime = runtime
-        for handle in handles:
-            handle.remove()
-    return [_as_map(found[name].float(), model.layout, name) for name in names]
-
-
-def _as_map(values: Tensor, layout: Layout, name: str) -> Tensor:
-    if values.dim() == 4:
-        return values.permute(0, 3, 1, 2) if layout.channels_last else values
-    if values.dim() != 3:
-        raise ValueError(f"{name} returns values of shape {tuple(values.shape)}, neither a map nor tokens")
-    return values[:, layout.prefix_tokens :].mT.unflatten(2, layout.grid(values.shape[1]))

@@ -27,7 +27,7 @@ from crumb_avalanche.models.extraction import (
     warn_where_bf16_is_slow,
     without_autocast,
 )
-from crumb_avalanche.models.layers import Layout, head_like, head_outputs, multiply_biases, replace_dropout, scale_of
+from crumb_avalanche.models.layers import head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.runtimes import TORCH, Runtime, compiled
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
@@ -81,7 +81,6 @@ class SplitModel(nn.Module):
         interpolation: Pillow's filter that images are resized with, in lower case.
         backbone: name of the network that ``split_backbone`` made it of; empty for others.
         stages: names of modules of F whose outputs are maps or tokens, in order; the last one is the cut.
-        layout: layout of what the stages return.
         token_grid: height and width of the grid of patches if the map is ``(B, C, N, 1)`` tokens with others before
             the patches; else ``None``.
     """
@@ -111,7 +110,6 @@ class SplitModel(nn.Module):
         self.interpolation = "bilinear"
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
-        self.layout = Layout()
         self.token_grid: tuple[int, int] | None = None
         self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
         self.stopwatch = Stopwatch()

@@ -11,10 +11,9 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.models import backbone_names, weights
 from crumb_avalanche.models.backbone_names import default_backbone, package_of_weights
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import EfficientNetLite
 from crumb_avalanche.models.runtimes import use_runtime
-from crumb_avalanche.models.split_at import split_at, stage_maps
+from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.models.weights import in_order, packaged_weights
 
 pytestmark = pytest.mark.skipif(package_of_weights() is None, reason="needs the extra weights")
@@ -86,7 +85,3 @@ def test_it_is_cut_by_name_as_by_number(learner):
     cut.set_normalization((0.5,) * 3, (0.5,) * 3)
     model, pixels = learner.network.model, torch.from_numpy(IMAGES[1]).permute(0, 3, 1, 2)
     assert torch.equal(cut.extract(pixels), model.extract(pixels))
-    earlier = split_backbone("efficientnet_lite0", n_classes=2, cut_layer=9, image_size=SIDE).eval()
-    stages = stage_maps(model, pixels, ["8", "11"])
-    assert [one.shape[1:] for one in stages] == [(80, 4, 4), (112, 4, 4)]
-    torch.testing.assert_close(stages[0], earlier.extract(pixels))

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crumb_avalanche.models.codebook import Codebook, RowsByNumber
-from crumb_avalanche.models.search import FaissSearch, TiledSearch, faiss
+from crumb_avalanche.models.search import FaissSearch, TiledSearch
 
-SEARCHES = [TiledSearch, pytest.param(FaissSearch, marks=pytest.mark.skipif(faiss is None, reason="needs faiss"))]
+SEARCHES = [TiledSearch, FaissSearch]
 
 
 def codebook_of(rows, search=None):
@@ -96,7 +96,7 @@ def test_ties_go_to_the_lowest_row_and_zero_rows_never_win(search, rows, seed):
 
 
 def test_zero_slices_are_found_wherever_they_are_among_many_but_not_one_whose_norm_underflows():
-    codebook, tile = codebook_of([[0.6, 0.8], [1.0, 0]]), FaissSearch().tile if faiss else 1000
+    codebook, tile = codebook_of([[0.6, 0.8], [1.0, 0]]), FaissSearch().tile
     feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, tile)
     zeros = torch.tensor([0, tile - 1, tile, 2 * tile + 5, 3 * tile - 1])
     feature_map.view(1, 2, -1)[:, :, zeros] = 0
