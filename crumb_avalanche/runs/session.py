@@ -11,6 +11,7 @@ from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
@@ -89,7 +90,7 @@ class Session:
             plan = replace(plan, capacity=capacity_of(plan, entry, model))
         session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
-            session.cache = FeatureCache(
+            store = MapStore(
                 plan.feature_cache,
                 model,
                 len(stream.table),
@@ -97,8 +98,8 @@ class Session:
                 plan.workers,
                 plan.progress,
                 half=plan.cache_precision == "fp16",
-                stored_images=plan.capacity or 0,
             )
+            session.cache = FeatureCache(store, stored_images=plan.capacity or 0)
         if learner:
             start = time.perf_counter()
             session.trials = rate_trials(session) if trials is None else trials

@@ -1,7 +1,6 @@
 """Plugin that replaces images by cached feature maps, exactly in float32: F is frozen and images are not augmented."""
 
 import math
-import os
 
 import numpy as np
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
@@ -21,34 +20,21 @@ class FeatureCache(StatefulPlugin):
     ``benchmarks_toybox_ilab`` have it. Call ``close`` after the last use, or use the cache as a context manager.
 
     Args:
-        folder, model, count, key, workers, progress, half: as for ``MapStore``.
+        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of all processes of a resumed run.
         stored_images: capacity of the replay buffer in images. The cache keeps this number of their maps in memory, at
             least 512 and at most 2 GiB.
 
     Raises:
-        FeatureCacheError: the disk has too little room for the missing maps, a map does not fit into float16, or the
-            files cannot be written.
+        FeatureCacheError: in training or evaluation, the disk has too little room for the missing maps, or a map does
+            not fit into float16.
         ValueError: in training or evaluation, a data set has no ``frame_row``.
-
-    Attributes:
-        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of all processes of a resumed run.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike,
-        model: SplitModel,
-        count: int,
-        key: str,
-        workers: int = 0,
-        progress: bool = True,
-        half: bool = False,
-        stored_images: int = 0,
-    ):
+    def __init__(self, store: MapStore, stored_images: int = 0):
         super().__init__()
-        self.store = MapStore(folder, model, count, key, workers, progress, half)
+        self.store = store
         # Images of a replay buffer have no row in the store: their maps are looked up by content.
-        room = MEMO_BYTES // (4 * math.prod(model.map_shape))
+        room = MEMO_BYTES // (4 * math.prod(store.shape))
         self.memo = FeatureMemo(max(USUAL_CAPACITY, min(stored_images, room)))
         self.model: SplitModel | None = None
 

@@ -21,6 +21,7 @@ from watched import learned as learned_by
 import crumb_avalanche
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -229,7 +230,7 @@ def test_a_feature_cache_changes_nothing(name, make_model, make_stream, tmp_path
     for cached in (False, True):
         torch.manual_seed(0)
         model, stream = make_model(codebook=False), make_stream()
-        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
         ends.append(flatten(learned_by(name, model, stream, 9, plugins=plugins).state_dict())[1])
     assert ends[0].keys() == ends[1].keys()
     for key, value in ends[0].items():

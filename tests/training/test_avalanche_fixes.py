@@ -11,6 +11,7 @@ from small_crumb import make
 from torch import nn
 
 from crumb_avalanche import patched_dill
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.training.avalanche_fixes import learning_view
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -25,7 +26,7 @@ def learning(model):
 @pytest.mark.parametrize("kind", [EWCPlugin, MASPlugin])
 def test_through_the_view_importances_are_those_of_the_paper(kind, tmp_path, make_model, make_stream):
     model, stream, plugin = make_model(codebook=False), make_stream(), kind(1.0)
-    cache, passes = FeatureCache(tmp_path, model, 200, "toy", progress=False), []
+    cache, passes = FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False)), []
     strategy = make(StreamStrategy, model, cache)
     images = len(stream.train_stream[0].dataset)
 

@@ -13,6 +13,7 @@ from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.memory.selection import EveryJth, ReferenceRule
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
@@ -43,7 +44,7 @@ def test_a_feature_cache_changes_nothing_and_needs_the_frame_order_of_images(
     loss, results = {} if kind is CodeBuffer else DIRECT, []
     for cached in (False, True):
         model, stream, buffer = make_model(), make_stream(), kind(MEM_SIZE, rule())
-        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
         train(model, stream, buffer, plugins, **loss)
         results.append((model, buffer))
     (model, buffer), (other, cached_buffer) = results

@@ -9,6 +9,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from small_crumb import make
 from torch.utils.data import TensorDataset
 
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -34,7 +35,7 @@ def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_
     results = []
     for cached in (True, False):
         model, stream, watch = make_model(), make_stream(), Watch()
-        plugins = [FeatureCache(tmp_path, model, len(stream.frame_table), "toy", progress=False)] if cached else []
+        plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
         strategy = make(StreamStrategy, model, *plugins, watch, first_epochs=2)
         strategy.train(stream.train_stream[0])
         strategy.eval(stream.test_stream[:1])
@@ -57,4 +58,4 @@ def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
         adapted_dataset = AvalancheDataset([images], data_attributes=[DataAttribute([0] * 6, "targets")])
 
     with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
-        FeatureCache(tmp_path, model, 10, "toy").after_train_dataset_adaptation(Strategy())
+        FeatureCache(MapStore(tmp_path, model, 10, "toy")).after_train_dataset_adaptation(Strategy())
