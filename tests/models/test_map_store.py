@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from crumb_avalanche.models.engines import Runtime
 from torch.utils.data import DataLoader, TensorDataset
 
 from crumb_avalanche.models.map_store import FeatureCacheError, FeatureMemo, MapStore
 from crumb_avalanche.models.networks import SmallCNN
+from crumb_avalanche.models.runtimes import Runtime
 from crumb_avalanche.models.split_at import split_at
 
 ROWS = np.array([4, 0, 9, 2, 7, 5])  # of a table of ten images
