@@ -144,12 +144,12 @@ def light_modules():
             "import crumb_avalanche, benchmarks_toybox_ilab.tables.frame_table, benchmarks_toybox_ilab.catalog",
             "torch torchvision avalanche av faiss matplotlib",
         ),
-        ("import crumb_avalanche.runs.settings, crumb_avalanche.runs.plan", "torch avalanche"),
-        ("import crumb_avalanche.cli", "numpy yaml dataclasses jsonargparse"),
+        ("import crumb_avalanche.report.report", "torch avalanche tkinter matplotlib.pyplot"),
+        ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
         (HELP, "torch avalanche"),
         (HELP.replace("*sys.argv[1:]", "'prepare'"), "torch avalanche"),
     ],
-    ids=["light rooms", "packages", "settings", "command line", "help", "help of prepare"],
+    ids=["light rooms", "packages", "report", "command line", "help", "help of prepare"],
 )
 def test_what_comes_without_heavy_libraries(code, left_out):
     code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules})"

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
 
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
@@ -26,6 +25,7 @@ ANSWERS = ("", "backbones", "predict", "serve", "strategies")  # commands whose 
 STOPPED = {
     **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
     **dict.fromkeys(("connect", "serve"), "every change that was answered is saved"),
+    "run": "the same command resumes after the last finished experience, or later with --checkpoint-every",
     "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
 }
 # Module and function of the commands that have no module of their own here.
@@ -60,18 +60,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_command(given: list[str], output: Stream) -> int:
     """Run a subcommand as ``main`` does."""
-    name, values = given[0] if given else "", {}
+    name = given[0] if given else ""
     try:
         with interrupted_later():
             # Here, because they take a while.
-            from crumb_avalanche.cli.parser import COMMANDS, usable_paths
+            from crumb_avalanche.cli.parser import COMMANDS, parsed, usable_paths
 
-            chosen = parsed(given)
-        name = chosen.command
+            name, values = parsed(given)
         output.stops = name in ANSWERS
-        values = usable_paths(chosen[name].as_dict())
-        values.pop("config", None)
-        settings = COMMANDS[name][0](**values)
+        settings = COMMANDS[name][0](**usable_paths(values))
         with short_warnings():
             with interrupted_later():
                 module, function = ELSEWHERE.get(name, (f"crumb_avalanche.cli.{name}", "main"))
@@ -80,10 +77,6 @@ def run_command(given: list[str], output: Stream) -> int:
         return end_of_output(name, output)
     except KeyboardInterrupt as error:
         kept = STOPPED.get(name, "the same command starts again")
-        if name == "run":
-            kept = "the same command resumes after the last finished experience, or later with --checkpoint-every"
-            if not values.get("checkpoint", True):
-                kept = "what was learned so far is in interrupted/ in the output folder"
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
@@ -111,33 +104,6 @@ def end_of_output(name: str, output: Stream) -> int:
         words = f"standard output takes no more ({error.strerror}): what it says is lost{saved}"
         print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
     return CLOSED_PIPE if closed else OUTPUT_LOST
-
-
-def parsed(given: list[str]) -> Any:
-    """Parse the arguments; raise ValueError for values that are nested too deeply, or a file that cannot be read."""
-    from crumb_avalanche.cli.parser import COMMANDS, nearest, parser, present
-
-    nested = "an argument or a file of settings is nested too deeply; give plain values as --NAME VALUE"
-    if any(argument.count("[") + argument.count("{") > 100 for argument in given):  # would be parsed for minutes
-        raise ValueError(nested)
-    given = given or ["--help"]
-    if (unknown := nearest(given)) is not None:
-        print(unknown, file=sys.stderr)
-        raise SystemExit(2)
-    arguments, every_flag = present(given), "--help_all"
-    only = given[0] if given[0] in COMMANDS else None
-    try:
-        return parser(only, every_flag in arguments).parse_args(
-            ["--help" if one == every_flag else one for one in arguments]
-        )
-    except RecursionError as error:
-        raise ValueError(nested) from error
-    except ValueError as error:  # of the library that reads YAML
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"the settings cannot be read ({reason}); give plain values as --NAME VALUE, and files of settings as "
-            "UTF-8 text with a line 'name: value' for each"
-        ) from error
 
 
 def words_for(error: Exception) -> str | None:

@@ -1,17 +1,23 @@
-"""The command line of ``crumb``, built without importing torch."""
+"""The command line of ``crumb``: flags from the settings of each command, without importing torch."""
 
 import argparse
 import difflib
-import io
 import os
-import re
 import shutil
+import sys
 import textwrap
-from dataclasses import fields
-from typing import Any, NoReturn
+from contextlib import suppress
+from dataclasses import MISSING, fields
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import yaml
 
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs.command_settings import (
+    Action,
     BackbonesSettings,
     ConnectSettings,
     DemoSettings,
@@ -25,10 +31,9 @@ from crumb_avalanche.runs.command_settings import (
     StrategiesSettings,
     TeachSettings,
 )
-from crumb_avalanche.runs.settings import MOST_CHARACTERS, RunSettings, add_run_arguments, load_yaml, underscored
-from crumb_avalanche.system.setting_ranges import KINDS as SETTING_KINDS
+from crumb_avalanche.runs.settings import GROUPS, RunSettings, Value, as_dict, load_yaml, meanings
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[type, str]] = {
     "teach": (TeachSettings, "teach a learner what images show"),
     "predict": (PredictSettings, "ask a learner what images show"),
     "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
@@ -52,226 +57,187 @@ FEW = {
     "serve": "host port certificate key method backbone weights",
     "pretrain": "data output weights backbone images_per_class epochs batch_size learning_rate device",
 }
-ACTIONS = ("show", "lessons", "undo", "move", "forget", "rename", "merge")
-NAMES = "core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet, eth80, stream51, "
-NAMES += "openloris_clutter (and other factors), clear10, clear100 or orbit"
-# The arguments of commands that have no flag: name, how many values as argparse says it, and help.
-POSITIONAL: dict[str, list[tuple[str, str | None, str]]] = {
-    "prepare": [("name", None, NAMES)],
-    "report": [("folders", "+", "run folders, or folders of runs")],
-    "strategies": [("name", "?", "show this method only")],
-    "backbones": [("names", "*", "backbones; default the built-in ones")],
-    "teach": [
-        ("model", None, "the learner's file; made if absent"),
-        ("source", "?", "an image, video, folder or glob pattern"),
-    ],
-    "predict": [("model", None, "a learner's file"), ("sources", "*", "images, videos, folders, glob patterns")],
-    "serve": [("model", None, "the learner's file; made if absent")],
-    "connect": [("service", None, "mqtt"), ("model", None, "the learner's file; made if absent")],
-    "learner": [
-        ("action", None, ", ".join(ACTIONS)),
-        ("model", None, "a learner's file"),
-        ("names", "*", "class names; for merge the other learner's file"),
-    ],
-    "export": [("model", None, "a learner's file")],
+# The arguments of commands that have no flag: name, and how many values as argparse says it.
+POSITIONAL: dict[str, dict[str, str | None]] = {
+    "prepare": {"name": None},
+    "report": {"folders": "+"},
+    "strategies": {"name": "?"},
+    "backbones": {"names": "*"},
+    "teach": {"model": None, "source": "?"},
+    "predict": {"model": None, "sources": "*"},
+    "serve": {"model": None},
+    "connect": {"service": None, "model": None},
+    "learner": {"action": None, "model": None, "names": "*"},
+    "export": {"model": None},
 }
 USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
-BARE = (
-    "--check",
-    "--json",
-    "--csv",
-    "--without-weights",
-    "--new-class",
-    "--keep-pictures",
-)  # flags that may stand alone
+BARE = ("--check", "--json", "--csv", "--without-weights", "--new-class", "--keep-pictures")  # may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
-PATHS = {
-    "boxes",
-    "certificate",
-    "data",
-    "dataset_root",
-    "feature_cache",
-    "folders",
-    "html",
-    "images",
-    "key",
-    "model",
-    "output",
-}
-PATHS |= {"ca", "password_file", "pictures", "pretrained", "source", "sources", "weights"}
-KINDS = {kind.__name__: words for kind, words in SETTING_KINDS.items()} | {"dict": "names and values"}
+PATHS = {"boxes", "ca", "certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key"}
+PATHS |= {"model", "output", "password_file", "pictures", "pretrained", "source", "sources", "weights"}
 
 
-def parser(only: str | None = None, every_flag: bool = False) -> Any:
-    """Build the parser of all commands.
+class Parser(argparse.ArgumentParser):
+    """Prints what is wrong in one line, without the usage."""
 
-    Args:
-        only: the command whose options are added, as adding them takes as long as parsing; all by default.
-        every_flag: whether the help of a command with many flags shows all of them.
+    def error(self, message: str) -> NoReturn:
+        """Print it and end."""
+        self.exit(2, f"{self.prog}: {printable(message)}\n")
+
+
+def parser(name: str, every_flag: bool = True) -> Parser:
+    """Build the parser of a command, whose help shows every flag or those that people need.
+
+    It parses every value as text, and leaves out what is not given.
     """
-    from jsonargparse import ActionConfigFile, ArgumentParser
-
-    class Parser(ArgumentParser):
-        """Print what is wrong with a value in one line, without the usage, and the flags that people need as help."""
-
-        def format_help(self, *_: Any) -> str:
-            return help_of(self, every_flag)
-
-        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-            if (line := one_line(message)) is None:
-                super().error(" ".join(message.split()), ex)
-            command = getattr(ex, "subcommand_parser", None) or self
-            self.exit(2, f"{command.prog.replace(' [options]', '')}: {line}\n")
-
-    class ConfigFile(ActionConfigFile):
-        """Read a file only if its values can be counted."""
-
-        def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-            try:
-                with open(values, encoding="utf-8") if os.path.isfile(values) else io.StringIO(values) as file:
-                    load_yaml(file.read(MOST_CHARACTERS + 1))
-            except (OSError, ValueError) as error:
-                line = f"{values[:200]} is no file of settings ({error}); give one, or leave --config out"
-                parser.exit(2, f"{parser.prog.replace(' [options]', '')}: {printable(line)}\n")
-            super().__call__(parser, cfg, values, option_string)
-
-    from crumb_avalanche import __version__
-
-    main_parser = Parser(
-        prog="crumb",
-        description="CRUMB learns new object classes from a stream seen once and does not forget the old ones.",
-        version=__version__,
+    settings, places = COMMANDS[name][0], POSITIONAL.get(name, {})
+    flags = [item.name for item in fields(settings) if item.name not in places]
+    few = FEW[name].split() if name in FEW else flags
+    shown = {"config": "a YAML file of settings", "print_config": "print the settings as such a file, and do no more"}
+    flags, shown = [*flags, *shown], shown | meanings(settings)
+    made = Parser(
+        prog=f"crumb {name}",
+        usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
+        description=(settings.__doc__ or "").split("\n")[0],
+        epilog=None if every_flag else f"crumb {name} --help-all shows all {len(flags)} flags.",
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=24),
+        argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    commands = main_parser.add_subcommands(required=True, dest="command")
-    for name, (settings, summary) in COMMANDS.items():
-        command = Parser(
-            prog=f"crumb {name}",
-            # argparse prints the usage before every error: a list of all options would fill a page.
-            usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
-            description=(settings.__doc__ or "").split("\n")[0],
-            allow_abbrev=False,
-        )
-        command.add_argument("--config", action=ConfigFile, help="a YAML file of settings")
-        if only in (None, name):
-            _add_options(command, name, settings)
-        commands.add_subcommand(name, command, help=summary)
-    return main_parser
+    for place, count in places.items():
+        more = {"nargs": count} if count else {}
+        made.add_argument(place, metavar=metavar(place), help=shown[place].replace("%", "%%"), **more)  # type: ignore
+    groups = {title: made.add_argument_group(title) for title in [*GROUPS, "expert"]} if name == "run" else {}
+    for flag in flags:
+        title = next((title for title, members in GROUPS.items() if flag in members), "expert")
+        more = {"action": "store_true"} if flag == "print_config" else {"metavar": flag.upper()}
+        more |= {"nargs": "?"} if flag_of(flag) in BARE else {}
+        text = shown[flag].replace("%", "%%") if every_flag or flag in few else argparse.SUPPRESS
+        groups.get(title, made).add_argument(flag_of(flag), dest=flag, help=text, **more)  # type: ignore[arg-type]
+    return made
 
 
-def help_of(shown: Any, every_flag: bool) -> str:
-    """Return the help of a parser: of ``crumb`` the commands by group, of a command its flags."""
+def metavar(place: str) -> str:
+    """Return the name of an argument without a flag as the usage shows it."""
+    return f"{{{','.join(get_args(Action))}}}" if place == "action" else place.removesuffix("s").upper()
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting: ``--dataset-root`` of ``dataset_root``."""
+    return f"--{name.replace('_', '-')}"
+
+
+def usage(name: str) -> str:
+    """Return the arguments of a command that have no flag, as its usage shows them."""
+    return "".join(f"{USAGE[count].format(metavar(place))} " for place, count in POSITIONAL.get(name, {}).items())
+
+
+def overview() -> str:
+    """Return the help of ``crumb``: the commands by group."""
     width = min(shutil.get_terminal_size().columns, 100)
+    text = "CRUMB learns new object classes from a stream seen once and does not forget the old ones."
+    lines = ["usage: crumb COMMAND [...]", "", *textwrap.wrap(text, width)]
+    for command, (_, summary) in COMMANDS.items():
+        if command in FIRST_OF_GROUP:
+            lines += ["", f"{FIRST_OF_GROUP[command]}:"]
+        lines += textwrap.wrap(summary, width, initial_indent=f"  {command:<22}", subsequent_indent=" " * 24)
+    return "\n".join([*lines, "", "crumb COMMAND --help shows a command; crumb --version prints the version."])
 
-    def entry(left: str, text: str) -> str:
-        column = 22
-        lines = textwrap.wrap(text, max(width - column - 2, 20), break_on_hyphens=False) or [""]
-        first, rest = (left, lines) if len(left) < column else (left + "\n", ["", *lines])
-        start = f"  {first:<{column}}{rest[0]}" if rest[0] else f"  {first.rstrip()}"
-        return "\n".join([start, *(" " * (column + 2) + line for line in rest[1:])])
 
-    name = shown.prog.rpartition(" ")[2]
+def parsed(given: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command that the arguments name, and the settings that they give.
+
+    Raises:
+        SystemExit: what ``--help``, ``--version``, ``--print-config`` or an unknown argument ask for was printed.
+        ValueError: a file of settings cannot be read.
+    """
+    name, *rest = given or ["--help"]
+    if name in ("--help", "-h", "--version"):
+        from crumb_avalanche import __version__
+
+        print(f"crumb {__version__}" if name == "--version" else overview())
+        raise SystemExit(0)
     if name not in COMMANDS:
-        lines = ["usage: crumb COMMAND [...]", "", *textwrap.wrap(shown.description, width)]
-        for command, (_, summary) in COMMANDS.items():
-            if command in FIRST_OF_GROUP:
-                lines += ["", f"{FIRST_OF_GROUP[command]}:"]
-            lines.append(entry(command, summary))
-        return "\n".join([*lines, "", "crumb COMMAND --help shows a command; crumb --version prints the version.", ""])
-    flags = [action for action in shown._actions if action.option_strings and action.dest != "help"]
-    few = flags if every_flag else [one for one in flags if one.dest in FEW.get(name, one.dest).split()]
-    if not every_flag:
-        few = [one for one in few if one.dest not in ("config", "print_config")]
-    lines = [f"usage: crumb {name} {usage(name)}[--OPTION VALUE ...]", "", *textwrap.wrap(shown.description, width), ""]
-    lines += [entry(one.metavar, one.help) for one in shown._actions if not one.option_strings]
-    for one in few:
-        flag, default = max(one.option_strings, key=len).replace("_", "-"), one.default
-        values = one.metavar.strip("[]") if one.metavar and one.dest != "print_config" else one.dest.upper()
-        kind = "" if flag in BARE or one.dest == "print_config" else f" {values}"
-        said = " ".join((one.help or "").replace("%%", "%").split())
-        if default not in (None, {}, [], False, argparse.SUPPRESS) and "default" not in said:
-            said = f"{said.rstrip('.')} (default: {default})"
-        lines.append(entry(flag + kind, said))
-    if len(few) < len(flags):
-        lines += ["", f"crumb {name} --help-all shows all {len(flags)} flags."]
-    return "\n".join([*lines, ""])
+        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
+        meant = f"did you mean crumb {near[0]}? " if near else ""
+        print(f"crumb: {printable(name)[:60]!r} is no command; {meant}crumb --help lists all of them", file=sys.stderr)
+        raise SystemExit(2)
+    arguments = [spelled(argument, after) for argument, after in zip(rest, [*rest[1:], ""], strict=True)]
+    made = parser(name, "--help-all" in arguments)
+    own = {argument.partition("=")[0] for argument in arguments if argument.startswith("--method.")}
+    for flag in own if name == "run" else ():
+        made.add_argument(flag, type=partial(value_of, hint=Value))
+    values = vars(made.parse_intermixed_args(["--help" if one == "--help-all" else one for one in arguments]))
+    method = {key.removeprefix("method."): values.pop(key) for key in [*values] if key.startswith("method.")}
+    prints, file = values.pop("print_config", False), values.pop("config", None)
+    settings = COMMANDS[name][0]
+    hints = get_type_hints(settings)
+    items = [one for one in fields(settings) if one.name not in POSITIONAL.get(name, ())]
+    values = ({} if file is None else settings_in(file, [one.name for one in items])) | values
+    values = {key: value_of(value, hints[key]) for key, value in values.items()}
+    if method and isinstance(values.setdefault("method", {}), dict):
+        values["method"] = values["method"] | method
+    needed = [one.name for one in items if one.default is MISSING and one.default_factory is MISSING]
+    if missing := [flag_of(key) for key in needed if key not in values]:
+        made.error(f"give {' and '.join(missing)}")
+    if prints:
+        whole = as_dict(settings(**values))
+        print(yaml.safe_dump({one.name: whole[one.name] for one in items}, sort_keys=False), end="")
+        raise SystemExit(0)
+    return name, values
 
 
-def nearest(given: list[str]) -> str | None:
-    """Return what to print if the arguments begin with a word that is no command; else ``None``."""
-    if given[0].startswith("-") or given[0] in COMMANDS:
+def spelled(argument: str, after: str) -> str:
+    """Return an argument with dashes in its flag, and ``=true`` after one that stands alone.
+
+    ``--check X`` becomes ``--check=true X`` unless X is true or false: X may be a name without a flag.
+    """
+    flag, equals, value = argument.partition("=")
+    if not flag.startswith("--"):
+        return argument
+    alone = flag_of(argument[2:]) in BARE and after.lower() not in ("true", "false")
+    return flag_of(flag[2:]) + ("=true" if alone else equals + value)
+
+
+def value_of(given: Any, hint: Any) -> Any:
+    """Return a text of the command line or of a file as the first type of a setting that takes it, else as it is."""
+    kinds = get_args(hint) or (hint,)
+    if not isinstance(given, str):
+        return given
+    if NoneType in kinds and given == "null":
         return None
-    near = difflib.get_close_matches(given[0].lower(), COMMANDS, n=1, cutoff=0.5)
-    meant = f"did you mean crumb {near[0]}? " if near else ""
-    return f"crumb: {printable(given[0])[:60]!r} is no command; {meant}crumb --help lists all of them"
+    if bool in kinds and given.lower() in ("true", "false"):
+        return given.lower() == "true"
+    for kind in (int, float):
+        if kind in kinds:
+            with suppress(ValueError):
+                return kind(given)
+    return load_yaml(given) if get_origin(hint) is dict else given
 
 
-def one_line(message: str) -> str | None:
-    """Return the parser's error about a value in one line; ``None`` for an error of another kind."""
-    found = re.match(r'Parser key "(.+?)":\s*(.*)', message, re.DOTALL)
-    if not found:
-        return None
-    name, reason = found.groups()
-    value = re.search(r"(?:Given value|Got value): (.*)", reason, re.DOTALL)
-    kinds = re.findall(r"Expected an? (?:typing\.Literal\[(.*?)\]|<class '(\w+)'>)", reason)
-    expected = [names.replace("'", "") or KINDS.get(kind, kind) for names, kind in kinds if kind != "NoneType"]
-    if value and expected:
-        return f"{name} is {value[1].strip()[:60]!r}; give {' or '.join(dict.fromkeys(expected))}"
-    return f"{name}: {' '.join(reason.split())}"
+def settings_in(path: str, known: list[str]) -> dict[str, Any]:
+    """Return the settings in a YAML file; raise ValueError for a file that holds anything else."""
+    try:
+        found = load_yaml(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("it holds no lines of the form name: value")
+        if unknown := [str(name)[:60] for name in found if name not in known]:
+            raise ValueError(f"it sets {', '.join(unknown)}, unknown to this command")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path[:200]} is no file of settings ({reason}); give one, or leave --config out") from error
+    return found
 
 
 def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
     """Return settings with ``~`` in paths expanded; raise ValueError for an empty path."""
     out = dict(values)
     for name in PATHS & values.keys():
-        if values[name] is None:
-            continue
         given = values[name] if isinstance(values[name], list) else [values[name]]
-        if not all(given):
+        if "" in given:
             raise ValueError(f"{name} is empty; give a path, or '.' for the current folder")
-        if any("\0" in path for path in given):
+        if any("\0" in str(path) for path in given):
             raise ValueError(f"{name} is {values[name]!r}, but a path holds no zero byte; give another one")
-        expanded = [os.path.expanduser(path) for path in given]
+        expanded = [os.path.expanduser(path) if isinstance(path, str) else path for path in given]
         out[name] = expanded if isinstance(values[name], list) else expanded[0]
     return out
-
-
-def _add_options(command: Any, name: str, settings: type) -> None:
-    """Add the arguments of a command."""
-    if settings is RunSettings:
-        add_run_arguments(command)
-        return
-    for place, count, text in POSITIONAL.get(name, ()):
-        more: dict[str, Any] = {"nargs": count} if count else {}
-        if place == "action":
-            more["choices"] = ACTIONS
-        command.add_argument(place, metavar=place.removesuffix("s").upper(), help=text, **more)
-    if settings is PrepareSettings:  # crumb prepare toybox --check
-        text = "list the missing files without changing anything"
-        command.add_argument("--check", type=bool, nargs="?", const=True, default=False, metavar="BOOL", help=text)
-    added = {action.dest for action in command._actions}
-    command.add_class_arguments(settings, skip=added & {item.name for item in fields(settings)})
-
-
-def usage(name: str) -> str:
-    """Return the arguments of a command that have no flag, as its usage shows them."""
-    shown = ""
-    for place, count, _ in POSITIONAL.get(name, ()):
-        metavar = f"{{{','.join(ACTIONS)}}}" if place == "action" else place.removesuffix("s").upper()
-        shown += f"{USAGE[count].format(metavar)} "
-    return shown
-
-
-def present(arguments: list[str]) -> list[str]:
-    """Translate arguments to flags that the parser accepts.
-
-    Replaces dashes in flags by underscores. Turns ``--check X`` into ``--check=true X`` unless X is true or false: X
-    may be a name without a flag.
-    """
-    following = [*arguments[1:], ""]
-    return underscored(
-        [
-            f"{argument}=true" if argument in BARE and after.lower() not in ("true", "false") else argument
-            for argument, after in zip(arguments, following)
-        ]
-    )

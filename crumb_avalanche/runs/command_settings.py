@@ -1,6 +1,6 @@
 """Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from crumb_avalanche.system.setting_ranges import (
@@ -23,6 +23,7 @@ from crumb_avalanche.system.setting_ranges import (
     Workers,
 )
 
+Action = Literal["show", "lessons", "undo", "move", "forget", "rename", "merge"]  # of crumb learner
 # auto: the fastest that is installed; see models.runtimes.
 RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
@@ -175,7 +176,7 @@ class BackbonesSettings(InRange):
         threads: CPU threads; 0 takes one per core.
     """
 
-    names: list[str]
+    names: list[str] = field(default_factory=list)
     image_size: ImageSize | None = None
     threads: Threads = 0
 
@@ -217,7 +218,7 @@ class TeachSettings(NewLearnerSettings):
     """Teach a learner what images show: makes the file MODEL or goes on with it.
 
     Attributes:
-        model: the learner's file, such as mine.safetensors.
+        model: the learner's file, such as mine.safetensors; made if absent.
         source: an image, video, folder or glob pattern; without --label a folder with a folder for each class.
         label: name of the class that the source shows.
         nothing: instead of a source, images of the empty scene, which is called unknown then.
@@ -272,7 +273,7 @@ class PredictSettings(InRange):
     """
 
     model: str
-    sources: list[str]
+    sources: list[str] = field(default_factory=list)
     camera: str | None = None
     seconds: Seconds = 10.0
     boxes: str | None = None
@@ -340,7 +341,7 @@ class LearnerSettings(InRange):
         action: show MODEL; lessons MODEL; undo MODEL; move MODEL WRONG RIGHT; forget MODEL NAME; rename MODEL OLD NEW;
             merge A B --output C.
         model: a learner's file.
-        names: what the action needs besides.
+        names: class names that the action needs; for merge the other learner's file.
         lesson: number of the lesson that undo takes back (default the last one), or whose images alone move gives
             another name; see lessons.
         pictures: folder for the pictures of lessons that teach --keep-pictures kept; lessons writes them there.
@@ -349,9 +350,9 @@ class LearnerSettings(InRange):
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
     """
 
-    action: str
+    action: Action
     model: str
-    names: list[str]
+    names: list[str] = field(default_factory=list)
     lesson: Count | None = None
     pictures: str | None = None
     output: str | None = None

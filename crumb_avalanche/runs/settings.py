@@ -1,6 +1,8 @@
 """Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
 
-from dataclasses import dataclass, field, fields
+import inspect
+import re
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -194,6 +196,8 @@ class RunSettings(InRange):
         given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
+        if not isinstance(self.method, dict):
+            raise ValueError(f"method is {self.method!r}; give settings of the strategy as --method.NAME VALUE")
 
     def run_numbers(self) -> list[int]:
         """Return the numbers of the runs to do."""
@@ -242,27 +246,21 @@ def flat(settings: dict) -> dict:
     return values | {f"method.{name}": value for name, value in (settings.get("method") or {}).items()}
 
 
+def meanings(settings: type) -> dict[str, str]:
+    """Return what each setting means, as its documentation says, and its default.
+
+    The texts are empty where Python strips docstrings.
+    """
+    found = dict.fromkeys((item.name for item in fields(settings)), "")
+    for kind in reversed(settings.__mro__):
+        text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
+        found |= dict(re.findall(r"^ {4}(\w+): (.+)$", re.sub(r"\n {8,}", " ", text), re.MULTILINE))
+    for item in fields(settings):
+        if item.default not in (None, False, MISSING) and "default" not in found[item.name]:
+            found[item.name] = f"{found[item.name].rstrip('.')} (default: {item.default})"
+    return found
+
+
 def as_dict(settings) -> dict:
     """Return settings as plain values, in the order of their declaration."""
     return {item.name: getattr(settings, item.name) for item in fields(settings)}
-
-
-def add_run_arguments(parser) -> None:
-    """Add a flag to a parser for each field of ``RunSettings``, the most used ones first."""
-    names = [item.name for item in fields(RunSettings)]
-    grouped = [name for group in GROUPS.values() for name in group]
-    groups = {**GROUPS, "expert": [name for name in names if name not in grouped]}
-    for title, members in groups.items():
-        left_out = {name for name in names if name not in members}
-        parser.add_argument_group(title).add_class_arguments(RunSettings, as_group=False, skip=left_out)
-
-
-def underscored(arguments: list[str]) -> list[str]:
-    """Replace dashes in flags by underscores: ``--dataset-root X`` becomes ``--dataset_root X``."""
-    out = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        if flag.startswith("--"):
-            flag = "--" + flag[2:].replace("-", "_")
-        out.append(flag + equals + value)
-    return out

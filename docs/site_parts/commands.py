@@ -1,8 +1,6 @@
-"""Pages of the command line, made from its parsers: one page a command, every flag with its default and its meaning."""
+"""Pages of the command line, made from its parsers: one page a command, every flag with its meaning and its default."""
 
-import argparse
 import functools
-from dataclasses import MISSING, fields
 from typing import Any
 
 from crumb_avalanche.cli.parser import COMMANDS, parser, usage
@@ -20,30 +18,17 @@ GROUP_NAMES = {
 @functools.cache
 def subparsers() -> dict[str, Any]:
     """Return the parser of each command."""
-    (commands,) = (action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices)
+    return {name: parser(name) for name in COMMANDS}
 
 
 def names_of(action: Any) -> list[str]:
     """Return the flags of an argument in the spelling of the documentation, or its name if it has no flag."""
-    flags = [flag.replace("_", "-") for flag in action.option_strings if flag.startswith("--")]
-    return flags or [action.metavar or action.dest]
-
-
-def default_of(settings: type, action: Any) -> str:
-    """Format the default of a setting."""
-    item = next((item for item in fields(settings) if item.name == action.dest), None)
-    if item is None or (item.default is MISSING and item.default_factory is MISSING):
-        return ""
-    value = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-    if value in (None, {}, []):
-        return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return [flag for flag in action.option_strings if flag.startswith("--")] or [action.metavar or action.dest]
 
 
 def page(name: str) -> str:
     """Return the page of a command."""
-    settings, summary = COMMANDS[name]
+    _, summary = COMMANDS[name]
     lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
     lines += ["```bash", f"crumb {name} {usage(name)}[--OPTION VALUE ...]", "```", ""]
     for group in subparsers()[name]._action_groups:
@@ -51,12 +36,12 @@ def page(name: str) -> str:
         for action in group._group_actions:
             if action.dest.partition(".")[0] not in HIDDEN:
                 meaning = " ".join((action.help or "").split()).replace("%%", "%").replace("|", "\\|")
-                rows.append(f"| `{'`, `'.join(names_of(action))}` | {default_of(settings, action)} | {meaning} |")
+                rows.append(f"| `{'`, `'.join(names_of(action))}` | {meaning} |")
         if rows:
             lines += [f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}", ""]
-            lines += ["| flag | default | meaning |", "| :-- | :-- | :-- |", *rows, ""]
+            lines += ["| flag | meaning |", "| :-- | :-- |", *rows, ""]
     text = (
-        "`--config FILE` reads settings from a YAML file, and `--print_config` prints the present ones as such a file."
+        "`--config FILE` reads settings from a YAML file, and `--print-config` prints the present ones as such a file."
     )
     return "\n".join([*lines, "## Settings from a file", "", text, ""])
 

@@ -29,7 +29,7 @@ def without_proc(function):
         return function(path, *arguments, **keywords)
     return hidden
 
-import numpy, torch, torchvision, PIL.Image, safetensors.torch, jsonargparse, filelock  # built for each system
+import numpy, torch, torchvision, PIL.Image, safetensors.torch, filelock  # built for each system
 builtins.open = io.open = without_proc(open)
 for name in ("open", "stat", "listdir", "scandir", "readlink"):
     setattr(os, name, without_proc(getattr(os, name)))

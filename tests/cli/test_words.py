@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields
 import pytest
 
 from crumb_avalanche.cli import short_warnings, words_for
-from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, usable_paths
+from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, flag_of, usable_paths
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.atomic_file import cured
@@ -38,10 +38,8 @@ def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
         few, every = (crumb(command, flag)[1] for flag in ("--help", "--help-all"))
         flags = [set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (few, every)]
         assert flags[0] < flags[1] and len(flags[0]) <= 13
-        unflagged = {place for place, *_ in POSITIONAL.get(command, ())}
-        assert {f"--{item.name.replace('_', '-')}" for item in fields(settings) if item.name not in unflagged} <= flags[
-            1
-        ]
+        unflagged = POSITIONAL.get(command, {})
+        assert {flag_of(item.name) for item in fields(settings) if item.name not in unflagged} <= flags[1]
         assert f"--help-all shows all {len(flags[1])} flags" in few
 
 
@@ -74,7 +72,6 @@ def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, content):
     (tmp_path / "odd.yaml").write_bytes(content)
     code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
     assert code not in (0, None) and err.startswith("crumb ") and err.count("\n") == 1
-    assert "nested too deeply" in crumb("run", "--method.alpha", "[" * 500)[2]
 
 
 @pytest.mark.parametrize("error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")])

@@ -11,8 +11,7 @@ from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
 from site_parts import figures, links, notebooks, reference, result_tables
 
-from crumb_avalanche.cli.parser import COMMANDS, present
-from crumb_avalanche.cli.parser import parser as build_parser
+from crumb_avalanche.cli.parser import COMMANDS, parsed
 from crumb_avalanche.methods.registry import STRATEGIES
 
 README = ROOT / "README.md"
@@ -48,11 +47,6 @@ def texts():
 def made():
     """Pages that are made when the site is built."""
     return {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return build_parser()
 
 
 def test_the_readme_is_short_and_its_table_is_that_of_the_recorded_runs():
@@ -102,21 +96,19 @@ def test_links_lead_somewhere(texts, made):
     assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
 
 
-def test_commands_of_crumb_parse(texts, parser):
-    parsed = 0
+def test_commands_of_crumb_parse(texts):
+    count = 0
     for name, text in texts.items():
         for words in commands(text):
             if words[0] != "crumb":
                 continue
             try:
-                chosen = parser.parse_args(present(words[1:]))
-                values = chosen[chosen.command].as_dict()
-                values.pop("config", None)
-                COMMANDS[chosen.command][0](**values)
+                command, values = parsed(words[1:])
+                COMMANDS[command][0](**values)
             except (SystemExit, ValueError) as error:
                 pytest.fail(f"{name}: {' '.join(words)}: {error}")
-            parsed += 1
-    assert parsed > 50
+            count += 1
+    assert count > 50
 
 
 def test_other_commands_exist_and_snippets_are_python(texts):
@@ -139,7 +131,7 @@ def test_other_commands_exist_and_snippets_are_python(texts):
                 assert words[0] in {"crumb", *PROGRAMS}, what
 
 
-def test_flags_in_the_text_exist(texts, parser):
+def test_flags_in_the_text_exist(texts):
     known = {flag for name in command_pages.subparsers() for flag in flags_of(name)}
     known |= {flag for script in (ROOT / "experiments").glob("*.py") for flag in script_flags(script.name)}
     methods = {f"--method.{item.name}" for entry in STRATEGIES.values() for item in dataclasses.fields(entry.settings)}

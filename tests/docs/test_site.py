@@ -12,7 +12,7 @@ import pytest
 from page_commands import ROOT, commands, pages
 from site_parts import notebooks
 
-from crumb_avalanche.cli.parser import parser, present
+from crumb_avalanche.cli.parser import parsed
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 
@@ -112,9 +112,7 @@ def words_of(program: str) -> list[tuple[str, ...]]:
 
 @pytest.mark.parametrize("words", [words for words in words_of("crumb") if words[1:2] == ("run",)], ids=" ".join)
 def test_a_run_can_be_planned(words):
-    values = parser().parse_args(present(list(words[1:])))["run"].as_dict()
-    values.pop("config")
-    assert RunPlan.of(RunSettings(**values)).strategy
+    assert RunPlan.of(RunSettings(**parsed(list(words[1:]))[1])).strategy
 
 
 class ParsedError(BaseException):
