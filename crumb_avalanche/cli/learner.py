@@ -1,7 +1,8 @@
 """``crumb learner``: show a learner, or change what it knows; ``crumb export``: convert it for other programs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -100,51 +101,47 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
 
 
 def show(path: Path) -> None:
-    """Print all that a file holds."""
+    """Print all that a file holds, which ``crumb teach`` or a run wrote."""
     header = read_header(file_of(path))
-    if isinstance(header, LearnerHeader):
-        return show_run(header)
-    learner_of = header["network"]
-    print_line(f"method    {header['method']}")
-    arguments = learner_of["arguments"]
-    print_line(f"network   {arguments['name']} at {arguments['image_size']} pixels, {learner_of['source']}")
-    included = "in the file" if learner_of["included"] else "not in the file"
-    print_line(f"weights   {included}, SHA-256 {learner_of['weights_sha256']}")
-    print_line(f"budget    {header['budget_bytes']:,} bytes")
-    print_line(f"written   {header['written']} by " + ", ".join(f"{k} {v}" for k, v in header["versions"].items()))
-    print_line("classes")
-    for name, count in ((one["name"], one["images"]) for one in header["classes"] if one):
-        print_line(f"  {name}: {counted(count, 'image')}")
-    print_line("lessons")
+    for line in _of_run(header) if isinstance(header, LearnerHeader) else _of_learner(header):
+        print_line(line)
+
+
+def _of_learner(header: dict[str, Any]) -> Iterator[str]:
+    network, arguments = header["network"], header["network"]["arguments"]
+    included = "in the file" if network["included"] else "not in the file"
+    yield f"method    {header['method']}"
+    yield f"network   {arguments['name']} at {arguments['image_size']} pixels, {network['source']}"
+    yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
+    yield f"budget    {header['budget_bytes']:,} bytes"
+    yield from _written(header["written"], header["versions"], [one for one in header["classes"] if one])
+    yield "lessons"
     for lesson in header["lessons"]:
         what = shown_images(lesson["images"], lesson["nothing"])
         by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
-        print_line(f"  {lesson['number']}  {lesson['when']}  {what}{by}")
+        yield f"  {lesson['number']}  {lesson['when']}  {what}{by}"
     for line in header["stored"]:
-        print_line(f"stored    {line}")
-    kind = REPLAY.get(header["method"])
-    if kind is not None and kind.images:
-        print_line(
-            f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images."
-        )
-    else:
-        print_line("It holds no images and no paths of images.")
+        yield f"stored    {line}"
+    images = header["method"] in REPLAY and REPLAY[header["method"]].images
+    some = f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images."
+    yield some if images else "It holds no images and no paths of images."
 
 
-def show_run(header: LearnerHeader) -> None:
-    """Print what the learner file of a run holds."""
-    print_line(f"method    {header.strategy}, of a run")
-    print_line(f"network   {header.network['name']} at {header.transform['size']} pixels")
-    print_line(f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}")
-    print_line(f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file"))
-    print_line(
-        f"written   {header.written} by " + ", ".join(f"{name} {value}" for name, value in header.versions.items())
-    )
-    print_line("classes")
-    for one in header.classes:
-        print_line(f"  {one['name']}: {counted(one['images'], 'image')}")
-    print_line("It holds the state of the method, replay memories included where it has some, and no paths of images.")
-    print_line(f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}.")
+def _of_run(header: LearnerHeader) -> Iterator[str]:
+    yield f"method    {header.strategy}, of a run"
+    yield f"network   {header.network['name']} at {header.transform['size']} pixels"
+    yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
+    yield f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file")
+    yield from _written(header.written, header.versions, header.classes)
+    yield "It holds the state of the method, replay memories included where it has some, and no paths of images."
+    yield f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}."
+
+
+def _written(when: str, versions: Mapping[str, str], classes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    yield f"written   {when} by " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield "classes"
+    for one in classes:
+        yield f"  {one['name']}: {counted(one['images'], 'image')}"
 
 
 def print_line(text: str) -> None:

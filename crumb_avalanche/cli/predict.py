@@ -49,7 +49,7 @@ def main(settings: PredictSettings) -> None:
     start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
     if settings.html is None:
-        answers = Table(settings).print_all(answers_of(learner.predict_all, learner.predict, settings, unread))
+        answers = printed(answers_of(learner.predict_all, learner.predict, settings, unread), settings)
     else:
         # Here, because other output does not need the template engine.
         from crumb_avalanche.report.contact_sheet import ContactSheet
@@ -57,7 +57,7 @@ def main(settings: PredictSettings) -> None:
 
         sheet, page = ContactSheet(learner), Path(settings.html)
         with output_file(page, "a page of this program", is_page, "--html"):
-            answers = Table(settings).print_all(answers_of(sheet.ask, sheet.ask_boxes, settings, unread))
+            answers = printed(answers_of(sheet.ask, sheet.ask_boxes, settings, unread), settings)
             write_text(page, sheet.page(Path(settings.model).name, unread))
         print(f"written: {page}", file=sys.stderr)
     if not settings.json and not settings.csv:
@@ -78,10 +78,10 @@ def watch(learner: Learner, settings: PredictSettings) -> None:
 
 def opened(settings: PredictSettings) -> Learner:
     """Load a learner, or what a run of any strategy learned; say on stderr what to know of its answers."""
-    if Path(settings.model).is_dir():
-        from crumb_avalanche.runs.run_folder import check_run
+    if (Path(settings.model) / "result.json").exists():
+        from crumb_avalanche.runs.run_folder import read_result
 
-        check_run(Path(settings.model))
+        read_result(Path(settings.model))
     learner = Learner.load(settings.model, settings.weights)
     if learner.note:
         print(f"{learner.method}: {learner.note}", file=sys.stderr)
@@ -128,37 +128,25 @@ def read_boxes(file: Path) -> dict[str, Any]:
     return {str(file.parent / name): boxes for name, boxes in found.items()}
 
 
-class Table:
-    """Prints answers as they come, in one of three formats."""
-
-    def __init__(self, settings: PredictSettings):
-        self.print_one = self._json if settings.json else self._csv if settings.csv else self._row
-        if settings.csv:
-            self._line("path", "label", "confidence", "known", "runner_up", "runner_up_confidence")
-
-    def print_all(self, answers: Iterator[Answer]) -> list[Answer]:
-        """Print answers and return them without their frames."""
-        kept = []
-        for answer in answers:
-            self.print_one(answer)
-            sys.stdout.flush()  # each answer is seen as it comes, and `| head` ends the command
-            kept.append(answer)
-        return kept
-
-    def _json(self, answer: Answer) -> None:
-        print(json.dumps(answer.as_dict()))
-
-    def _csv(self, answer: Answer) -> None:
-        name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
-        self._line(answer.place, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}")
-
-    def _line(self, *cells: object) -> None:
-        print(csv_text([cells]), end="")
-
-    def _row(self, answer: Answer) -> None:
-        others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
-        shown = f"{printable(answer.place)}  {answer.shown}  {100 * answer.confidence:.0f} %"
-        print(shown + (f"  ({others})" if others else ""))
+def printed(answers: Iterator[Answer], settings: PredictSettings) -> list[Answer]:
+    """Print answers as they come, in one of three formats; return them without their frames."""
+    kept = []
+    if settings.csv:
+        print(csv_text([["path", "label", "confidence", "known", "runner_up", "runner_up_confidence"]]), end="")
+    for answer in answers:
+        if settings.json:
+            print(json.dumps(answer.as_dict()))
+        elif settings.csv:
+            name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
+            cells = answer.place, answer.label, f"{answer.confidence:.6f}", answer.known, name, f"{share:.6f}"
+            print(csv_text([cells]), end="")
+        else:
+            others = ", ".join(f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2])
+            shown = f"{printable(answer.place)}  {answer.shown}  {100 * answer.confidence:.0f} %"
+            print(shown + (f"  ({others})" if others else ""))
+        sys.stdout.flush()  # each answer is seen as it comes, and `| head` ends the command
+        kept.append(answer)
+    return kept
 
 
 def summarize(answers: list[Answer]) -> None:

@@ -2,7 +2,10 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,38 +13,32 @@ from crumb_avalanche.cli.teach import opened
 from crumb_avalanche.learner.access import check_certificate, own_certificate, print_qr_code, token_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
-from crumb_avalanche.runs.command_settings import ServeSettings
+from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
+
+if TYPE_CHECKING:
+    from crumb_avalanche.learner.shared import SharedLearner
 
 
 def main(settings: ServeSettings) -> None:
     """Serve until interrupted; print the address."""
     load_server()
     from crumb_avalanche.learner.server import application  # which needs the extra
-    from crumb_avalanche.learner.shared import SharedLearner
 
     certificate, key = settings.certificate, settings.key
     if (certificate is None) != (key is None):
         raise ValueError("--certificate and --key go together: both are files of the PEM format")
     if certificate is not None:
         check_certificate(certificate, key)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    path = Path(settings.model)
-    refuse_folder(path)
     outside = settings.host not in LOOPBACK
     port, origins = listen(settings.host, settings.port, outside or certificate is not None)
-    with port, locked_file(path):
-        learner = opened(settings, path)
-        learner.use_runtime(settings.runtime)
-        if not path.exists():
-            learner.save(path)
-        shared = SharedLearner(learner, path, weights=holds_weights(path))
+    path = Path(settings.model)
+    with port, shared_learner(settings) as shared:
         token = token_of(path)
         made = outside and certificate is None
         certificate = own_certificate(path, settings.host) if made else certificate
-        print(f"{path}: {counted(len(learner.classes), 'class')}. Every change is saved in it.")
+        print(f"{path}: {counted(len(shared.learner.classes), 'class')}. Every change is saved in it.")
         print(f"Open {origins[0]}/?token={token}")
         if outside:
             print_qr_code(f"{origins[0]}/?token={token}")
@@ -50,7 +47,25 @@ def main(settings: ServeSettings) -> None:
         print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
         print("Press Ctrl+C to stop.", flush=True)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # by default it would skip the rest
+        run(application(shared, token, origins), port, certificate, key)
+
+
+@contextmanager
+def shared_learner(settings: ConnectSettings | ServeSettings) -> Iterator["SharedLearner"]:
+    """Hold a learner that several ask and change, and lock its file, which is made if absent."""
+    from crumb_avalanche.learner.shared import SharedLearner
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    path = Path(settings.model)
+    refuse_folder(path)
+    with locked_file(path):
+        learner = opened(settings, path)
+        learner.use_runtime(settings.runtime)
+        if not path.exists():
+            learner.save(path)
+        shared = SharedLearner(learner, path, weights=holds_weights(path))
         try:
-            run(application(shared, token, origins), port, certificate, key)
+            yield shared
         finally:
             shared.close()  # before the file's lock is released

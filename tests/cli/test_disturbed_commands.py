@@ -169,28 +169,6 @@ def test_a_disk_that_fails_at_any_change_of_a_file(command, crumb, place, undist
         again(crumb, command, folder, place, reference)
 
 
-@EACH
-def test_two_at_once(command, place, undisturbed, tmp_path):
-    reference, _ = undisturbed(command)
-    draws = random.Random(2)
-    for number in range(CASES // 3):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        arguments = command(folder, place)
-        processes = [start_crumb(*arguments, errors=str(folder / "err0"))]
-        time.sleep(draws.choice((0, 0, draws.uniform(0, 0.3))))
-        processes.append(start_crumb(*arguments, errors=str(folder / "err1")))
-        for process in processes:
-            process.join(120)
-        codes = [process.exitcode for process in processes]
-        assert sorted(codes) in ([0, 0], [0, 1]), codes
-        if 1 in codes:
-            said = (folder / f"err{codes.index(1)}").read_text()
-            assert any(text in said for text in IN_USE), said
-        if command is not teach or 1 in codes:  # two lessons teach twice
-            check_equal(command, reference, folder)
-
-
 def asked(process, output, photo, labels):
     """Teach a photo to a server as these labels once it has said its address; yield those that it acknowledged."""
     found = None

@@ -11,7 +11,7 @@ import pytest
 from fake_videos import write_video
 from html_pages import Page
 
-from crumb_avalanche.cli.predict import Table
+from crumb_avalanche.cli.predict import printed
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.runs.command_settings import PredictSettings
 
@@ -48,7 +48,7 @@ def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch):
 
     with open(tmp_path / "out", "w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert len(Table(PredictSettings("mine", [])).print_all(answers())) == 3
+        assert len(printed(answers(), PredictSettings("mine"))) == 3
 
 
 def test_predict_sums_up_a_labelled_folder(mine, place, crumb):
