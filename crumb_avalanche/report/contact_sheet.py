@@ -19,7 +19,7 @@ from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.counted import counted, listed
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table
@@ -157,12 +157,6 @@ def confused_table(pairs: Counter[tuple[str, str]]) -> Table:
     columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
     mistaken = [(pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]]
     return Table(columns, [[Cell(truth), Cell(label), count(number)] for (truth, label), number in mistaken])
-
-
-def listed(names: list[str], most: int = 20) -> str:
-    """Join names; of more than ``most`` the first."""
-    more = f" and {len(names) - most} more" * (len(names) > most)
-    return ", ".join(names[:most]) + more
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:

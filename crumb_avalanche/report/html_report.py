@@ -13,9 +13,8 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, render
 from crumb_avalanche.report.palette import PAGE_COLOURS
 from crumb_avalanche.report.pictures import STYLE, Curve, chance_of, draw_curves, draw_finals
-from crumb_avalanche.report.run_tables import curves_table, deviations_table, ledger_tables, settings_tables
+from crumb_avalanche.report.run_tables import curves_table, ledger_tables, settings_tables
 from crumb_avalanche.report.runs import Group, notes_on, streams_of
-from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.runs.tables import cell
 from crumb_avalanche.system.counted import counted
 
@@ -50,7 +49,6 @@ def report_page(groups: list[Group], summary: Table, runs: Table, left_out: list
         runs=runs,
         settings_differ=differ,
         settings_same=same,
-        deviations=None if all(group.settings["benchmark"] == CLIPS for group in groups) else deviations_table(groups),
         OPEN_MATRICES=OPEN_MATRICES,
     )
 

@@ -14,11 +14,11 @@ from benchmarks_toybox_ilab.datasets.clip_folder import FRAMES_FOLDER
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, listed, thumbnail
+from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion_matrix, thumbnail
 from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
 from crumb_avalanche.system.atomic_file import write_text
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.counted import counted, listed
 
 MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it may look like

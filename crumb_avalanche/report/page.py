@@ -1,4 +1,4 @@
-"""What HTML pages are made of: tables, which CSV and LaTeX show too, and a layout. Pages make no request."""
+"""What HTML pages are made of: tables, which CSV shows too, and a layout. Pages make no request."""
 
 import base64
 import hashlib
@@ -16,23 +16,8 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import cell, mean_text
 from crumb_avalanche.runs.tables import table as text_table
-from crumb_avalanche.system.atomic_file import write_text
 
 NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
-TEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    '"': r"{\char34}",
-    "±": r"$\pm$",
-    # LaTeX reads these as arguments of the line break before them.
-    "[": "{[}",
-    "*": "{*}",
-    **{sign: "\\" + sign for sign in "&%$#_{}"},
-}
 
 
 class Cell(NamedTuple):
@@ -79,24 +64,9 @@ class Table:
         rows = [[cell.text.replace("±", "+-") for cell in row] for row in self.rows]
         return text_table(list(self.columns.values()), rows)
 
-    @property
-    def tex(self) -> str:
-        """A ``tabular`` that needs no package, the first column left-aligned and the others right-aligned."""
-        lines = [list(self.columns.values()), *([cell.text for cell in row] for row in self.rows)]
-        head, *body = [" & ".join(map(tex_escaped, line)) + r" \\" for line in lines]
-        begin = rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}"
-        return "\n".join([begin, r"\hline", head, r"\hline", *body, r"\hline", r"\end{tabular}"]) + "\n"
-
     def write(self, path: Path) -> None:
-        """Write it as LaTeX, or as CSV with the names of columns and the values for programs; atomically."""
-        if path.suffix == ".tex":
-            return write_text(path, self.tex)
+        """Write it as CSV with the names of columns and the values for programs, atomically."""
         write_csv(path, [self.columns, *([cell.plain for cell in row] for row in self.rows)])
-
-
-def tex_escaped(text: str) -> str:
-    """Escape a text for LaTeX, on one line."""
-    return "".join(TEX.get(sign, sign) for sign in re.sub(r"[\s\x00-\x1f\x7f]+", " ", text))
 
 
 def count(value: float) -> Cell:

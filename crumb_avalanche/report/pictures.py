@@ -1,4 +1,4 @@
-"""Pictures of results, drawn without a display from numbers alone: accuracy curves, final accuracies, matrices."""
+"""Pictures of results, drawn without a display from numbers alone: accuracy curves and final accuracies."""
 
 import math
 import statistics
@@ -25,7 +25,6 @@ STYLE = {
     "legend.fontsize": 9,
     "svg.hashsalt": "crumb",  # the same numbers give the same file
 }
-LARGEST_NUMBERED = 25  # experiences; numbers in a larger matrix are illegible
 
 
 @dataclass
@@ -147,20 +146,6 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
     return paths
 
 
-def run_picture(title: str, matrix: list[list[float]], curve: Curve) -> Figure:
-    """Draw one run: its accuracy matrix, in percent, without unseen cells, and the accuracy after each experience."""
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(12, 5), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12)
-        figure.suptitle(literal(title))
-        left, right = figure.subplots(1, 2)
-        _draw_matrix(left, matrix, curve.joint)
-        draw_curves(right, [curve], chance_of([curve]))
-        right.set_title("accuracy over all classes seen")
-        right.legend(loc="lower left")
-    return figure
-
-
 def comparison_picture(title: str, curves: list[Curve]) -> Figure:
     """Draw groups of runs: curves with bands of one standard deviation, and final accuracies."""
     chance = chance_of(curves)
@@ -174,29 +159,3 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         draw_finals(right, curves, chance[-1] if chance else None)
     return figure
-
-
-def _draw_matrix(axes: Axes, matrix: list[list[float]], joint: bool) -> None:
-    width = len(matrix[-1])
-    cells = np.full((len(matrix), width), np.nan)
-    for number, row in enumerate(matrix):
-        cells[number, : len(row)] = row
-    image = axes.imshow(cells, cmap="cividis", vmin=0, vmax=100, aspect="equal")
-    if width <= LARGEST_NUMBERED:
-        size = min(11, 120 / width) if width > 5 else 11
-        for (row, column), value in np.ndenumerate(cells):
-            if not math.isnan(value):
-                text = f"{value:.1f}" if width <= 6 else f"{value:.0f}"
-                colour = "black" if value > 55 else "white"
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
-    axes.hlines(np.arange(1, len(matrix)) - 0.5, -0.5, width - 0.5, color="white", lw=1)
-    axes.vlines(np.arange(1, width) - 0.5, -0.5, len(matrix) - 0.5, color="white", lw=1)
-    step = math.ceil(width / 12)
-    axes.set_xticks(range(0, width, step), range(1, width + 1, step))
-    axes.set_yticks(*(([0], ["joint"]) if joint else (range(0, len(matrix), step), range(1, len(matrix) + 1, step))))
-    axes.set_xlabel("on the classes of experience")
-    axes.set_ylabel("" if joint else "after experience")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_title("accuracy matrix")
-    axes.figure.colorbar(image, ax=axes, label="accuracy (%)", shrink=0.3 if joint else 0.75)

@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report.html_report import report_page
 from crumb_avalanche.report.page import MARK, Table
-from crumb_avalanche.report.pictures import comparison_picture, run_picture, save
+from crumb_avalanche.report.pictures import comparison_picture, save
 from crumb_avalanche.report.run_tables import runs_table, settings_tables, summary_table
 from crumb_avalanche.report.runs import (
     IDENTITY,
@@ -25,12 +25,12 @@ from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
 
 PAGE = "report.html"
-FILES = [f"{name}.{kind}" for name in ("report", "comparison") for kind in ("html", "csv", "tex", "png", "svg")]
+FILES = [PAGE, "report.csv", "comparison.csv", "report.png", "report.svg"]
 MAIN_SETTINGS = [*IDENTITY, "run", "weights", "backbone", "first_epochs", "epochs", "batch_size", "learning_rate"]
 
 
 def main(settings: ReportSettings) -> None:
-    """Print tables of the runs in some folders; write pictures, a page, and tables as CSV and LaTeX.
+    """Print tables of the runs in some folders; write a page, pictures, and tables as CSV.
 
     ValueError: there is no finished run, or a run cannot be read; the others are reported first.
     """
@@ -56,11 +56,17 @@ def main(settings: ReportSettings) -> None:
             summary, runs_of = summary_table(groups), runs_table(groups, output)
             write_text(output / PAGE, report_page(groups, summary, runs_of, [*problems, *left_out]))
             runs_of.write(output / "report.csv")
-            summary.write(output / "report.tex")
-            written = report_run(groups[0], output) if len(runs) == 1 else report_comparison(groups, summary, output)
-            written += [output / f"report.{kind}" for kind in ("html", "csv", "tex")]
+            summary.write(output / "comparison.csv")
+            alike = [name for name in IDENTITY[:4] if name not in differences(groups)]
+            title = ", ".join(f"{name} {groups[0].settings[name]}" for name in alike)
+            written = save(comparison_picture(title, [group.curve for group in groups]), output)
+            written += [output / name for name in (PAGE, "report.csv", "comparison.csv")]
     except OSError as error:
         raise ValueError(f"{output} cannot be written to ({error}); name another folder with --output") from error
+    if len(runs) == 1:
+        print_run(groups[0])
+    else:
+        print_comparison(groups, summary)
     usage = usage_of(runs[0].folder, runs[0].settings["strategy"])
     print("\nwritten: " + ", ".join(map(str, written)), *usage, sep="\n")
     if unfinished:
@@ -69,8 +75,8 @@ def main(settings: ReportSettings) -> None:
         raise ListedError("not everything could be reported; the rest is written", problems)
 
 
-def report_run(group: Group, output: Path) -> list[Path]:
-    """Print a group's only run and draw it; returns the paths of the pictures."""
+def print_run(group: Group) -> None:
+    """Print a group's only run: settings, accuracies and ledger."""
     run = group.runs[0]
     settings = run.settings
     usual = usual_settings(settings["benchmark"], settings["preset"], settings["strategy"])
@@ -79,13 +85,10 @@ def report_run(group: Group, output: Path) -> list[Path]:
     print(f"{run.folder}\n" + table(["setting", "value"], [[name, cell(settings[name])] for name in names]))
     print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
-    title = f"{settings['strategy']} on {settings['benchmark']}, {settings['protocol']}, run {run.result['run']}: "
-    title += f"final accuracy {run.result['final_accuracy']:.2f} %"
-    return save(run_picture(title, run.matrix, group.curve), output)
 
 
-def report_comparison(groups: list[Group], summary: Table, output: Path) -> list[Path]:
-    """Print groups of runs side by side, draw them, and write the table as CSV; returns the paths."""
+def print_comparison(groups: list[Group], summary: Table) -> None:
+    """Print groups of runs side by side."""
     print("final accuracy over all classes: mean +- standard deviation of runs (n - 1); the others are means")
     print(summary.lines)
     print("images/s: times of different runs are comparable only when measured side by side on the same machine")
@@ -93,7 +96,3 @@ def report_comparison(groups: list[Group], summary: Table, output: Path) -> list
         print("\nsettings in which they differ\n" + differ.lines)
     for note in notes_on(groups):
         print(f"note: {note}")
-    summary.write(output / "comparison.csv")
-    varying = differences(groups)
-    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in IDENTITY[:4] if name not in varying)
-    return [output / "comparison.csv", *save(comparison_picture(title, [group.curve for group in groups]), output)]

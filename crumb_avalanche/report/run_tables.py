@@ -1,23 +1,14 @@
-"""Tables of finished runs: accuracy and cost, settings, and what differs from the paper."""
+"""Tables of finished runs: accuracy and cost, and settings."""
 
-import inspect
 import os
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from crumb_avalanche.report.page import EMPTY, Cell, Table, count, percent, seconds, setting
-from crumb_avalanche.report.runs import IDENTITY, NOT_COMPARED, Group, Run, differences
-from crumb_avalanche.runs.plan import usual_settings
-from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.report.runs import IDENTITY, Group, Run, differences
+from crumb_avalanche.runs.settings import RunSettings, meanings
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
 
-BENCHMARKS = ("core50", "toybox", "ilab", "icub", "ilab_core50", "cifar100", "imagenet")
-PRETRAINED = "with CRUMB on ImageNet"  # for the paper's main results; preset paper has no such file to download
-PAPER = usual_settings("", "paper")
-# Not settings but facts about a run, or what is compared: methods, presets and protocols.
-IGNORED = {*NOT_COMPARED, "benchmark", "protocol", "strategy", "preset", "family", "device", "on_bad_frame", "fps"}
-IGNORED |= {"new_class", "pretrained", "experiences", "classes", "dataset_root"}
 SUMMARY = {
     "memory_bytes": ("memory, bytes", count),
     "buffer_items": ("memories", count),
@@ -94,56 +85,10 @@ def _after(run: Run, width: int) -> list[float | None]:
 
 def settings_tables(groups: list[Group]) -> tuple[Table | None, Table]:
     """Return the settings in which the groups differ, if there are any, and all others with their meaning."""
-    varying, meaning, first = list(map(str, differences(groups))), meanings(), groups[0].settings
+    varying, meaning, first = list(map(str, differences(groups))), meanings(RunSettings), groups[0].settings
     rows = [[Cell(group.label), *[setting(group.settings.get(name)) for name in varying]] for group in groups]
     differ = Table({"group": "group", **{name: name for name in varying}}, rows) if varying else None
     shared = [name for name in first if all(name in group.settings for group in groups)]
     same = [name for name in dict.fromkeys([*filter(shared.__contains__, IDENTITY), *shared]) if name not in varying]
     rows = [[Cell(str(name)), setting(first[name]), Cell(meaning.get(name, ""))] for name in same]
     return differ, Table({name: name for name in ("setting", "value", "meaning")}, rows)
-
-
-def meanings() -> dict[str, str]:
-    """What each setting of ``crumb run`` means, as its documentation says; empty where Python strips docstrings."""
-    text = inspect.cleandoc(RunSettings.__doc__ or "")  # from Python 3.13 on, docstrings come without indentation
-    lines = re.sub(r"\n {8,}", " ", text.partition("Attributes:")[2])
-    return dict(re.findall(r"^ {4}(\w+): (.+)$", lines, re.MULTILINE))
-
-
-def deviations_table(groups: list[Group]) -> Table:
-    """Return a line for each setting that differs from preset ``paper``, in the order of the settings."""
-    found: dict[tuple[str, Cell, Cell], list[str]] = {}
-    for group in groups:
-        for difference in _deviations(group):
-            found.setdefault(difference, []).append(group.label)
-    order = {name: number for number, name in enumerate(["benchmark", *PAPER])}
-    rows = []
-    for difference in sorted(found, key=lambda one: order.get(one[0], len(order))):
-        labels = found[difference]
-        who = "all" if len(labels) == len(groups) > 1 else "; ".join(labels)
-        rows.append([Cell(difference[0]), *difference[1:], Cell(who)])
-    return Table({"setting": "setting", "paper": "preset paper", "run": "these runs", "groups": "groups"}, rows)
-
-
-def _deviations(group: Group) -> Iterable[tuple[str, Cell, Cell]]:
-    """Yield the settings of a group that differ, with the value in preset ``paper`` and its own."""
-    settings = group.settings
-    usual = PAPER | usual_settings(settings["benchmark"], "paper", settings["strategy"])
-    if settings["benchmark"] not in BENCHMARKS:
-        yield "benchmark", Cell("one of " + ", ".join(BENCHMARKS)), setting(settings["benchmark"])
-    if "pretrained" in settings and (settings["strategy"] == "crumb" or settings["pretrained"] is not None):
-        yield "pretrained", Cell(PRETRAINED), setting(settings["pretrained"])
-    for name, value in settings.items():
-        if name in IGNORED or value in (usual.get(name), PAPER.get(name)):
-            continue
-        run, paper = _or_default(value), _or_default(usual[name]) if name in usual else Cell("unknown setting")
-        if name == "learning_rate" and value is None:
-            rates = dict.fromkeys(run.result.get("learning_rate") for run in group.runs)
-            if list(rates) == [None]:
-                continue  # a method without gradient steps
-            run = Cell("tuned: " + ", ".join(cell(rate) for rate in rates if rate is not None))
-        yield str(name), paper, run
-
-
-def _or_default(value: object) -> Cell:
-    return Cell("default") if value is None else setting(value)

@@ -12,22 +12,16 @@ from itertools import accumulate, combinations
 from pathlib import Path
 
 from crumb_avalanche.report.pictures import Curve
-from crumb_avalanche.runs.run_folder import INTERRUPTED, RESULT, check_digests, mapping, read_part
+from crumb_avalanche.runs.run_folder import RESULT, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat, load_yaml
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.runs.tables import cell
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
 NOT_COMPARED = {"run", "runs", *NON_RESULT_SETTINGS}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.yaml
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
-SIGNS_OF_WORK = {"config.yaml", "error.txt", INTERRUPTED}  # of a run that was started
-# Entries of result.json: type, and whether a report can do without.
-ENTRIES = {"run": (int, False), "final_accuracy": (object, False), "accuracy_after": (list, False)}
-ENTRIES |= {name: (list, True) for name in ("classes_order", "classes_per_experience")}
-ENTRIES |= {name: (dict, True) for name in ("strategy_settings", "provenance")}
-ENTRIES |= {"frame_table_sha256": (str, True), "learning_rate": (int | float | None, True)}
-LEDGER_ENTRIES = ["buffer_items", "train_seconds", "images_per_second", *LEDGER_BYTES, *LEDGER_SECONDS]
+CONFIG, ERROR = "config.yaml", "error.txt"  # of a run that was started, by crumb run or in a sweep
 
 
 @dataclass
@@ -109,7 +103,7 @@ def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
             if RESULT in files:
                 found.append(Path(path))
                 below.clear()
-            elif SIGNS_OF_WORK & {*files, *below}:
+            elif CONFIG in files or ERROR in files:
                 started.append(Path(path))
         started = [folder for folder in started if not any(run.is_relative_to(folder) for run in found)]
         for known, new in ((finished, found), (unfinished, started)):
@@ -123,76 +117,23 @@ def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
 def _nothing_finished(given: Path, started: list[Path]) -> str:
     text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
     if not started:
-        return text + "Nor is there a config.yaml or interrupted/ of an unfinished run; give the --output of crumb run."
-    stopped = [str(folder / INTERRUPTED) for folder in started if (folder / INTERRUPTED).is_dir()]
-    failed = [str(folder / "error.txt") for folder in started if (folder / "error.txt").is_file()]
-    kept = f"The state of an interrupted run, and the reason, is kept in {', '.join(stopped)}. "
-    why = f"The error that ended a run of a sweep is in {', '.join(failed)}. "
-    gone = "An interrupted run keeps interrupted/; there is none, so the run is still active or was killed. "
+        return text + "Nor is there a config.yaml of an unfinished run; give the --output of crumb run."
     text += f"Started but not finished: {', '.join(map(str, started))}. "
-    text += kept * bool(stopped) + why * bool(failed) or gone
-    configs = [folder / "config.yaml" for folder in started if (folder / "config.yaml").is_file()]
-    return text + (f"To start again: crumb run --config {configs[0]}" if configs else "Give the same command again.")
+    if failed := [str(folder / ERROR) for folder in started if (folder / ERROR).is_file()]:
+        text += f"The error that ended a run of a sweep is in {', '.join(failed)}. "
+    configs = [folder / CONFIG for folder in started if (folder / CONFIG).is_file()]
+    return text + (f"To go on: crumb run --config {configs[0]}" if configs else "Give the same command again.")
 
 
 def read_run(folder: Path) -> Run:
-    """Read a finished run; ``DamagedRunError`` if a file is missing, changed, or lacks an entry that every run has."""
-    result = read_part(folder / RESULT, _result)
-    check_digests(folder, result)
-    settings, ledger = read_part(folder / "config.yaml", _settings), read_part(folder / "ledger.json", _ledger)
-    matrix = read_part(folder / "accuracy_matrix.csv", lambda text: _matrix(text, result))
-    return Run(folder, settings, result, ledger, matrix)
-
-
-def _result(text: str) -> dict:
-    result = mapping(json.loads(text), [name for name, (_, optional) in ENTRIES.items() if not optional])
-    for name, (kind, _) in ENTRIES.items():
-        if name in result and (not isinstance(result[name], kind) or isinstance(result[name], bool)):
-            raise ValueError(f"its {name} is {str(result[name])[:80]!r}, not of type {getattr(kind, '__name__', kind)}")
-    tested = [value for value in result["accuracy_after"] if value is not None]
-    for value in [*tested, result["final_accuracy"]]:
-        _percent(value)
-    names, counts = result.get("classes_order", []), result.get("classes_per_experience", [])
-    if not all(isinstance(name, str) for name in names) or len(set(names)) != len(names):
-        raise ValueError("its classes_order is not a list of different names")
-    if not all(type(count) is int and 0 <= count < 10**9 for count in counts):
-        raise ValueError("its classes_per_experience is not a list of counts")
-    if sum(counts) != len(names):
-        raise ValueError(f"its classes_per_experience adds up to {sum(counts)}, but its classes_order has {len(names)}")
-    return result
-
-
-def _ledger(text: str) -> dict:
-    ledger = mapping(json.loads(text), LEDGER_ENTRIES, int | float)
-    if wrong := [name for name in LEDGER_ENTRIES if not 0 <= ledger[name] < 1e18]:
-        raise ValueError(f"its {', '.join(wrong)} are no amounts of at least 0")
-    return ledger
-
-
-def _settings(text: str) -> dict:
-    settings = mapping(load_yaml(text), IDENTITY[:4])
-    if wrong := [name for name in IDENTITY[:4] if not isinstance(settings[name], str)]:
-        raise ValueError(f"its {', '.join(wrong)} are no names")
-    if not isinstance(settings.get("method") or {}, dict) or not all(isinstance(name, str) for name in settings):
-        raise ValueError("its settings have no names")
-    return flat(settings)
-
-
-def _matrix(text: str, result: dict) -> list[list[float]]:
-    rows = [",".join(row[1:]).rstrip(",").split(",") for row in csv.reader(io.StringIO(text)) if row][1:]
-    matrix = [[_percent(float(cell)) for cell in row] if any(row) else [] for row in rows]  # no cells: not tested
-    count = len(result["accuracy_after"])
-    if not matrix or len(matrix) != count or max(map(len, matrix)) != len(matrix[-1]):
-        raise ValueError(f"it has {len(matrix)} rows, but {RESULT} has {count} experiences, with a row each")
-    if [len(row) > 0 for row in matrix] != [value is not None for value in result["accuracy_after"]]:
-        raise ValueError(f"it has numbers after other experiences than {RESULT} has accuracies for")
-    return matrix
-
-
-def _percent(value: float) -> float:
-    if not isinstance(value, int | float) or not 0 <= value <= 100:
-        raise ValueError(f"{value!r} is no accuracy in percent, 0 to 100")
-    return value
+    """Read a finished run; ``DamagedRunError`` if a file is missing, or not what the run wrote."""
+    result = read_result(folder)
+    settings, ledger, matrix = (
+        (folder / name).read_text(encoding="utf-8") for name in ("config.yaml", "ledger.json", "accuracy_matrix.csv")
+    )
+    _, *rows = csv.reader(io.StringIO(matrix))
+    cells = [[float(cell) for cell in row[1:] if cell] for row in rows]  # none where it was not tested
+    return Run(folder, flat(load_yaml(settings)), result, json.loads(ledger), cells)
 
 
 def groups_of(runs: list[Run]) -> list[Group]:

@@ -14,12 +14,12 @@ from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, finished_result
+from crumb_avalanche.runs.run_folder import RESULT, finished_result
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.process import set_up_process
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.tensor_file import format_of, write_tensors
-from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
+from crumb_avalanche.training.pretraining import FORMAT
 
 SIZE = 64
 BENCHMARK = "toy_shapes"
@@ -37,14 +37,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     for path, kind in ((pretrained, FORMAT), (network_file, NETWORK)):
         if path.exists() and format_of(path) != kind:
             raise FileExistsError(f"{path} exists and is not of a demo, so it stays as it is: choose another --output")
-    if pretrained.exists() and not settings.overwrite:
-        seed = read_pretrained(pretrained)[1].get("seed")
-        if seed != settings.seed:
-            raise FinishedRunError(
-                f"{folder} holds a demo with seed={seed}, not {settings.seed}; use another --output, or start over "
-                "with --overwrite true"
-            )
-    else:
+    if not pretrained.exists() or settings.overwrite:
         set_up_process(settings.threads, settings.seed)
         images = shapes(pixel_transform(SIZE), settings.progress)
         print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")

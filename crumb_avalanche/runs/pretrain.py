@@ -134,13 +134,11 @@ def open_images(settings: PretrainSettings) -> Dataset:
     if settings.data.startswith("torchvision:"):
         name = settings.data.removeprefix("torchvision:")
         factory = getattr(datasets, name, None)
-        if not (isinstance(factory, type) and issubclass(factory, Dataset)):
-            raise ValueError(f"torchvision has no data set {name!r}; see torchvision.datasets, for instance CIFAR100")
         # Other data sets select training images and store labels in various ways.
-        if "train" not in inspect.signature(factory).parameters:
+        if not isinstance(factory, type) or "train" not in inspect.signature(factory).parameters:
             raise ValueError(
-                f"torchvision's {name} has no train=True argument to select its training images (CIFAR10, CIFAR100 and "
-                "FashionMNIST do); unpack it as an image folder (one folder per class) and give that"
+                f"torchvision has no data set {name!r} with train=True, as CIFAR10, CIFAR100 and FashionMNIST have; "
+                "unpack it as an image folder (one folder per class) and give that"
             )
         try:
             return factory(settings.dataset_root or "data", train=True, download=True, transform=transform)

@@ -190,16 +190,11 @@ def _new_classes(benchmark: CLScenario) -> list[int]:
     return counts
 
 
-def keep_learner(folder: Path, session: Session, experiences: int, interrupted: bool = False) -> bool:
-    """Write ``learner.safetensors`` according to the plan's ``keep_learner``; of an interrupted run, always in full.
-
-    Without a checkpoint, this file is all that is left of an interrupted run. Returns whether a file was written.
-    """
-    keep = "full" if interrupted else session.plan.keep_learner
-    if keep == "none" or session.plan.strategy in NOT_KEPT:
-        return False
-    save_learner(folder / LEARNER, session.strategy, _header_of(session, experiences, keep))
-    return True
+def keep_learner(folder: Path, session: Session, experiences: int) -> None:
+    """Write ``learner.safetensors`` after so many experiences, unless the plan or the method keeps none."""
+    keep = session.plan.keep_learner
+    if keep != "none" and session.plan.strategy not in NOT_KEPT:
+        save_learner(folder / LEARNER, session.strategy, _header_of(session, experiences, keep))
 
 
 def _header_of(session: Session, experiences: int, keep: Keep) -> LearnerHeader:

@@ -2,20 +2,17 @@
 
 import gc
 import statistics
-import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from crumb_avalanche.learner.run_file import LEARNER, LearnerError
+from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import (
-    INTERRUPTED,
     MISTAKES,
     PLAN,
     RESULT,
@@ -144,17 +141,14 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
         write_text(folder / "config.yaml", f"{head}{plan}")
         try:
             learn(session, folder, recorder.ledger, resume, count_divergence)
-        except BaseException:
-            # Keep what was learned so far after any error.
+        finally:
             recorder.bar.close()
-            _keep_interrupted(folder / INTERRUPTED, session, resume.position.experience)
-            raise
         ledger = recorder.write(folder, session, resume.progress)
         learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
         keep_learner(folder, session, learned)
         result = with_digests(folder, result_of(plan, session, resume) | images | {"provenance": hashes})
     write_json(folder / RESULT, result)
-    tidy_up(folder)  # remove checkpoints and files of interrupted attempts
+    tidy_up(folder)
     if verbose:
         print(matrix_table(resume.progress.matrix, resume.progress.accuracy_after, joint=session.entry.joint))
         print(ledger_table(ledger))
@@ -236,13 +230,3 @@ def accuracy_on(metrics: dict, experience: int | None = None) -> float:
     """Return the accuracy on one test experience, or on the stream, for any task label in Avalanche's key."""
     start, end = ("Top1_Acc_Stream/eval", "") if experience is None else ("Top1_Acc_Exp/eval", f"/Exp{experience:03d}")
     return next(value for key, value in metrics.items() if key.startswith(start) and key.endswith(end))
-
-
-def _keep_interrupted(folder: Path, session: Session, experiences: int) -> None:
-    """Write the learner and the error being handled; print errors of the disk instead of raising them."""
-    reason = traceback.format_exc()
-    try:
-        write_text(folder / "error.txt", reason)
-        keep_learner(folder, session, experiences, interrupted=True)
-    except (OSError, LearnerError) as error:
-        print(f"what was learned so far could not be kept in {folder}: {error}", file=sys.stderr)

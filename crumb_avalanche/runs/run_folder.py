@@ -1,14 +1,12 @@
 """Files of a run folder, written atomically; where a run came from, and whether a finished one is what is asked for."""
 
-import csv
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.csv import csv_text
@@ -17,11 +15,9 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, as_dict, flat, load_yaml
 from crumb_avalanche.system.atomic_file import write_text
 
-Part = TypeVar("Part")
 RESULT = "result.json"
 SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
-INTERRUPTED = "interrupted"
 MISTAKES = "mistakes.html"
 RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
 _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
@@ -35,7 +31,7 @@ class FinishedRunError(ValueError):
 
 
 class DamagedRunError(ValueError):
-    """A file of a finished run cannot be read, or was changed."""
+    """A file of a finished run is missing, or was changed."""
 
 
 def write_json(path: Path, value) -> None:
@@ -57,25 +53,28 @@ def with_digests(folder: Path, result: dict) -> dict:
     return {**result, _RESULT_SHA256: _result_sha256(result)}
 
 
-def check_digests(folder: Path, result: dict) -> None:
-    """Compare a finished run with the digests in its result; a folder made by hand has none.
+def read_result(folder: Path) -> dict:
+    """Read the result of a finished run.
 
     Raises:
-        DamagedRunError: a file was changed since the run; says which.
+        DamagedRunError: a file of the run is missing, or not what the run wrote; says which.
     """
-    if DIGESTS[0] not in result and DIGESTS[1] not in result:
-        return
-    files = result.get(_FILES)
-    changed = [RESULT] if result.get(_RESULT_SHA256) != _result_sha256(result) or not isinstance(files, dict) else []
-    if not changed:  # else the other digests cannot be relied on
-        there = [name for name in RECORDS if (folder / name).is_file()]
-        changed = [name for name in there if files.get(name) != _sha256(folder / name)]
-    if changed:
+    path, changed = folder / RESULT, f"its SHA-256 is not the one in {RESULT}"
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(result, dict) or result.get(_RESULT_SHA256) != _result_sha256(result):
+            raise ValueError(changed)
+        for name, digest in result[_FILES].items():
+            path = folder / name
+            if _sha256(path) != digest:
+                raise ValueError(changed)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
         raise DamagedRunError(
-            f"{folder / changed[0]} is not what the run wrote: its SHA-256 is not the one in {RESULT}, so one of them "
-            f"was damaged or changed later; restore it, repeat the run with --overwrite true, or move {folder} "
-            "elsewhere"
-        )
+            f"{path} is not what the run wrote: {reason}. It was damaged or changed later; restore it, repeat the run "
+            f"with --overwrite true, or move {folder} elsewhere"
+        ) from error
+    return result
 
 
 def _sha256(path: Path) -> str:
@@ -115,12 +114,12 @@ def _text(path: Path) -> str:
 
 
 def tidy_up(folder: Path) -> None:
-    """Remove the checkpoints and interrupted state of a finished run, such as one killed after writing its result."""
-    for name in (RESUME, INTERRUPTED):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    """Remove the checkpoints of a finished run, such as one killed after writing its result."""
+    shutil.rmtree(folder / RESUME, ignore_errors=True)
 
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
+FRAMES = "frame_table_sha256"  # entry of a result
 LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
 
 
@@ -189,69 +188,28 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 
 def finished_result(folder: Path, plan: RunPlan) -> dict:
     """Read the result of a finished run; ``FinishedRunError`` if its settings, input files or frames are others."""
-    if not (folder / "config.yaml").exists():
-        raise FinishedRunError(f"{folder} holds a {RESULT} without a config.yaml; restore it, or remove {RESULT} too")
-    result = read_part(folder / RESULT, lambda text: mapping(json.loads(text)))
-    check_digests(folder, result)
-    then = read_part(folder / "config.yaml", lambda text: mapping(load_yaml(text)))
-    start_over = "use another --output, or start over with crumb run --overwrite true"
-    hashes_then, hashes_now = result.get("provenance", {}), provenance(plan)
-    for name in hashes_then.keys() & hashes_now.keys():
-        if hashes_then[name] == hashes_now[name]:
-            if name != IMAGES:
-                then[name] = getattr(plan, name)  # the same content, perhaps at another path
-        elif name in ("dataset_root", IMAGES):
-            raise FinishedRunError(
-                f"{folder} holds a finished run of other clips: some in {plan.dataset_root} were added, removed or "
-                f"changed since; {start_over}"
-            )
-        else:
-            raise FinishedRunError(
-                f"{folder} holds a finished run with {name}={hashes_then[name]!r}, not {hashes_now[name]!r} (contents "
-                f"are compared, not paths); {start_over}"
-            )
+    result = read_result(folder)
+    now = {name: value for name, value in flat(as_dict(plan)).items() if name not in NON_RESULT_SETTINGS}
+    hashes = provenance(plan)
+    # A file is compared by its content, which may be at another path.
+    now |= {name: value for name, value in hashes.items() if name in result["provenance"]}
+    then = flat(load_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
+    then |= {name: value for name, value in result["provenance"].items() if name in hashes}
     if plan.runtime == "auto":
-        then["runtime"] = "auto"  # whichever it chose
-    for name, new in flat(as_dict(plan)).items():
-        old = flat(then).get(name)
-        if name not in NON_RESULT_SETTINGS and old != new:
-            raise FinishedRunError(f"{folder} holds a finished run with {name}={old!r}, not {new!r}; {start_over}")
-    frames_then = str(result.get("frame_table_sha256"))
-    if result.get("bad_frames"):  # only reading all images again would find those left out
-        return result
-    given = plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps
-    frames_now = _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class)
-    if frames_now is not None and frames_then != frames_now:
+        now["runtime"] = then["runtime"]  # whichever it chose
+    if not result["bad_frames"]:  # only reading all images again would find those left out
+        given = plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps
+        then[FRAMES] = result[FRAMES]
+        now[FRAMES] = _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class) or then[FRAMES]
+    for name, new in now.items():
+        if (old := then.get(name)) == new:
+            continue
+        what = f"with {name}={old!r}, not {new!r}" + " (contents are compared, not paths)" * (name in hashes)
+        if name in ("dataset_root", IMAGES):
+            what = f"of other clips: some in {plan.dataset_root} were added, removed or changed since"
+        elif name == FRAMES:
+            what = f"on other frames: the SHA-256 of its frame table was {old[:16]} and is now {new[:16]}"
         raise FinishedRunError(
-            f"{folder} holds a finished run on other frames: the SHA-256 of its frame table was {frames_then[:16]} and "
-            f"is now {frames_now[:16]}; {start_over}"
+            f"{folder} holds a finished run {what}; use another --output, or start over with crumb run --overwrite true"
         )
     return result
-
-
-def check_run(folder: Path) -> None:
-    """Compare the files of a run with the digests in its result; an unfinished run has none."""
-    if (folder / RESULT).exists():
-        check_digests(folder, read_part(folder / RESULT, lambda text: mapping(json.loads(text))))
-
-
-def read_part(path: Path, parse: Callable[[str], Part]) -> Part:
-    """Return what ``parse`` makes of a finished run's file; ``DamagedRunError`` if it is missing or ``parse`` fails."""
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError, RecursionError, csv.Error) as error:
-        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
-        raise DamagedRunError(
-            f"{path} cannot be used: {reason}. Finished runs have this file complete, so it was changed or lost later; "
-            f"restore it, repeat the run with --overwrite true, or move {path.parent} elsewhere"
-        ) from error
-
-
-def mapping(value: Any, keys: Iterable[str] = (), kind: Any = object) -> dict:
-    """Return a dictionary with values of a kind for some keys; ``ValueError`` for anything else."""
-    if not isinstance(value, dict):
-        raise ValueError(f"it holds a {type(value).__name__}, not names and values")
-    if wrong := [key for key in keys if key not in value or not isinstance(value[key], kind)]:
-        raise ValueError(f"it has no usable {', '.join(wrong)}")
-    json.dumps(value, ensure_ascii=False, default=str).encode()  # raises ValueError
-    return value

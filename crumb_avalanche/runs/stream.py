@@ -13,7 +13,7 @@ from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.map_store import files_key
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.counted import counted, listed
 from crumb_avalanche.system.progress import progress_bar
 
 
@@ -90,23 +90,14 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
     text += f": {counted(found['images']['train'], 'image')} to learn, {found['images']['test']:,} to test"
     if stream.entry.name == CLIPS:
         found["held_out"] = held_out_of(table)
-        text += "\nheld out for the test:" + _grouped(found["held_out"])
+        alike: dict[str, list[str]] = {}
+        for class_name, what in found["held_out"].items():
+            alike.setdefault(what.partition(":")[0], []).append(class_name)
+        text += "\nheld out for the test:"
+        text += "".join(f"\n  {listed(names, 10)}: {what}" for what, names in alike.items())
     if len(table.classes) == 1:
         warnings.warn(
             f"there is only one class, {table.classes[0]}, so every answer is right; add folders of other classes",
             stacklevel=2,
         )
     return found, text
-
-
-def _grouped(held_out: dict[str, str], most: int = 10) -> str:
-    """Format what is held out, one line for classes with the same share; at most ``most`` lines and names in a line."""
-    alike: dict[str, list[str]] = {}
-    for class_name, what in held_out.items():
-        alike.setdefault(what.partition(":")[0], []).append(class_name)
-    lines = [
-        f"\n  {', '.join(names[:most])}{f' and {len(names) - most} more' * (len(names) > most)}: {what}"
-        for what, names in alike.items()
-    ]
-    left = sum(map(len, list(alike.values())[most:]))
-    return "".join(lines[:most]) + f"\n  and of {left} more classes (held_out in result.json)" * (left > 0)

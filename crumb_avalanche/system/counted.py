@@ -17,3 +17,9 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return ""
+
+
+def listed(names: list[str], most: int = 20) -> str:
+    """Join names; of more than ``most`` the first."""
+    more = f" and {len(names) - most} more" * (len(names) > most)
+    return ", ".join(names[:most]) + more

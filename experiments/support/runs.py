@@ -14,7 +14,7 @@ from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import DEFAULTS, usual_settings
 from crumb_avalanche.runs.recorder import PREDICTIONS, read_predictions
-from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, check_digests
+from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
 from crumb_avalanche.system.tensor_file import read_tensors
 
@@ -97,7 +97,8 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
             raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
         if missing:
             raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it")
-        check_digests(path.parent, result)
+        if DIGESTS[0] in result:
+            read_result(path.parent)
         found.append(FinishedRun(path.parent, number, result))
     return found
 

@@ -7,6 +7,7 @@ import yaml
 
 from crumb_avalanche.report.report import main
 from crumb_avalanche.runs.command_settings import ReportSettings
+from crumb_avalanche.runs.run_folder import with_digests
 
 CONFIG = dict(benchmark="toy_shapes", protocol="class_instance", strategy="crumb", preset="paper", pretrained=None)
 CONFIG |= dict(classes_per_experience=2, threads=1, replay_weight=5.0)
@@ -17,25 +18,25 @@ LEDGER |= dict(seconds_search=2.0, seconds_plastic=5.0, seconds_replay=2.0, seco
 CLASSES = ["cup", "pear", "dog", "car"]
 
 
-def fake_run(
-    folder: Path, final: float = 70.0, run: int = 0, ledger: dict | None = None, result: dict | None = None, **settings
-) -> Path:
+def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger=None, result=None, rows=None, **settings) -> Path:
     """Write a finished run of two experiences; an offline one learns both at once.
 
-    Entries of ``ledger`` and ``result`` replace the usual ones; one that is ``...`` is left out.
+    Entries of ``ledger`` and ``result`` replace the usual ones; one that is ``...`` is left out. ``rows`` are lines of
+    the accuracy matrix.
     """
     joint = settings.get("strategy") == "offline"
     after = [final] if joint else [100.0, final]
-    rows = ["0,60.0000,80.0000"] if joint else ["0,100.0000,", "1,60.0000,80.0000"]
+    usual = ["0,60.0000,80.0000"] if joint else ["0,100.0000,", "1,60.0000,80.0000"]
+    lines = ["after,experience_0,experience_1", *(rows or usual)]
     folder.mkdir(parents=True)
     config = {**CONFIG, "run": run, "output": str(folder), **settings}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
-    (folder / "accuracy_matrix.csv").write_text("\n".join(["after,experience_0,experience_1", *rows]) + "\n")
+    (folder / "accuracy_matrix.csv").write_text("\n".join(lines) + "\n")
     usual = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
     usual |= {"classes_per_experience": [4] if joint else [2, 2], "frame_table_sha256": "abc", **(result or {})}
     written = {name: value for name, value in usual.items() if value is not ...}
-    (folder / "result.json").write_text(json.dumps(written))
+    (folder / "result.json").write_text(json.dumps(with_digests(folder, written)))
     return folder
 
 

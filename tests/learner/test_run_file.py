@@ -201,7 +201,7 @@ def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_
         assert crumb("predict", tmp_path / "run" / LEARNER, photo)[0] == 0
         (tmp_path / "run" / name).write_text(text)
     (tmp_path / "run" / "result.json").write_text("{")
-    assert "result.json cannot be used" in crumb("predict", tmp_path / "run", photo)[2]
+    assert "result.json is not what the run wrote" in crumb("predict", tmp_path / "run", photo)[2]
     (tmp_path / "run" / "result.json").unlink()
     assert crumb("predict", tmp_path / "run", photo)[0] == 0
 

@@ -99,9 +99,3 @@ def test_one_run_has_its_classes_and_settings(tmp_path):
     assert [cell["text"] for cell in matrix[0].values()] == ["exp 1", "100.0", "", "100.0"]
     assert [cell["text"] for cell in matrix[1].values()] == ["exp 2", "60.0", "80.0", "70.0"]
     assert [cell["style"] for cell in matrix[1].values()] == [None, "--share:60.0%", "--share:80.0%", None]
-
-
-def test_deviations_are_listed(folder):
-    rows = {row["setting"]["text"]: row for row in page_of(folder).tables["deviations-table"]}
-    assert rows["benchmark"]["groups"]["text"] == "all" and "class_iid" in rows["replay_weight"]["groups"]["text"]
-    assert (rows["replay_weight"]["paper"]["text"], rows["replay_weight"]["run"]["text"]) == ("5.0", "3.0")

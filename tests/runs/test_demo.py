@@ -3,23 +3,15 @@
 from functools import partial
 
 import pytest
-import torch
 
 from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
 from crumb_avalanche.cli import run as command
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.command_settings import DemoSettings
-from crumb_avalanche.runs.run_folder import FinishedRunError
 from crumb_avalanche.system.folder_lock import FolderInUseError, locked
-from crumb_avalanche.system.tensor_file import write_tensors
-from crumb_avalanche.training.pretraining import FORMAT
 
 
-def test_a_folder_with_another_seed_or_in_use_is_refused(tmp_path):
-    file = tmp_path / "pretrained.safetensors"
-    write_tensors(file, {"x": torch.zeros(1)}, {"format": FORMAT, "made_with": '{"seed": 0}'})
-    with pytest.raises(FinishedRunError, match="holds a demo with seed=0, not 3; use another --output, or start over"):
-        command.demo(DemoSettings(output=str(tmp_path), seed=3))
+def test_a_folder_of_another_program_or_in_use_is_refused(tmp_path):
     with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
         command.demo(DemoSettings(output=str(tmp_path)))
     (tmp_path / "network.safetensors").write_text("mine")
@@ -43,3 +35,5 @@ def test_the_whole_demo_on_a_few_images(monkeypatch, crumb, clips, tmp_path):
     code, out, err = crumb(*arguments)
     assert code == 0 and "\nrda" in out and "training a small network" not in out, err
     assert results["crumb"].stat().st_mtime_ns == times["crumb"] and results["rda"].exists()
+    code, _, err = crumb(*arguments, "--seed", "3")
+    assert code == 1 and "holds a finished run with run=0, not 3" in err

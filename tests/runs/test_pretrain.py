@@ -106,10 +106,7 @@ def test_a_run_starts_from_the_pretrained_file_with_a_new_head(crumb, options, t
         assert code == 1 and words in err
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("SVHN", "torchvision's SVHN has no train=True"), ("utils", "torchvision has no data set 'utils'")],
-)
-def test_unsupported_torchvision_data_sets_are_refused(crumb, tmp_path, name, words):
+@pytest.mark.parametrize("name", ["SVHN", "utils"])
+def test_unsupported_torchvision_data_sets_are_refused(crumb, tmp_path, name):
     code, _, err = crumb("pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")
-    assert code == 1 and words in err
+    assert code == 1 and f"torchvision has no data set {name!r} with train=True" in err

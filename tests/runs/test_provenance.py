@@ -101,7 +101,7 @@ def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
     assert code == 1 and "other frames" in err and "0" * 16 in err and result["frame_table_sha256"][:16] in err
     (folder / "config.yaml").unlink()
     code, _, err = several()
-    assert code == 1 and "holds a result.json without a config.yaml; restore it, or remove result.json too" in err
+    assert code == 1 and "config.yaml is not what the run wrote: it is missing" in err
 
 
 def test_the_config_of_a_run_repeats_it_and_a_refused_overwrite_keeps_it(crumb, tiny, tmp_path):
