@@ -12,7 +12,7 @@ from site_parts import commands, equations, figures, links, notebooks, reference
 from site_parts.csv_tables import ROOT
 from site_parts.result_tables import TABLES
 
-PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg))"[^>]*>)')
+PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg|webp))"[^>]*>)')
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 

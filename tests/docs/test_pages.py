@@ -18,12 +18,14 @@ README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = {
+    "conda",
     "docker",
     "mosquitto",
     "mosquitto_pub",
     "mosquitto_sub",
     "ray",
     "pip",
+    "pipx",
     "pytest",
     "mkdocs",
     "pre-commit",

@@ -1,9 +1,12 @@
 """The checks of .github/release.py on this checkout, and on copies with planted faults."""
 
+import configparser
+import re
 import runpy
 import shutil
 
 import pytest
+import yaml
 from page_commands import ROOT
 
 RELEASE = runpy.run_path(str(ROOT / ".github" / "release.py"))
@@ -27,6 +30,22 @@ def change(path, old, new):
 def test_version_and_citation_are_right():
     assert RELEASE["check_versions"]().startswith(RELEASE["version"]())
     assert RELEASE["check_citation"]()
+
+
+def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    named = {"torch": "pytorch", "matplotlib": "matplotlib-base", "jsonargparse[signatures]": "jsonargparse"}
+    wanted = {"docstring_parser", "typeshed-client"}  # of the extra signatures
+    for line in setup["options"]["install_requires"].splitlines():
+        if line and not line.startswith("#"):
+            name, bound = re.split(r"[ ;]", line)[:2]
+            wanted.add(f"{named.get(name, name)} {bound.removeprefix('==')}")
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    python, *found = recipe["requirements"]["run"]
+    assert set(found) == wanted and recipe["context"]["version"] == RELEASE["version"]()
+    bounds = f">={recipe['context']['python_min']}," + python.rpartition(",")[2]
+    assert bounds == setup["options"]["python_requires"]
 
 
 @pytest.mark.parametrize(
