@@ -25,7 +25,7 @@ FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it ma
 FEW_IMAGES = 50
 FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
 UNREAD = 0.05  # share of unread files that is worth mending
-NAMED = 3  # classes that a line names
+NAMED = 3  # classes that a line names, pairs of classes that are shown, and images of each side of a pair
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ def write_mistakes(
         size=training_size(classes),
         advice=[*film_next(pairs), *advice(classes, len(wrong), unread, preset, strategy)],
         classes=class_table(classes),
+        places=places_table(table, predictions),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
+        pictures=pair_pictures(table, predictions, pairs),
         mistakes=[_card(table, predictions, place) for place in worst[:MOST_MISTAKES].tolist()],
         wrong=len(wrong),
     )
@@ -106,16 +108,61 @@ def class_table(classes: list[ClassCounts]) -> Table:
     return Table(columns, rows)
 
 
+def places_table(table: FrameTable, predictions: dict[str, np.ndarray]) -> Table:
+    """A line for each kind of test image: other object, other clip, or the rest of a clip that was learned."""
+    learned = table.rows("train").tolist()
+    objects = {(table.labels[row], table.object_name[row]) for row in learned}
+    clips = {(table.labels[row], table.object_name[row], table.session[row]) for row in learned}
+    asked: Counter[int] = Counter()
+    right: Counter[int] = Counter()
+    for row, label, answer in zip(*(predictions[name].tolist() for name in ("row", "label", "answer"))):
+        name = table.object_name[row]
+        kind = ((label, name) in objects) + ((label, name, table.session[row]) in clips)
+        asked[kind] += 1
+        right[kind] += label == answer
+    kinds = (
+        "other objects than were learned",
+        "learned objects in another clip: a new background, if it was filmed in another place",
+        "the rest of a clip that was learned: near copies, so hardly a test",
+    )
+    rows = [
+        [Cell(kinds[kind]), Cell(f"{100 * right[kind] / asked[kind]:.1f}"), count(asked[kind])]
+        for kind in sorted(asked)
+    ]
+    return Table({"kind": "test images of", "accuracy": "right, %", "tested": "test images"}, rows)
+
+
+def pair_pictures(
+    table: FrameTable, predictions: dict[str, np.ndarray], pairs: Counter[tuple[str, str]]
+) -> list[tuple[str, str, list, list]]:
+    """Of the pairs confused most: true and answered class, some mistakes, and some of what the latter learned."""
+    found = []
+    for truth, label in [pair for pair, _ in pairs.most_common() if len(set(pair)) > 1][:NAMED]:
+        numbers = table.classes.index(truth), table.classes.index(label)
+        wrong = (predictions["label"] == numbers[0]) & (predictions["answer"] == numbers[1])
+        learned = table.rows("train", label)
+        learned = learned[:: max(1, len(learned) // NAMED)][:NAMED]
+        sides = [
+            [(picture_of(table, row), place_of(table.path[row])) for row in rows.tolist()]
+            for rows in (predictions["row"][wrong][:NAMED], learned)
+        ]
+        found.append((truth, label, *sides))
+    return found
+
+
+def picture_of(table: FrameTable, row: int) -> Markup:
+    """Return the thumbnail of a frame, empty if its file changed since the run read it."""
+    try:
+        return thumbnail(table.read(row))
+    except BadFrameError:
+        return Markup()
+
+
 def _card(table: FrameTable, predictions: dict[str, np.ndarray], place: int) -> Card:
     row, confidence = int(predictions["row"][place]), float(predictions["confidence"][place])
     truth, label = (table.classes[predictions[name][place]] for name in ("label", "answer"))
-    try:
-        image = thumbnail(table.read(row))
-    except BadFrameError:  # changed since the run read it
-        image = Markup()
-    return Card(
-        (False, -confidence, place), Answer(label, confidence, None, (), place_of(table.path[row]), truth), image
-    )
+    answer = Answer(label, confidence, None, (), place_of(table.path[row]), truth)
+    return Card((False, -confidence, place), answer, picture_of(table, row))
 
 
 def place_of(path: str) -> str:

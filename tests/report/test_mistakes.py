@@ -9,7 +9,15 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.mistakes import ClassCounts, advice, film_next, place_of, training_size, write_mistakes
+from crumb_avalanche.report.mistakes import (
+    ClassCounts,
+    advice,
+    film_next,
+    place_of,
+    places_table,
+    training_size,
+    write_mistakes,
+)
 from crumb_avalanche.runs.run_folder import MISTAKES
 
 
@@ -72,14 +80,31 @@ def test_the_page_lists_mistakes_with_the_most_confident_first(table, tmp_path):
     write_mistakes(tmp_path, table, predictions(table, [1, 0, 0, 0], [0.5, 0.9, 0.7, 0.8]), "paper", ATTACK, 2)
     page = Page((tmp_path / MISTAKES).read_text())
     assert "1 of 4 test images right (25.0 %)" in page.text and "2 files could not be read" in page.text
-    places = [page.text.index(f"{path}.png") for path in ("b5", "b4", "a4")]  # 80 %, 70 % and 50 % sure
+    places = [page.text.rindex(f"{path}.png") for path in ("b5", "b4", "a4")]  # 80 %, 70 % and 50 % sure
     assert places == sorted(places) and "a5.png" not in page.text and "80\u00a0%" in "".join(page.texts)
     sources = [value for tag, key, value in page.attributes if (tag, key) == ("img", "src")]
-    assert len(sources) == 2 and all(uri.startswith("data:image/jpeg") for uri in sources)  # one is missing
+    assert len(sources) == 10 and all(uri.startswith("data:image/jpeg") for uri in sources)  # b5 is missing
+    assert page.text.index("b taken for a") < page.text.index("a0.png") < page.text.index("a taken for b")
+    (line,) = page.tables["places-table"]
+    assert [line[name]["text"] for name in line] == ["other objects than were learned", "25.0", "4"]
     worst = page.tables["classes-table"][0]
     shown = {name: worst[name]["text"] for name in ("class", "accuracy", "tested", "objects", "clips", "images")}
     assert shown == {"class": "b", "accuracy": "0.0", "tested": "2", "objects": "2", "clips": "4", "images": "4"}
     assert page.tags["script"] == 1 and "--preset recommended" in page.text
+
+
+def test_held_out_objects_clips_and_rests_of_clips_are_told_apart():
+    names = [
+        ("o0", "s0", "train"),
+        ("o0", "s0", "test"),
+        ("o0", "s1", "test"),
+        ("o0", "s2", "test"),
+        ("o1", "s0", "test"),
+    ]
+    frames = [Frame(f"a{n}.png", "a", one, clip, n, split) for n, (one, clip, split) in enumerate(names)]
+    table = FrameTable([*frames, Frame("b.png", "b", "o0", "s1", 0, "train")], classes=[*"ab"])
+    rows = places_table(table, predictions(table, [0, 0, 1, 1], [1] * 4)).rows
+    assert [[cell.text for cell in row[1:]] for row in rows] == [["0.0", "1"], ["50.0", "2"], ["100.0", "1"]]
 
 
 def test_a_frame_of_a_video_is_named_by_clip_and_second():
