@@ -11,9 +11,10 @@ from torch.nn import functional
 from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, cell_means, middle_of
+from crumb_avalanche.methods.gaussians import Solution
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
-from crumb_avalanche.methods.rda import RegularizedDiscriminant, Solution
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel

@@ -23,7 +23,7 @@ from crumb_avalanche.learner.replay_network import HeldRows, ReplayNetwork, quan
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
-from crumb_avalanche.methods.form_budget import BudgetError
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel

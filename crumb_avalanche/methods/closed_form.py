@@ -5,22 +5,25 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar, get_origin
 
 import torch
 from torch import Tensor, nn
 
-from crumb_avalanche.methods.form_budget import FitsBudget
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, hints_of
-from crumb_avalanche.system.tensor_bytes import storage_bytes, tensors_of
+from crumb_avalanche.system.tensor_bytes import storage_bytes, tensor_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
 LOWEST_SCORE = -1e29  # of a class with images
-
-
 Form = TypeVar("Form", bound="ClosedForm")
+
+
+class BudgetError(ValueError):
+    """A class more does not fit into a budget."""
 
 
 class Scores(nn.Module):
@@ -34,7 +37,7 @@ class Scores(nn.Module):
         return self.form._answers(features.double(), self.solved).clamp_min(LOWEST_SCORE)
 
 
-class ClosedForm(FitsBudget, ABC):
+class ClosedForm(ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
     A subclass declares the settings of the method as annotated attributes, whose types carry their range and whose
@@ -49,11 +52,13 @@ class ClosedForm(FitsBudget, ABC):
         moments: arguments of ``FeatureMoments`` that differ from its defaults in a run, where they are settings, too.
         temperature: divisor of the scores whose softmax are probabilities; of those below the median of the best ones
             for held-out images of 40 of 50 classes of CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
+        budgeted: whether the budget of a run decides how much is stored; see ``bought``.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
     """
 
     moments: ClassVar[dict[str, Any]] = {}
     temperature: ClassVar[float] = 1.0
+    budgeted: ClassVar[bool] = False
     # Settings in which statistics that are merged may differ, and those that change while learning.
     _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
     _changing: ClassVar[frozenset[str]] = frozenset()
@@ -104,6 +109,10 @@ class ClosedForm(FitsBudget, ABC):
     def remains_after_forget(self) -> str:
         """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
         return ""
+
+    @abstractmethod
+    def _allocate(self, n_classes: int, length: int) -> None:
+        """Allocate the statistics; what else a subclass takes here follows from the stream and the budget."""
 
     @abstractmethod
     def named_tensors(self) -> dict[str, Tensor]:
@@ -252,6 +261,85 @@ class ClosedForm(FitsBudget, ABC):
         size = storage_bytes(tensors_of([getattr(self, name) for name in self._cached]))
         self._derived = shapes, size
         return size
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
+        """Return the bytes of an instance without images, from tensors without memory."""
+        with torch.device("meta"):
+            return tensor_bytes(cls(n_classes, length, **arguments).tensors())
+
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes of what a budget buys more or less of in a run, in forms that are ``budgeted``."""
+        raise NotImplementedError(f"the size of {cls.__name__} is fixed")
+
+    @classmethod
+    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes that a run charges to its budget before any item.
+
+        ``length`` features, of which the last ``kept`` are those of the head's input, as in ``narrow``.
+        """
+        return cls.bytes_of(n_classes, length, **settings)
+
+    @classmethod
+    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the constructor arguments that follow from what a budget buys; ``ValueError`` for too little."""
+        return {}
+
+    @classmethod
+    def for_stream(
+        cls: type[Form], n_classes: int, length: int, kept: int, items: int, seed: int, settings: Mapping[str, Any]
+    ) -> Form:
+        """Build an instance for a run; it may begin with fewer classes than come. See ``fixed_bytes``, ``bought``."""
+        drawn = {"seed": seed} if "seed" in inspect.signature(cls._allocate).parameters else {}
+        return cls(n_classes, length, **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)})
+
+    @classmethod
+    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
+        """Build an instance without classes for a budget in bytes, where nobody knows how many classes will come."""
+        return cls(0, length)
+
+    @property
+    def places(self) -> int:
+        """Number of classes that memory is allocated for."""
+        return self.settings["n_classes"]
+
+    def least_bytes(self, classes: int) -> int:
+        """Return the fewest bytes that so many classes take, by default those without images."""
+        return self._bytes_without_images(classes)
+
+    def _bytes_without_images(self, classes: int) -> int:
+        return self.bytes_of(**{**self.settings, "n_classes": classes})
+
+    def class_bytes(self, label: int) -> int:
+        """Return the bytes that a class takes by itself."""
+        return self._bytes_without_images(1) - self._bytes_without_images(0)
+
+    def narrow(self, classes: int, budget: int, kept: int) -> str:
+        """Drop all features but the last ``kept`` where a budget gets small; return what is given up, in words."""
+        return ""
+
+    def share(self, classes: int, budget: int) -> str:
+        """Fit the statistics of so many classes into a budget in bytes; return what is given up for it, in words."""
+        return ""
+
+    def make_room(self, classes: int, budget: int, kept: int) -> str:
+        """Fit the statistics of so many classes into a budget, before any image of a new one is learned.
+
+        Returns:
+            What is given up for it, in words; see ``narrow`` and ``share``.
+
+        Raises:
+            BudgetError: even the least does not fit.
+        """
+        narrowed = self.narrow(classes, budget, kept)
+        if (needed := self.least_bytes(classes)) > budget:
+            raise BudgetError(
+                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the budget is {budget:,}: forget a "
+                "class, or make a learner with a larger budget_bytes and teach it again"
+            )
+        return "; ".join(filter(None, [narrowed, self.share(classes, budget)]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return settings and statistics; the tensors may share memory with this instance."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.gaussians import EQUAL, ClassGaussians, LowRankCovariance
+from crumb_avalanche.methods.gaussians import EQUAL, ClassGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Factor, NotNegative, Positive
 
@@ -57,40 +57,46 @@ class FeCAM(ClassGaussians):
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
-        means = self.classes.means[seen].double()
-        _, rows, outside = self.covariances(seen)
-        length = means.shape[1]
+        means, counts = self.classes.means[seen].double(), self.classes.counts[seen].double()
+        directions, numbers, outside = self.held(seen)
+        rows, even = directions.split(numbers.tolist()), outside / counts / means.shape[1]
         solved = [
-            self._shrunk(its, float(rest) / length, float(mean.square().sum()))
-            for its, rest, mean in zip(rows, outside, means)
+            self._shrunk(its / float(count) ** 0.5, float(rest), float(mean.square().sum()))
+            for its, count, rest, mean in zip(rows, counts, even, means)
         ]
         return functional.normalize(means, dim=1), solved
 
-    def _shrunk(self, rows: Tensor, even: float, size: float) -> tuple[LowRankCovariance, Tensor]:
-        """Return the shrunk covariance of ``U^T U`` plus ``even`` in every direction, and the roots of its diagonal.
+    def _shrunk(self, rows: Tensor, even: float, size: float) -> tuple[Tensor, Tensor, float, Tensor]:
+        """Return the shrunk covariance of ``U^T U`` plus ``even`` in every direction, ``a I + V^T J V``.
 
         ``size`` is the squared length of the mean, which tells variances from rounding.
+
+        Returns:
+            ``V``, ``(k + 1, D)``; the inverse of ``a J + V V^T``, where ``J`` is diagonal and its last entry may be -1;
+            ``a``; and the roots of the covariance's diagonal. Woodbury: ``(a I + V^T J V)^-1 =
+            (I - V^T (a J + V V^T)^-1 V) / a``.
         """
         length = rows.shape[1]
         variances = rows.square().sum(0) + even
         trace = float(variances.sum())
         if trace <= EQUAL * size:
-            return LowRankCovariance(rows[:0], 1.0), torch.ones_like(variances)
+            return rows[:0], rows.new_zeros(0, 0), 1.0, torch.ones_like(variances)
         total = float(rows.sum(1).square().sum()) + even * length  # of all elements
         others = self.shrink_others * (total - trace) / max(length * (length - 1), 1)
         round_part = max(self.shrink_diagonal * trace / length - others, LEAST_ROUND * trace / length)
-        ones = torch.full((1, length), abs(others) ** 0.5, dtype=torch.float64)
-        signs = torch.ones(len(rows) + 1, dtype=torch.float64)
+        rows = torch.cat([rows, torch.full((1, length), abs(others) ** 0.5, dtype=torch.float64)])
+        signs = torch.ones(len(rows), dtype=torch.float64)
         signs[-1] = -1 if others < 0 else 1
-        covariance = LowRankCovariance(torch.cat([rows, ones]), round_part + even, signs)
-        return covariance, (variances + round_part + others).sqrt()
+        inner = rows @ rows.mT
+        inner.diagonal().add_((round_part + even) * signs)
+        return rows, torch.linalg.inv(inner), round_part + even, (variances + round_part + others).sqrt()
 
     def _answers(self, features, solution):
         means, solved = solution
-        points = functional.normalize(self.transformed(features), dim=1)
-        # Of points scaled by the deviations: the covariance before scaling to a diagonal of 1 serves.
-        distances = [
-            covariance.distances(points * deviations - mean * deviations)
-            for mean, (covariance, deviations) in zip(means, solved)
-        ]
-        return -torch.stack(distances, 1)
+        points, scores = functional.normalize(self.transformed(features), dim=1), []
+        for mean, (rows, inverse, round_part, deviations) in zip(means, solved):
+            # Of points scaled by the deviations: the covariance before scaling to a diagonal of 1 serves.
+            rest = points * deviations - mean * deviations
+            along = rest @ rows.mT
+            scores.append(((along @ inverse * along).sum(1) - rest.square().sum(1)) / round_part)
+        return torch.stack(scores, 1)

@@ -1,10 +1,10 @@
 """Means and covariances of classes, from which several classifiers are computed."""
 
 import copy
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from crumb_avalanche.methods.ncm import ClassMeans
 EQUAL = 1e-10  # share of the mean square below which a variance is one of rounding
 MOST_DIRECTIONS = 64  # of a class, where the number of classes is not known; more do not help
 BLOCK = 64
+LEAST_LENGTH = 1e-5  # of an axis of the discriminant space, in units of the longest: shorter ones are rounding
+SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
 
 
 class PackedScatter:
@@ -181,29 +183,28 @@ class ClassGaussians(ClosedForm):
         """Compute the values whose statistics are stored, from ``(B, D)`` float features."""
         return features
 
-    def covariances(self, seen: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
-        """Return the covariances of the classes of a mask, all float64.
+    def held(self, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what the directions hold of the classes of a mask.
 
         Returns:
-            The common covariance within classes, ``(D, D)``, weighted by images. Rows ``U`` of each class, ``(k, D)``;
-            ``U^T U`` is the part of its covariance that the directions hold. The parts of the traces that these leave
-            out, ``(classes,)``.
+            Rows ``B`` of the classes one below the other, ``(sum of k, D)`` float64; ``B^T B`` of a class is the part
+            of its scatter that is stored. Their numbers ``k``, ``(C,)``. The parts of the traces that these leave out,
+            ``(C,)`` float64.
         """
-        counts = self.classes.counts[seen].double()
         if self.directions is None:
-            none = torch.zeros(0, self.classes.means.shape[1], dtype=torch.float64)
-            rows, outside = [none] * len(counts), torch.zeros_like(counts)
-        else:
-            rows = [self.directions.of_class(label) for label in seen.nonzero().flatten().tolist()]
-            outside = self.directions.outside[seen].double()
+            none = torch.zeros(int(seen.sum()), dtype=torch.int32)
+            return torch.zeros(0, self.classes.means.shape[1], dtype=torch.float64), none, none.double()
+        rows = self.directions.of_classes(seen.nonzero().flatten().tolist())
+        return rows, self.directions.counts[seen], self.directions.outside[seen].double()
+
+    def common_covariance(self, seen: Tensor, rows: Tensor, outside: Tensor) -> Tensor:
+        """Compute the common covariance within classes, weighted by images, from what they hold; ``(D, D)`` float64."""
         if self.scatter is None:
-            together = torch.cat(rows)
-            common = together.mT @ together
-            common.diagonal().add_(outside.sum() / len(common))
+            scatter = rows.mT @ rows
+            scatter.diagonal().add_(outside.sum() / len(scatter))
         else:
-            common = self.scatter.whole()
-        rows = [its / count**0.5 for its, count in zip(rows, counts.tolist())]
-        return common / counts.sum(), rows, outside / counts
+            scatter = self.scatter.whole()
+        return scatter.div_(float(self.classes.counts[seen].sum()))
 
     def mean_variance(self, covariance: Tensor, seen: Tensor) -> float:
         """Return the mean of a covariance's diagonal, or 1 for a single image of each class or equal ones."""
@@ -272,75 +273,149 @@ class ClassGaussians(ClosedForm):
             self.scatter.scale(int(self.classes.counts.sum()) / before)
 
 
-class LowRankCovariance:
-    """Squared Mahalanobis distances for the covariance ``a I + U^T J U``, with matrices of ``k`` rows only.
+class Span(NamedTuple):
+    """The space that the class means span, where the shrunk common covariance is the unit matrix.
 
-    Woodbury: ``(a I + U^T J U)^-1 = (I - U^T (a J + U U^T)^-1 U) / a``.
-
-    Args:
-        rows: ``U``, ``(k, D)`` float64.
-        round_part: ``a``, above 0.
-        signs: diagonal of ``J``, 1 or -1, ``(k,)``; default 1.
-
-    Attributes:
-        log_determinant: logarithm of the determinant of the covariance, for ``J = I``.
+    ``(x - centre) projection`` maps features to it, with a projection of ``(D, r)``; ``means`` are ``(C, r)``, and
+    ``lengths`` ``(r,)`` are the deviations of the means along its axes, times the root of ``C``.
     """
 
-    def __init__(self, rows: Tensor, round_part: float, signs: Tensor | None = None):
-        self.rows, self.round_part = rows, round_part
-        inner = rows @ rows.mT
-        inner.diagonal().add_(round_part if signs is None else round_part * signs)
-        self.inverse = torch.linalg.inv(inner)
-        logs = torch.linalg.slogdet(inner).logabsdet
-        self.log_determinant = float(logs) + (rows.shape[1] - len(rows)) * math.log(round_part)
+    projection: Tensor
+    means: Tensor
+    lengths: Tensor
 
-    def distances(self, rest: Tensor) -> Tensor:
-        """Compute ``x^T C^-1 x`` for each of ``(B, D)`` float64 rows ``x``; ``(B,)``."""
-        along = rest @ self.rows.mT
-        return (rest.square().sum(1) - (along @ self.inverse * along).sum(1)) / self.round_part
+
+class Group(NamedTuple):
+    """Gaussians with covariances ``a_c I + U_c^T U_c`` of classes with equally many directions.
+
+    Woodbury: the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U`` and ``R R^T = a I + U U^T``, a matrix of ``k x k``.
+
+    Attributes:
+        members: ``(C,)`` int64, columns of the classes in the scores.
+        rows: ``W``, ``(C k, r)``.
+        offsets: ``W m``, ``(C, k)``.
+        round_part, log_determinants: ``a`` and those of the covariances, ``(C,)``.
+    """
+
+    members: Tensor
+    rows: Tensor
+    offsets: Tensor
+    round_part: Tensor
+    log_determinants: Tensor
+
+    @classmethod
+    def of(cls, members: Tensor, spreads: Tensor, means: Tensor, round_part: Tensor) -> "Group":
+        """Solve for the classes ``members`` with ``U`` in ``spreads``, ``(C, k, r)``."""
+        inner = spreads @ spreads.mT
+        inner.diagonal(dim1=1, dim2=2).add_(round_part[:, None])
+        root = torch.linalg.cholesky(inner)
+        rows = torch.linalg.solve_triangular(root, spreads, upper=False)
+        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+        logs += (spreads.shape[2] - spreads.shape[1]) * round_part.log()
+        return cls(members, rows.flatten(0, 1), (rows @ means.unsqueeze(2)).squeeze(2), round_part, logs)
+
+    def scores(self, places: Tensor, distances: Tensor) -> Tensor:
+        """Compute log-densities up to a constant from ``(B, r)`` points and their squared distances to all means."""
+        lengths = distances.index_select(1, self.members)
+        if self.offsets.shape[1]:
+            along = (places @ self.rows.mT).reshape(-1, *self.offsets.shape) - self.offsets
+            lengths = lengths - along.square().sum(2)
+        return -(lengths / self.round_part + self.log_determinants) / 2
+
+
+@dataclass
+class Solution:
+    """What ``BlendedGaussians`` answer by: Gaussians where the shrunk common covariance is the unit matrix.
+
+    Attributes:
+        centre: ``(D,)``, mean of the class means.
+        projection: ``(D, r)``, from features minus ``centre`` to the space; ``None`` for that of all features.
+        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
+        means: ``(C, r)``, or ``(C, D)``.
+        groups, order: the classes, and the place of each class among those of the groups.
+        span: the space of the class means.
+        log_priors: ``(C,)``, added to the densities; or 0.
+        part, part_share, temperature: the solution of the last features alone, the share of its answer, and the
+            temperature of both.
+    """
+
+    centre: Tensor
+    projection: Tensor | None
+    root: Tensor
+    means: Tensor
+    groups: list[Group]
+    order: Tensor
+    span: Span
+    log_priors: Tensor | float = 0.0
+    part: "Solution | None" = None
+    part_share: float = 0.0
+    temperature: float = 1.0
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both."""
+        rows = features - self.centre
+        if self.projection is None:
+            places = torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+        else:
+            places = rows @ self.projection
+        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
+        scores = torch.cat([group.scores(places, distances) for group in self.groups], 1).index_select(1, self.order)
+        scores = scores + self.log_priors
+        if self.part is None or len(self.means) == 1:  # the probability of a single class is 1
+            return scores
+        answers = torch.stack([scores, self.part.scores(features[:, -len(self.part.centre) :])]) / self.temperature
+        shares = scores.new_tensor([1 - self.part_share, self.part_share]).clamp_min(SMALLEST_SHARE).log()
+        return self.temperature * (answers.log_softmax(2) + shares[:, None, None]).logsumexp(0)
 
 
 class BlendedGaussians(ClassGaussians):
-    """Base class of classifiers by log-densities of Gaussians with the covariances ``a C_c + b S + r v I``.
+    """Base class of classifiers by log-densities of Gaussians that blend a covariance of each class with a common one.
 
-    ``C_c`` is the covariance of a class, ``S`` the common one within classes, and ``v`` the mean variance.
+    The covariances are ``b_c S + a_c C_c``, where ``S`` is the common one after shrinkage, and ``C_c`` what the
+    directions hold of that of a class.
+
+    Attributes:
+        span: compare classes in the space that their means span where ``S`` is the unit matrix.
     """
 
+    span = False
+
     @abstractmethod
-    def _weights(self) -> tuple[float, float, float]:
-        """Return ``a``, ``b`` above 0, and ``r`` above 0."""
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
+        """Shrink the common covariance of the classes of a mask, in place."""
 
-    def _log_priors(self, counts):
-        """Return the logarithms of the classes' prior probabilities."""
-        return torch.zeros_like(counts)
+    @abstractmethod
+    def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``a_c`` and ``b_c`` of classes, from their images and the shares of traces that directions leave out."""
 
-    def _rest(self, outside, rows, own, share):
-        """Return what the directions of a class leave out of its covariance, as a share of the common part."""
-        return 0.0
-
-    def _solve(self, seen):
-        own, share, ridge = self._weights()
-        common, rows, outside = self.covariances(seen)
-        variance = self.mean_variance(common, seen)
-        common *= share
-        common.diagonal().add_(ridge * variance)
-        root = torch.linalg.cholesky(common)
-        means = torch.linalg.solve_triangular(root, self.classes.means[seen].double().mT, upper=False).mT
-        # Where the common part is the unit matrix, the rows of a class are U root^-T.
-        covariances = [
-            LowRankCovariance(
-                own**0.5 * torch.linalg.solve_triangular(root, its.mT, upper=False).mT,
-                1 + self._rest(float(rest), its, own, share),
-            )
-            for its, rest in zip(rows, outside)
-        ]
-        return root, means, covariances, self._log_priors(self.classes.counts[seen].double())
+    def _solve(self, seen) -> Solution:
+        counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
+        directions, numbers, outside = self.held(seen)
+        common = self.common_covariance(seen, directions, outside)
+        self._shrink(common, seen)
+        root = mirrored(common).mT  # equal to common, in the order of axes in which the root takes its memory
+        torch.linalg.cholesky(root, out=root)
+        centre = means.mean(0)
+        white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
+        vectors, lengths, _ = torch.linalg.svd(white, full_matrices=False)
+        basis = vectors[:, : len(means) - 1]
+        basis = basis[:, lengths[: len(basis.mT)] > LEAST_LENGTH * lengths[0]]
+        projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
+        space = Span(projection, (means - centre) @ projection, lengths[: len(basis.mT)])
+        if self.span:
+            rows, places = directions @ projection, space.means
+        else:
+            rows, places = torch.linalg.solve_triangular(root, directions.mT, upper=False).mT, white.mT
+        owners = torch.arange(len(means)).repeat_interleave(numbers)
+        kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
+        own, round_part = self._blend(counts, outside / (outside + kept).clamp_min(1e-300))
+        spreads, groups = ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist()), []
+        for number in numbers.unique():
+            members = (numbers == number).nonzero().flatten()
+            together = torch.stack([spreads[place] for place in members.tolist()])
+            groups.append(Group.of(members, together, places[members], round_part[members]))
+        order = torch.cat([group.members for group in groups]).argsort()
+        return Solution(centre, projection if self.span else None, root, places, groups, order, space)
 
     def _answers(self, features, solution):
-        root, means, covariances, log_priors = solution
-        points = torch.linalg.solve_triangular(root, self.transformed(features).mT, upper=False).mT
-        scores = [
-            -(covariance.distances(points - mean) + covariance.log_determinant) / 2
-            for mean, covariance in zip(means, covariances)
-        ]
-        return torch.stack(scores, 1) + log_priors
+        return solution.scores(self.transformed(features))

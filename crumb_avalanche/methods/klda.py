@@ -61,7 +61,7 @@ class KernelLDA(FillsBudget, ClassGaussians):
         return (2 / projection) ** 0.5 * (features.double() @ weights + phases).cos()
 
     def _solve(self, seen):
-        common, _, _ = self.covariances(seen)
+        common = self.common_covariance(seen, *self.held(seen)[::2])
         variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.shrinkage * variance)
         means = self.classes.means[seen].double()

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from crumb_avalanche.methods.gaussians import BlendedGaussians, PackedScatter
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
@@ -58,5 +60,10 @@ class LowRankRda(BlendedGaussians):
         whole = beside >= LEAST_BESIDE_SCATTER
         return {"directions": min(beside if whole else each, length), "whole": whole}
 
-    def _weights(self):
-        return self.own, self.common, self.ridge
+    def _shrink(self, common, seen):
+        variance = self.mean_variance(common, seen)
+        common *= self.common
+        common.diagonal().add_(self.ridge * variance)
+
+    def _blend(self, counts, left_out):
+        return torch.full_like(counts, self.own), torch.ones_like(counts)

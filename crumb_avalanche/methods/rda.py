@@ -11,112 +11,14 @@ directions take 8 bits a value, are updated in the stream and within a budget.
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from crumb_avalanche.methods.directions import ClassDirections
-from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, ClassGaussians, mirrored
+from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, BlendedGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
 LEAST_OF_ALL_FEATURES = 8  # directions of a class; with fewer, fewer features answer better
 LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
-LEAST_LENGTH = 1e-5  # of an axis of the discriminant space, in units of the longest: shorter ones are rounding
-SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
-
-
-class Span(NamedTuple):
-    """The space that the class means span, where the shrunk common covariance is the unit matrix.
-
-    ``(x - centre) projection`` maps features to it, with a projection of ``(D, r)``; ``means`` are ``(C, r)``, and
-    ``lengths`` ``(r,)`` are the deviations of the means along its axes, times the root of ``C``.
-    """
-
-    projection: Tensor
-    means: Tensor
-    lengths: Tensor
-
-
-class Group(NamedTuple):
-    """Gaussians with covariances ``a_c I + U_c^T U_c`` of classes with equally many directions.
-
-    Woodbury: the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U`` and ``R R^T = a I + U U^T``, a matrix of ``k x k``.
-
-    Attributes:
-        members: ``(C,)`` int64, columns of the classes in the scores.
-        rows: ``W``, ``(C k, r)``.
-        offsets: ``W m``, ``(C, k)``.
-        round_part, log_determinants: ``a`` and those of the covariances, ``(C,)``.
-    """
-
-    members: Tensor
-    rows: Tensor
-    offsets: Tensor
-    round_part: Tensor
-    log_determinants: Tensor
-
-    @classmethod
-    def of(cls, members: Tensor, spreads: Tensor, means: Tensor, round_part: Tensor) -> "Group":
-        """Solve for the classes ``members`` with ``U`` in ``spreads``, ``(C, k, r)``."""
-        inner = spreads @ spreads.mT
-        inner.diagonal(dim1=1, dim2=2).add_(round_part[:, None])
-        root = torch.linalg.cholesky(inner)
-        rows = torch.linalg.solve_triangular(root, spreads, upper=False)
-        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        logs += (spreads.shape[2] - spreads.shape[1]) * round_part.log()
-        return cls(members, rows.flatten(0, 1), (rows @ means.unsqueeze(2)).squeeze(2), round_part, logs)
-
-    def scores(self, places: Tensor, distances: Tensor) -> Tensor:
-        """Compute log-densities up to a constant from ``(B, r)`` points and their squared distances to all means."""
-        lengths = distances.index_select(1, self.members)
-        if self.offsets.shape[1]:
-            along = (places @ self.rows.mT).reshape(-1, *self.offsets.shape) - self.offsets
-            lengths = lengths - along.square().sum(2)
-        return -(lengths / self.round_part + self.log_determinants) / 2
-
-
-@dataclass
-class Solution:
-    """What a ``RegularizedDiscriminant`` answers by: Gaussians where the shrunk common covariance is the unit matrix.
-
-    Attributes:
-        centre: ``(D,)``, mean of the class means.
-        projection: ``(D, r)``, from features minus ``centre`` to the space; ``None`` for that of all features.
-        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
-        means: ``(C, r)``, or ``(C, D)``.
-        groups, order: the classes, and the place of each class among those of the groups.
-        part, part_share, temperature: the solution of the last features alone, the share of its answer, and the
-            temperature of both.
-    """
-
-    centre: Tensor
-    projection: Tensor | None
-    root: Tensor
-    means: Tensor
-    groups: list[Group]
-    order: Tensor
-    span: Span
-    part: "Solution | None" = None
-    part_share: float = 0.0
-    temperature: float = 1.0
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both."""
-        rows = features - self.centre
-        if self.projection is None:
-            places = torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
-        else:
-            places = rows @ self.projection
-        distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
-        scores = torch.cat([group.scores(places, distances) for group in self.groups], 1).index_select(1, self.order)
-        if self.part is None or len(self.means) == 1:  # the probability of a single class is 1
-            return scores
-        answers = torch.stack([scores, self.part.scores(features[:, -len(self.part.centre) :])]) / self.temperature
-        shares = scores.new_tensor([1 - self.part_share, self.part_share]).clamp_min(SMALLEST_SHARE).log()
-        return self.temperature * (answers.log_softmax(2) + shares[:, None, None]).logsumexp(0)
 
 
 @register(
@@ -126,7 +28,7 @@ class Solution:
     stores="a mean and principal directions for each class",
     each_class=True,
 )
-class RegularizedDiscriminant(ClassGaussians):
+class RegularizedDiscriminant(BlendedGaussians):
     """Classifier by Gaussians whose covariances lie between a common one and that of each class.
 
     The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
@@ -173,7 +75,6 @@ class RegularizedDiscriminant(ClassGaussians):
     head_share: Share = 1 / 3
     drop_features: bool = True
 
-    directions: ClassDirections
     temperature = 2.7  # log-densities count as independent what hardly is
     moments: ClassVar = dict(maps=True, power=0.7, equal_lengths=True, cells=2)
     _free = frozenset({"n_classes", "total_directions", "part"})
@@ -191,8 +92,6 @@ class RegularizedDiscriminant(ClassGaussians):
         if not 0 <= part < max(1, length):
             raise ValueError(f"part is {part}; give 0 or a number of features below length, {length}")
         super()._allocate(n_classes, length, directions, whole, total_directions)
-        if self.directions is None:  # present even if there may be none
-            self.directions = ClassDirections(n_classes, length, 0, eight_bits=self.eight_bits)
 
     @classmethod
     def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
@@ -228,55 +127,24 @@ class RegularizedDiscriminant(ClassGaussians):
         if self.scatter is not None:
             self.scatter.keep(kept)
         self.classes.keep_features(kept)
-        self.directions.keep_features(kept)
+        if self.directions is not None:
+            self.directions.keep_features(kept)
         self.settings["length"] = kept
         if self.settings["part"] >= kept:
             self.settings["part"] = 0
         self._solution = None
 
-    def _answers(self, features, solution):
-        return solution.scores(features)
-
-    def _solve(self, seen) -> Solution:
-        counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
-        directions = self.directions.of_classes(seen.nonzero().flatten().tolist())
-        numbers, outside = self.directions.counts[seen], self.directions.outside[seen].double()
-        total, length = float(counts.sum()), means.shape[1]
-        if self.scatter is None:
-            common = directions.mT @ directions
-            common.diagonal().add_(outside.sum() / length)
-        else:
-            common = self.scatter.whole()
-        common /= total
+    def _shrink(self, common, seen):
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
         shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
-        common.diagonal().add_(min(1.0, self.shrinkage * length / total) * shares)
-        root = mirrored(common).mT  # equal to common, in the order of axes in which the root takes its memory
-        torch.linalg.cholesky(root, out=root)
-        centre = means.mean(0)
-        white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
-        vectors, lengths, _ = torch.linalg.svd(white, full_matrices=False)
-        basis = vectors[:, : len(means) - 1]
-        basis = basis[:, lengths[: len(basis.mT)] > LEAST_LENGTH * lengths[0]]
-        projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
-        owners = torch.arange(len(means)).repeat_interleave(numbers)
-        kept = torch.zeros_like(outside).index_add_(0, owners, directions.square().sum(1))
-        rest = outside / (outside + kept).clamp_min(1e-300)
+        common.diagonal().add_(min(1.0, self.shrinkage * len(common) / float(self.classes.counts[seen].sum())) * shares)
+
+    def _blend(self, counts, left_out):
         own = self.own * counts / (counts + self.own_images)
-        if self.span:
-            rows, places = directions @ projection, (means - centre) @ projection
-        else:
-            rows, places = torch.linalg.solve_triangular(root, directions.mT, upper=False).mT, white.mT
-        spreads = ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist())
-        round_part, groups = 1 - own + own * rest, []
-        for number in numbers.unique():
-            members = (numbers == number).nonzero().flatten()
-            together = torch.stack([spreads[place] for place in members.tolist()])
-            groups.append(Group.of(members, together, places[members], round_part[members]))
-        order = torch.cat([group.members for group in groups]).argsort()
-        space = Span(projection, (means - centre) @ projection, lengths[: len(basis.mT)])
-        to_places = projection if self.span else None
-        solution = Solution(centre, to_places, root, places, groups, order, space)
+        return own, 1 - own + own * left_out
+
+    def _solve(self, seen):
+        solution = super()._solve(seen)
         if self.settings["part"]:
             alone = copy.deepcopy(self)
             alone.keep_features(self.settings["part"])

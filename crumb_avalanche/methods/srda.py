@@ -4,6 +4,8 @@ Khawand, Hanappe and Colliaux, "Continual Learning with Deep Streaming Regulariz
 Workshops 2023 (arXiv 2309.08353).
 """
 
+import torch
+
 from crumb_avalanche.methods.gaussians import BlendedGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import PositiveShare, Share
@@ -35,12 +37,16 @@ class StreamingRda(BlendedGaussians):
     own: Share = 0.1
     shrinkage: PositiveShare = 0.1
 
-    def _weights(self):
-        return (1 - self.shrinkage) * self.own, (1 - self.shrinkage) * (1 - self.own), self.shrinkage
+    def _shrink(self, common, seen):
+        variance = self.mean_variance(common, seen)
+        common *= (1 - self.shrinkage) * (1 - self.own)
+        common.diagonal().add_(self.shrinkage * variance)
 
-    def _log_priors(self, counts):
-        return (counts / counts.sum()).log()
+    def _blend(self, counts, left_out):
+        rest = self.own / (1 - self.own) * left_out if self.own < 1 else torch.zeros_like(counts)
+        return torch.full_like(counts, (1 - self.shrinkage) * self.own), 1 + rest
 
-    def _rest(self, outside, rows, own, share):
-        left_out = outside / (outside + float(rows.square().sum()) or 1.0)
-        return own / share * left_out
+    def _solve(self, seen):
+        solution, counts = super()._solve(seen), self.classes.counts[seen].double()
+        solution.log_priors = (counts / counts.sum()).log()
+        return solution

@@ -22,8 +22,8 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.run_file import LearnerError
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
-from crumb_avalanche.methods.form_budget import BudgetError
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORMS)

@@ -15,7 +15,7 @@ from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.replay_network import ReplayNetwork
-from crumb_avalanche.methods.form_budget import BudgetError
+from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.system.tensor_file import flatten
 

@@ -87,10 +87,13 @@ def test_what_srdas_directions_leave_out_has_the_shape_of_the_common_covariance(
     features, labels = images(200, CLASSES)
     ours = StreamingRda(CLASSES, D, directions=2, own=0.5, shrinkage=1e-9)
     ours.update(features, labels)
-    common, rows, outside = ours.covariances(torch.ones(CLASSES, dtype=torch.bool))
+    every = torch.ones(CLASSES, dtype=torch.bool)
+    rows, numbers, outside = ours.held(every)
+    common = ours.common_covariance(every, rows, outside)
     fresh, expected = images(200, CLASSES, 1)[0], []
-    for label, (its, rest) in enumerate(zip(rows, outside)):
+    for label, (its, rest) in enumerate(zip(rows.split(numbers.tolist()), outside)):
         share = float(rest / (rest + its.square().sum()))
+        its = its / (labels == label).sum() ** 0.5
         assert 0.05 < share < 0.6
         mean = features[labels == label].double().mean(0)
         blended = 0.5 * (its.T @ its + share * common) + 0.5 * common
