@@ -386,7 +386,7 @@ class BlendedGaussians(ClassGaussians):
 
     @abstractmethod
     def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``a_c`` and ``b_c`` of classes, from their images and the shares of traces that directions leave out."""
+        """Return ``a_c`` and ``b_c``, from images of classes and the shares of traces that directions leave out."""
 
     def _solve(self, seen) -> Solution:
         counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
