@@ -6,14 +6,10 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 LAYOUT = Layout(
     name="cifar100",
@@ -53,7 +49,7 @@ BENCHMARK = register(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="cl
 
 def OnlineCIFAR100(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
 
     The protocol is class_iid by default.

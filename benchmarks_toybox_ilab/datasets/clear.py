@@ -14,15 +14,11 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 CLEAR10_CLASSES = (
     *("BACKGROUND", "baseball", "bus", "camera", "cosplay", "dress"),
@@ -94,7 +90,7 @@ BENCHMARKS = {
 
 def CLEAR(
     dataset_root: str | Path | None = None, *, data_name: str = "clear10", **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """CLEAR as an Avalanche benchmark of 10 experiences with all classes each, and a test set for each.
 
     With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of Avalanche gives the figures of

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -20,9 +20,6 @@ from benchmarks_toybox_ilab.tables.image import read_image
 from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 LAYOUT = Layout(
     name="clip_folder",
@@ -270,7 +267,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ClipFolderFrames, 2, 21, 15))
 
 def ClipFolder(
     dataset_root: str | Path, *, held_out: int | None = None, fps: float = 1.0, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """A folder of clips as an Avalanche benchmark.
 
     Args:

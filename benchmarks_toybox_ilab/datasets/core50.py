@@ -9,16 +9,12 @@ Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50 remote controls.
 CLASSES = (
@@ -115,7 +111,7 @@ def CORe50Categories(
     reference: bool = False,
     download: bool = False,
     **host: Unpack[StreamKeywords],
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
 
     Args:
@@ -195,7 +191,7 @@ def CORe50(
     reference: bool = False,
     download: bool = False,
     **host: Unpack[StreamKeywords],
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """CORe50 as an Avalanche benchmark: the paper's ten categories, or an official protocol.
 
     Args:

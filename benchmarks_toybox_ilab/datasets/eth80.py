@@ -5,15 +5,11 @@ Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Ca
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
 LARGEST_NUMBER = 14  # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
@@ -89,7 +85,7 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
 BENCHMARK = register(Benchmark(LAYOUT, ETH80Frames, 2, 21, 15))
 
 
-def ETH80(dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]) -> "FrameBenchmark":
+def ETH80(dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]) -> FrameBenchmark:
     """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
 
     Args:

@@ -11,15 +11,11 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 PARTS = ("part1", "part2", "part3", "part4")  # as distributed; the parts have no meaning
 CLASSES = (
@@ -115,7 +111,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
 
 def ICub(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
 
     Args:

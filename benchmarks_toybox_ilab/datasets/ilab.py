@@ -11,15 +11,11 @@ import random
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 FOLDER = "iLab-2M-Light"
 # The paper's class number is the position, from 1; "semi" has a number (11) but is not used.
@@ -122,7 +118,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
 
 def ILab(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
 
     Args:

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,12 +17,9 @@ from benchmarks_toybox_ilab.datasets import core50, ilab
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
 LAYOUT = Layout(
@@ -109,7 +105,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups
 
 def ILabCORe50(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
 
     The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's

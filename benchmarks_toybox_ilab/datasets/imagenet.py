@@ -9,14 +9,10 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", Interna
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 LAYOUT = Layout(
     name="imagenet",
@@ -57,7 +53,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protoco
 
 def OnlineImageNet(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
 
     The protocol is class_iid by default.

@@ -15,15 +15,11 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # Number of objects of each category; they count from 1, but the ninth cup is cup_10.
 CATEGORIES = (
@@ -120,7 +116,7 @@ BENCHMARKS = {
 
 def OpenLORIS(
     dataset_root: str | Path | None = None, *, factor: str = "clutter", **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """OpenLORIS-Object as an Avalanche benchmark of 9 experiences (36 for "sequence") with all 121 classes each.
 
     Args:

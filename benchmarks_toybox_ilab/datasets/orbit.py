@@ -15,15 +15,11 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # Number of objects of each test user.
 USERS = {
@@ -137,7 +133,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ORBITFrames, 1, 21, 15))
 
 def ORBIT(
     dataset_root: str | Path | None = None, *, user: str | None = None, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """A test user of ORBIT as an Avalanche benchmark: an experience for each of 5 to 13 objects.
 
     Args:

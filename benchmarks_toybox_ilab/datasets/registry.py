@@ -16,6 +16,8 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 if TYPE_CHECKING:
     from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
+else:
+    FrameBenchmark = "FrameBenchmark"  # importing it takes seconds
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class Benchmark:
         download: bool = False,
         /,
         **keywords: Unpack[StreamKeywords],
-    ) -> "FrameBenchmark":
+    ) -> FrameBenchmark:
         """Make the Avalanche benchmark: what every generator does.
 
         Args:

@@ -15,18 +15,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 NOVEL = 51  # the number of all classes that are not taught
 RATIO = 1.1  # of the side of the cut to that of the box around the object
@@ -169,7 +165,7 @@ BENCHMARK = register(Benchmark(LAYOUT, Stream51Frames, 1, 128, 51))
 
 def Stream51(
     dataset_root: str | Path | None = None, *, download: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """Stream-51 as an Avalanche benchmark of 51 experiences of one class, about 3,000 training frames each.
 
     Args:

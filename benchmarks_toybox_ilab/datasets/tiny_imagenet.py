@@ -10,15 +10,11 @@ Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, single_image
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 FOLDER = "tiny-imagenet-200"  # in the official archive
 ANNOTATIONS = "val/val_annotations.txt"
@@ -107,7 +103,7 @@ BENCHMARK = register(Benchmark(LAYOUT, TinyImageNetFrames, 10, 128, 200, protoco
 
 def TinyImageNet(
     dataset_root: str | Path | None = None, *, download: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """Tiny-ImageNet as an Avalanche benchmark of 20 experiences, 5,000 training images each; stream them once.
 
     The protocol is class_iid by default. ImageNet weights were trained on these classes.

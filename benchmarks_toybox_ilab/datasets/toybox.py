@@ -9,16 +9,12 @@ Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.tables.folders import is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 # Folders of the classes; the classes in the order of the paper's class numbers.
 SUPERCATEGORIES = {
@@ -128,7 +124,7 @@ BENCHMARK = register(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
 
 def Toybox(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each.
 
     Args:

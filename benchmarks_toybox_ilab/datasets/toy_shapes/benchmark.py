@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
     DRAWING,
@@ -31,9 +30,6 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
 )
 from benchmarks_toybox_ilab.tables.frame import Frame, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-if TYPE_CHECKING:
-    from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark
 
 PRETRAINING_CLASSES: tuple[str, ...] = (
     "bottle", "chair", "crescent", "gear", "hammer", "house", "ladder", "leaf", "ring", "star",
@@ -154,7 +150,7 @@ def ToyShapes(
     held_out_sessions: Sequence[int] | int = (3,),
     dots: bool = False,
     **host: Unpack[StreamKeywords],
-) -> "FrameBenchmark":
+) -> FrameBenchmark:
     """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in.
 
     Args:
