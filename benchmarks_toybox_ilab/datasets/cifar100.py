@@ -4,12 +4,10 @@ Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = Layout(
     name="cifar100",
@@ -28,22 +26,7 @@ LAYOUT = Layout(
 )
 
 
-def CIFAR100Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of CIFAR-100: folder `train` is the training split and `test` the test split in every run.
-
-    Every image is a clip of its own, see `layout.single_image`.
-
-    Args:
-        root: The folder that contains `train` and `test`, or the one that contains it as `cifar100`.
-        paths: Files below root, if they are known; None lists the folder.
-        reference: Has no effect; the generator draws order and labels.
-
-    Raises:
-        FrameTableError: If the folder is missing or has another layout, or the two splits differ in their classes.
-    """
-    return LAYOUT.image_table(root, paths)
-
-
+CIFAR100Frames = LAYOUT.image_table
 BENCHMARK = register(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid"))
 
 

@@ -7,12 +7,10 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", Interna
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 LAYOUT = Layout(
     name="imagenet",
@@ -31,23 +29,7 @@ LAYOUT = Layout(
 )
 
 
-def ImageNetFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
-    """The table of ImageNet: folder `train` is the training split and `val` the test split in every run.
-
-    Every image is a clip of its own, see `layout.single_image`. The class name is its WordNet number, such as
-    n01440764. Classes may be missing.
-
-    Args:
-        root: The folder that contains `train` and `val`, or the one that contains it as `imagenet`.
-        paths: Files below root, if they are known; None lists the folder.
-        reference: Has no effect; the generator draws order and labels.
-
-    Raises:
-        FrameTableError: If the files do not fit the layout (as unsorted ones of `val`).
-    """
-    return LAYOUT.image_table(root, paths)
-
-
+ImageNetFrames = LAYOUT.image_table
 BENCHMARK = register(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid"))
 
 

@@ -139,8 +139,19 @@ class Layout:
             )
         return FrameTable(frames, root, name=self.name, padded=padded)
 
-    def image_table(self, root: str | Path, paths: Iterable[str] | None = None) -> FrameTable:
-        """The table of single images in `<split>/<class>/<image>`, in the order of the files; see `single_image`."""
+    def image_table(self, root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+        """The table of single images in `<split>/<class>/<image>`: `train` is the training split in every run.
+
+        Every image is a clip of its own, see `single_image`; rows have the order of the files. Classes may be missing.
+
+        Args:
+            root: The folder of the data set, or one that contains it as one of `places`.
+            paths: Files below root, if they are known; None lists the folder.
+            reference: Has no effect; the generator draws order and labels.
+
+        Raises:
+            FrameTableError: If the files do not fit the layout, or the two splits differ in their classes.
+        """
         root, images = self.read(root, paths)
         return self.table(list(map(single_image, images)), root)
 

@@ -24,9 +24,6 @@ MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
 _CHUNK = 1 << 20
 _SMALL = 100_000_000  # bytes that are unpacked in any case
 _BLOCK = 512  # bytes of a block of a tar file
-_LARGEST_RECORD = 1 << 20  # bytes of a long name or another record before a member of a tar file
-_RECORDS = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
-_RECORDS += (tarfile.SOLARIS_XHDTYPE,)
 _COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is recognised by its header
 # What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -107,7 +104,7 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
         else:
             try:
                 # tarfile only reads here, so its extraction filters have nothing to check: `_safe_name` is stricter.
-                opened = tarfile.open(archive, tarinfo=_Header)  # noqa: SIM115
+                opened = tarfile.open(archive)  # noqa: SIM115
             except tarfile.TarError:
                 if start.startswith(_COMPRESSED_STARTS):
                     raise
@@ -140,17 +137,6 @@ def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
         raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members")
     while stream.read(_CHUNK):
         pass
-
-
-class _Header(tarfile.TarInfo):
-    """A member's header; an error for a large record (such as a long name), which tarfile would read whole."""
-
-    @classmethod
-    def frombuf(cls, *arguments: object) -> "_Header":
-        header = super().frombuf(*arguments)
-        if header.type in _RECORDS and not 0 <= header.size <= _LARGEST_RECORD:
-            raise ValueError(f"a name or record in it has {header.size} bytes, not 0 to {_LARGEST_RECORD}")
-        return header
 
 
 @contextmanager

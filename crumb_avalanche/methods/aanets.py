@@ -1,7 +1,6 @@
 """Adaptive aggregation networks: a stable and a plastic branch, blended by a share that is trained on exemplars.
 
-Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021, on the plastic layers of a
-``SplitModel``: one level, everything before the head. Training is a single pass instead of many epochs.
+One level is blended: all plastic layers before the head. Training is a single pass instead of many epochs.
 """
 
 import copy
@@ -201,8 +200,7 @@ class AANetsPlugin(HerdingPlugin):
     kept = ("random", "_old", "_steps", "_branch_bytes", "old_network")
 
     def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):
-        super().__init__(storage_policy)
-        self.settings = settings
+        super().__init__(storage_policy, settings)
         self.random = np.random.default_rng(seed)
         self.old_network = OldBranches()
         self._old: list[int] = []  # classes of earlier experiences

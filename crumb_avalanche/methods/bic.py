@@ -167,9 +167,8 @@ class BiCPlugin(ImageMemoryPlugin):
     kept, answering = ("_old", "old_network"), ("alpha", "beta")
 
     def __init__(self, storage_policy: MemoryBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
-        super().__init__(storage_policy)
+        super().__init__(storage_policy, settings)
         self.old_network = old_network
-        self.settings = settings
         self.alpha = torch.ones(n_classes)
         self.beta = torch.zeros(n_classes)
         self._old: list[int] = []

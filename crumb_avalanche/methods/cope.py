@@ -1,7 +1,4 @@
-"""CoPE: prototypes that are updated with every batch, and a loss that attracts features to them.
-
-De Lange and Tuytelaars, Continual Prototype Evolution: Learning Online from Non-Stationary Data Streams, ICCV 2021.
-"""
+"""CoPE: prototypes that are updated with every batch, and a loss that attracts features to them."""
 
 import math
 from dataclasses import dataclass
@@ -91,8 +88,7 @@ class CoPEPlugin(ImageMemoryPlugin):
     answering = ("prototypes",)
 
     def __init__(self, storage_policy: MemoryBuffer, settings: CoPESettings, n_classes: int, length: int):
-        super().__init__(storage_policy)
-        self.settings = settings
+        super().__init__(storage_policy, settings)
         self.prototypes = torch.zeros(n_classes, length)
         self._head = HeadInput()
         self._batch: tuple[Tensor, Tensor] | None = None

@@ -1,7 +1,4 @@
-"""Dark experience replay (DER++): raw images and the logits that the network had for them.
-
-Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
-"""
+"""Dark experience replay (DER++): raw images and the logits that the network had for them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,14 +61,7 @@ class LogitImageBuffer(ImageBuffer):
 
 
 class DarkReplayPlugin(ImageMemoryPlugin):
-    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
-
-    Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020 (there called DER++).
-    """
-
-    def __init__(self, storage_policy: LogitImageBuffer, settings: DarkReplaySettings):
-        super().__init__(storage_policy)
-        self.settings = settings
+    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step."""
 
     def before_backward(self, strategy, **kwargs):
         first = draw(self.storage_policy, len(strategy.mb_y))

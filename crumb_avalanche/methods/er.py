@@ -1,7 +1,4 @@
-"""Experience replay: raw images, trained on in the step of the new batch.
-
-Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019.
-"""
+"""Experience replay: raw images, trained on in the step of the new batch."""
 
 from dataclasses import dataclass
 
@@ -29,8 +26,8 @@ class ExperienceReplaySettings(InRange):
 class ExperienceReplayPlugin(ImageMemoryPlugin):
     """Trains on the union of the new batch and as many memories, in one step.
 
-    Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019, algorithm 1. The two halves pass the
-    plastic layers one after the other: a batch norm takes its statistics from each of them.
+    See algorithm 1 of the paper. The two halves pass the plastic layers one after the other: a batch norm takes its
+    statistics from each of them.
     """
 
     def before_backward(self, strategy, **kwargs):

@@ -1,7 +1,4 @@
-"""GEM: steps that do not raise the loss of any past experience, measured on a few of its images.
-
-Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", 2017.
-"""
+"""GEM: steps that do not raise the loss of any past experience, measured on a few of its images."""
 
 from dataclasses import dataclass
 

@@ -143,8 +143,7 @@ class GSSPlugin(ImageMemoryPlugin):
     """
 
     def __init__(self, storage_policy: MemoryBuffer, settings: GSSSettings):
-        super().__init__(storage_policy)
-        self.settings = settings
+        super().__init__(storage_policy, settings)
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
 
     @property

@@ -1,8 +1,4 @@
-"""LR-RGDA: Gaussians with class covariances of low rank, on frozen features.
-
-Rao, Ha, Zhao, Liu and Alippi, "Scalable Analytic Classifiers with Associative Drift Compensation for Class-Incremental
-Learning of Vision Transformers", 2026 (arXiv 2602.00144).
-"""
+"""LR-RGDA: Gaussians with class covariances of low rank, on frozen features."""
 
 import math
 from collections.abc import Mapping

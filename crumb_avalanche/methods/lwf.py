@@ -25,8 +25,8 @@ class LwFSettings(InRange):
 class StreamLwF(BatchPlugin):
     """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
 
-    Li and Hoiem, "Learning without Forgetting", 2016. Avalanche's plugin needs task labels, copies F as well and runs
-    it a second time on every batch, and its old model applies dropout.
+    Avalanche's plugin needs task labels, copies F as well and runs it a second time on every batch, and its old model
+    applies dropout.
 
     Attributes:
         old_network: the weights of these plastic layers, as float32; empty in the first experience.

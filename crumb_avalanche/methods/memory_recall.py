@@ -1,8 +1,6 @@
 """Memory Recall (MeRec): a Gaussian of feature maps for each class, from which maps are drawn for replay.
 
-Zhang, Guo, Li, He, Wang and Dai, "Memory Recall: A Simple Neural Network Training Framework Against Catastrophic
-Forgetting", 2021; as in the CRUMB paper, where it replaces the memory blocks at the same layer (Table 4, "MeRec
-replay").
+As in the CRUMB paper, where it replaces the memory blocks at the same layer (table 4, "MeRec replay").
 """
 
 from dataclasses import dataclass

@@ -139,17 +139,15 @@ def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor,
 class RainbowPlugin(ExperienceReplayPlugin):
     """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
 
-    Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021. The frames of the
-    experience are read once more for scoring, without training. The first experience, on which all strategies here
-    train several epochs, has the full rate.
+    The frames of the experience are read once more for scoring, without training. The first experience, on which all
+    strategies here train several epochs, has the full rate.
     """
 
     kept = ("random",)
 
     def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
-        super().__init__(storage_policy)
+        super().__init__(storage_policy, settings)
         self.rate = rate
-        self.settings = settings
         self.random = np.random.default_rng(seed)
         # The same for all candidates and experiences: a vote depends on the network and the image only.
         self.perturbations = make_perturbations(settings.copies, self.random)

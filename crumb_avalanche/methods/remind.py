@@ -1,7 +1,6 @@
 """REMIND: feature maps as product-quantizer codes, replayed with crops and mixup.
 
-Hayes, Kafle, Shrestha, Acharya and Kanan, "REMIND Your Neural Network to Prevent Catastrophic Forgetting", ECCV 2020.
-Defaults are those of its ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
+Defaults are those of the authors' ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
 from dataclasses import dataclass

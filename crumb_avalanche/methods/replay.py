@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,8 +157,12 @@ def draw(buffer: MemoryBuffer, count: int) -> Tensor:
 class ImageMemoryPlugin(StoringPlugin):
     """Stores raw images during the last epoch of each experience; a method adds its own loss.
 
-    A method that chooses its memories itself calls ``hold`` after an experience.
+    A method that chooses its memories itself calls ``hold`` after an experience. ``settings`` are those of the method.
     """
+
+    def __init__(self, storage_policy: MemoryBuffer, settings: Any = None):
+        super().__init__(storage_policy)
+        self.settings = settings
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)

@@ -1,8 +1,4 @@
-"""Deep SRDA: streaming regularised discriminant analysis of frozen features.
-
-Khawand, Hanappe and Colliaux, "Continual Learning with Deep Streaming Regularized Discriminant Analysis", ICCV
-Workshops 2023 (arXiv 2309.08353).
-"""
+"""Deep SRDA: streaming regularised discriminant analysis of frozen features (arXiv 2309.08353)."""
 
 import torch
 
@@ -19,7 +15,7 @@ from crumb_avalanche.system.setting_ranges import PositiveShare, Share
     each_class=True,
 )
 class StreamingRda(BlendedGaussians):
-    """Streaming regularised discriminant analysis (Deep SRDA; Khawand, Hanappe and Colliaux, ICCV Workshops 2023).
+    """Streaming regularised discriminant analysis.
 
     Scores are log-densities with the covariances ``(1 - e) (a C_c + (1 - a) S) + e v I``, plus the logarithms of the
     classes' shares of the images. ``own`` 0 is streaming LDA, and 1 quadratic discriminant analysis.

@@ -36,9 +36,8 @@ class StableSGDSettings(InRange):
 class StableSGDPlugin(StatefulPlugin):
     """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
 
-    Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020. Experiences count
-    from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and it resets the
-    momentum at every epoch, which is the same if an experience has one epoch.
+    Experiences count from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and
+    it resets the momentum at every epoch, which is the same if an experience has one epoch.
     """
 
     def __init__(self, first_rate: float, gamma: float, lowest_rate: float):
