@@ -77,19 +77,6 @@ def test_what_is_missing():
     assert LAYOUT.missing(core50_names((1,), (1,)))[1] == "class mobile_phone: 0 of 5 objects are complete"
 
 
-@pytest.mark.parametrize(
-    ("run", "order"),
-    [
-        # np.random.RandomState(run).shuffle of [0, 1, 2] gives [2, 1, 0] for run 0 and [0, 2, 1] for run 1, of the
-        # classes by number: plug_adapter, mobile_phone, remote_control.
-        (0, ("remote_control", "mobile_phone", "plug_adapter")),
-        (1, ("plug_adapter", "remote_control", "mobile_phone")),
-    ],
-)
-def test_reference_shuffles_the_classes_by_their_numbers(root, run, order):
-    assert CORe50(root, run=run, classes_per_experience=1, reference=True).class_names == order
-
-
 @needs("core50_bbox.zip")
 def test_the_frames_of_the_real_data():
     """Each line of a file is the box of a frame; boxes of frames that the data set lacks begin at -1, -1."""

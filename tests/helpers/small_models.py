@@ -63,3 +63,20 @@ def coloured() -> TensorDataset:
     colours = torch.tensor([[200, 0, 0], [0, 200, 0], [0, 0, 200], [120, 120, 0]])
     noise = torch.randint(0, 55, (40, 3, 16, 16), generator=generator)
     return TensorDataset((colours[labels][:, :, None, None] + noise).to(torch.uint8), labels)
+
+
+def conv_head_model() -> SplitModel:
+    """As SqueezeNet ends: dropout, a convolution as head, ReLU, pooling."""
+    torch.manual_seed(1)
+    extractor = nn.Sequential(nn.Conv2d(3, 5, 3, stride=4, padding=1), nn.ReLU())
+    layers = OrderedDict(
+        fire=nn.Conv2d(5, 6, 3, padding=1),
+        bn=nn.BatchNorm2d(6),
+        relu=nn.ReLU(),
+        drop=nn.Dropout(0.5),
+        head=nn.Conv2d(6, 4, 3, padding=1),
+        last=nn.ReLU(),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+    )
+    return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)

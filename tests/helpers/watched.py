@@ -79,8 +79,3 @@ def learned(name, model, stream, mem_size=7, experiences=None, **more):
     for experience in stream.train_stream[:experiences]:
         strategy.train(experience)
     return strategy
-
-
-def plugin_of(kind, strategy):
-    """The strategy's plugin of a class."""
-    return next(plugin for plugin in strategy.plugins if isinstance(plugin, kind))

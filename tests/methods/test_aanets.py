@@ -9,9 +9,9 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
-from watched import Losses, built, learned, plugin_of
+from watched import Losses, built, learned
 
-from crumb_avalanche.methods.aanets import AANetsPlugin, AggregatedLayers
+from crumb_avalanche.methods.aanets import AggregatedLayers
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.replay import distillation_loss, draw_from, held_slots
 from crumb_avalanche.models.backbones import split_backbone
@@ -96,7 +96,7 @@ def test_an_outer_step_by_hand(ready, monkeypatch):
     model.plastic_layers.relu = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
     strategy = train(model, stream, mem_size=4, outer_every=50)
     plugin, buffer, share = (
-        plugin_of(AANetsPlugin, strategy),
+        strategy.memory,
         strategy.storage_policy,
         model.plastic_layers.blended.share,
     )
@@ -142,7 +142,7 @@ def test_the_first_loss_of_a_later_experience(ready, distillation):
         buffer = strategy.storage_policy
         if strategy.clock.train_exp_counter == 0 or losses.losses[8:]:
             return 0
-        weights = plugin_of(AANetsPlugin, strategy).old_network.state
+        weights = strategy.memory.old_network.state
         weights["plastic.head.layer.weight"] += moved
         before = copy.deepcopy(model).eval()
         before.plastic_layers.load_state_dict(weights, strict=False)

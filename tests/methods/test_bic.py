@@ -7,11 +7,11 @@ import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch.nn.functional import cross_entropy
-from watched import Losses, outputs_of, plugin_of
+from watched import Losses, outputs_of
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.bic import BiCPlugin, BiCSettings, SplitExemplars, fit_bias
+from crumb_avalanche.methods.bic import BiCSettings, SplitExemplars, fit_bias
 from crumb_avalanche.methods.replay import draw_from
 
 CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
@@ -21,10 +21,6 @@ def learned(make_model, make_stream, mem_size=14, experiences=2, **more):
     torch.manual_seed(0)
     stream = make_stream(classes=CLASSES)
     return learned_by("bic", make_model(n_classes=6, codebook=False), stream, mem_size, experiences, **more), stream
-
-
-def the(strategy):
-    return plugin_of(BiCPlugin, strategy)
 
 
 def test_two_scalars_are_recovered_on_a_shifted_toy_problem():
@@ -48,7 +44,7 @@ def test_the_order_of_new_classes_is_never_reversed():
 
 def slow_loss(strategy):
     """The loss of the next step, image by image."""
-    buffer, model, bic = strategy.storage_policy, strategy.model, the(strategy)
+    buffer, model, bic = strategy.storage_policy, strategy.model, strategy.memory
     seen, new = strategy.seen_classes.seen, set(map(int, strategy.experience.dataset.targets))
     old = [c for c in seen if c not in new]
     held = buffer.rule.held_out(strategy.mb_y.tolist())
@@ -93,7 +89,7 @@ def test_every_step_has_the_loss_of_a_slow_loop(make_model, make_stream):
     strategy, _ = learned(make_model, make_stream, experiences=3, plugins=[losses])
     assert len(losses.losses) == 2 * 4 + 4 + 4
     assert losses.losses == pytest.approx(losses.expected, rel=1e-4, abs=1e-6)
-    assert not torch.equal(the(strategy).alpha[the(strategy)._old], torch.ones(4))  # the third saw corrected logits
+    assert not torch.equal(strategy.memory.alpha[strategy.memory._old], torch.ones(4))  # the third saw corrected logits
 
 
 def test_validation_frames_are_kept_and_never_learned_from(make_model, make_stream):
@@ -109,7 +105,7 @@ def test_validation_frames_are_kept_and_never_learned_from(make_model, make_stre
 
 def test_the_second_stage_fits_the_newest_scalars_and_nothing_else(make_model, make_stream):
     strategy, stream = learned(make_model, make_stream, experiences=1)
-    bic, model = the(strategy), strategy.model
+    bic, model = strategy.memory, strategy.model
     assert torch.equal(bic.alpha, torch.ones(6)) and not bic.beta.any()  # there is no bias yet
     first, second = (sorted(set(map(int, stream.train_stream[n].dataset.targets))) for n in (0, 1))
     strategy.train(stream.train_stream[1])

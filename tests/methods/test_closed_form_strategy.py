@@ -5,7 +5,6 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import outputs_of
 
-from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.ranpac import PAGE
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
@@ -84,16 +83,6 @@ def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
     learner.statistics.classes.means *= 1e4  # scores far below the -10,000 of an unseen class
     outputs, seen = outputs_of(learner, stream.test_stream[:1])[0], learner.seen_classes.seen
     assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
-
-
-def test_features_are_those_of_the_settings(model):
-    images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    pooled = pooled_features(model, images)
-    fused = built("foal", model).features(model, images)  # two layers, each image of each at a mean square of 1
-    torch.testing.assert_close(fused.view(2, 2, 512).square().mean(2), torch.ones(2, 2))
-    torch.testing.assert_close(fused[:, 512:], pooled * (512**0.5 / pooled.norm(dim=1, keepdim=True)))
-    raised = built("srda", model, power=0.5).features(model, images)
-    torch.testing.assert_close(raised, pooled.sqrt(), rtol=1e-4, atol=1e-4)
 
 
 # Settings and budget

@@ -8,7 +8,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import normalize
-from watched import built, outputs_of, plugin_of, unseen_in
+from watched import built, outputs_of, unseen_in
 from watched import learned as learned_by
 
 from crumb_avalanche.memory.buffers import ImageBuffer
@@ -22,10 +22,6 @@ def learned(make_model, make_stream, experiences=2, **more):
     torch.manual_seed(0)
     model, stream = make_model(codebook=False), make_stream()
     return learned_by("cope", model, stream, 7, experiences, settings={"weight_decay": 0.0}, **more), stream
-
-
-def the(strategy):
-    return plugin_of(CoPEPlugin, strategy)
 
 
 def slow_loss(embeddings, labels, prototypes, known, temperature):
@@ -84,7 +80,7 @@ class Spy(SupervisedPlugin):
         self.moved, self.sizes = [], []
 
     def before_update(self, strategy, **kwargs):
-        one = the(strategy)
+        one = strategy.memory
         self.before = [weight.clone() for weight in strategy.model.plastic_layers.conv.parameters()]
         self.old, self.batch = one.prototypes.clone(), one._batch
         embeddings, labels = self.batch
@@ -105,7 +101,7 @@ class Spy(SupervisedPlugin):
         wanted = self.old.clone()
         for label in set(labels.tolist()):
             wanted[label] = normalize(0.99 * wanted[label] + 0.01 * embeddings[labels == label].mean(0), dim=0)
-        assert torch.allclose(the(strategy).prototypes, wanted, atol=1e-6)
+        assert torch.allclose(strategy.memory.prototypes, wanted, atol=1e-6)
 
 
 def test_every_batch_and_its_memories_are_learned_from_and_move_the_prototypes(make_model, make_stream):
@@ -114,14 +110,14 @@ def test_every_batch_and_its_memories_are_learned_from_and_move_the_prototypes(m
     # The first batch is of one class: without another prototype there is nothing to tell apart.
     assert spy.moved == [False] + 11 * [True]
     assert spy.sizes == [5] * 5 + [10] * 7  # the buffer fills in the last epoch, and is replayed at once
-    assert the(strategy).known.all()
+    assert strategy.memory.known.all()
 
 
 def test_the_nearest_prototype_answers(make_model, make_stream):
     strategy, stream = learned(make_model, make_stream, experiences=1)
     outputs, images = outputs_of(strategy, stream.test_stream)
     model, seen = strategy.model.eval(), strategy.seen_classes.seen
-    products = normalize(penultimate(model, model.features(images))) @ the(strategy).prototypes.t()
+    products = normalize(penultimate(model, model.features(images))) @ strategy.memory.prototypes.t()
     assert torch.allclose(outputs[:, seen], products[:, seen] / 0.1, atol=1e-5)
     assert unseen_in(outputs) == set(range(4)) - set(seen)
     built("cope", make_model(codebook=False)).eval(stream.test_stream)  # before anything was learned: the head answers

@@ -79,11 +79,6 @@ def test_cells_are_those_of_adaptive_pooling(height, width, cells):
     torch.testing.assert_close(cell_means(maps, cells), functional.adaptive_avg_pool2d(maps, cells).flatten(1))
 
 
-def test_a_grid_without_cells_is_refused():
-    with pytest.raises(ValueError, match="cells is 0; give"):
-        FeatureMoments(cells=0)
-
-
 def test_tokens_of_a_transformer():
     timm = pytest.importorskip("timm")
     network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)

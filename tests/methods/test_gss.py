@@ -1,12 +1,12 @@
 """GSS-greedy against slow loops and cases small enough to see."""
 
 import copy
-from collections import Counter, OrderedDict
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from small_models import conv_head_model
 from torch.nn.functional import cross_entropy
 from watched import Losses, built
 from watched import learned as learned_by
@@ -14,7 +14,6 @@ from watched import learned as learned_by
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.gss import GreedyDiversity, sample_gradients
 from crumb_avalanche.methods.replay import draw_from, held_slots
-from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 THIRDS = torch.tensor([[np.cos(a), np.sin(a)] for a in (0, 2 * np.pi / 3, 4 * np.pi / 3)]).float()
@@ -95,20 +94,6 @@ def test_as_many_memories_are_compared_with(compared, make_model, make_stream):
     for experience in make_stream().train_stream:
         strategy.train(experience)
     assert offered == [0] + [min(compared, 5)] + 6 * [min(compared, 7)]
-
-
-def conv_head_model():
-    torch.manual_seed(1)
-    extractor = nn.Sequential(nn.Conv2d(3, 5, 3, stride=4, padding=1), nn.ReLU())
-    layers = OrderedDict(
-        fire=nn.Conv2d(5, 6, 3, padding=1),
-        bn=nn.BatchNorm2d(6),
-        drop=nn.Dropout(0.5),
-        head=nn.Conv2d(6, 4, 3, padding=1),
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-    )
-    return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)
 
 
 @pytest.mark.parametrize("conv_head", [True, False])

@@ -7,10 +7,9 @@ import pytest
 import torch
 from avalanche.models import NCMClassifier
 from torch import nn
-from watched import Losses, built, outputs_of, plugin_of, unseen_in
+from watched import Losses, built, outputs_of, unseen_in
 from watched import learned as learned_by
 
-from crumb_avalanche.methods.icarl import ICaRLPlugin
 from crumb_avalanche.methods.replay import draw_from, herd
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -21,10 +20,6 @@ def learned(make_model, make_stream, experiences=1, classes_per_experience=2, **
     torch.manual_seed(0)
     model, stream = make_model(codebook=False), make_stream(classes_per_experience)
     return learned_by("icarl", model, stream, 7, experiences, settings=SETTINGS, **more), stream
-
-
-def the(strategy):
-    return plugin_of(ICaRLPlugin, strategy)
 
 
 def slow_features(model, images):
@@ -55,7 +50,7 @@ def slow_loss(strategy):
             items.append((model.features(buffer.rows[slot : slot + 1]), int(buffer.labels[slot])))
     total = 0.0
     for one_map, label in items:
-        said = the(strategy).old_network.logits(model, one_map)[0] if old else None
+        said = strategy.memory.old_network.logits(model, one_map)[0] if old else None
         logits = model.classify(one_map)[0].detach().double()
         for c in seen:
             target, p = torch.sigmoid(said[c]) if c in old else float(c == label), torch.sigmoid(logits[c])
@@ -68,7 +63,7 @@ def test_every_step_has_the_loss_of_a_slow_loop_with_the_latest_old_network(make
     strategy, stream = learned(make_model, make_stream, 0, 1, plugins=[losses])
     for experience in stream.train_stream[:3]:  # with classes still to come
         strategy.train(experience)
-        for name, value in the(strategy).old_network.state.items():
+        for name, value in strategy.memory.old_network.state.items():
             assert torch.equal(value, strategy.model.plastic_layers.state_dict()[name].half())
     assert losses.losses == pytest.approx(losses.expected, rel=1e-4)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
-from watched import built, learned, plugin_of
+from watched import built, learned
 
 from crumb_avalanche.methods import rainbow_memory
 from crumb_avalanche.methods.rainbow_memory import (
@@ -129,7 +129,7 @@ def test_rates_of_stream_and_memory(make_model, make_stream):
 
 def chosen_by_hand(strategy, experience, memory):
     """What a slow loop would choose with the present weights, random fill left out; and all scores."""
-    model, plugin = strategy.model.eval(), plugin_of(rainbow_memory.RainbowPlugin, strategy)
+    model, plugin = strategy.model.eval(), strategy.memory
     by_class = {}
     for image, label in [*memory, *((image.to(torch.uint8), int(label)) for image, label, *_ in experience.dataset)]:
         by_class.setdefault(label, []).append(image)

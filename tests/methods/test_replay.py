@@ -1,11 +1,9 @@
 """What methods share that replay images: herding, rules, draws, the old network; by hand and against the host's."""
 
-from collections import OrderedDict
-
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from small_models import conv_head_model
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.replay import (
@@ -17,24 +15,6 @@ from crumb_avalanche.methods.replay import (
     trim,
 )
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
-from crumb_avalanche.models.split_model import SplitModel
-
-
-def conv_head_model() -> SplitModel:
-    """As SqueezeNet ends: dropout, a convolution as head, ReLU, pooling."""
-    torch.manual_seed(1)
-    extractor = nn.Sequential(nn.Conv2d(3, 5, 3, stride=4, padding=1), nn.ReLU())
-    layers = OrderedDict(
-        fire=nn.Conv2d(5, 6, 3, padding=1),
-        bn=nn.BatchNorm2d(6),
-        relu=nn.ReLU(),
-        drop=nn.Dropout(0.5),
-        head=nn.Conv2d(6, 4, 3, padding=1),
-        last=nn.ReLU(),
-        pool=nn.AdaptiveAvgPool2d(1),
-        flatten=nn.Flatten(),
-    )
-    return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)
 
 
 def test_herding_by_hand():
