@@ -1,7 +1,6 @@
 """Extract the frames of Toybox from its videos."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets import toybox
@@ -19,7 +18,11 @@ _VIDEO = re.compile(rf"(?:.*/)?(?:{toybox.IN_FOLDER}){toybox.CLIP}\.(?i:mp4)", r
 
 
 def bring_toybox(job: Job) -> list[str]:
-    """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one."""
+    """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one.
+
+    Frames, one per second, have 224 x 224 pixels, as the paper's authors made them, and are named
+    `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`, with k from 1. Finished clips are skipped.
+    """
     source, unpacked = job.source or job.root, job.root / toybox.VIDEOS
     archives = archives_in(source)
     # Videos that the user has unpacked beside their archive are not unpacked again.
@@ -37,8 +40,9 @@ def bring_toybox(job: Job) -> list[str]:
         raise job.nothing_there()
     failures = []
     for place in places:
+        clips = _jobs(place, job.root)
         with job.bar("extracting frames", " videos") as step:
-            failures += extract_toybox(place, job.root, workers=job.workers, progress=step)
+            failures += extract.extract_many(clips, job.workers, step)
     return [f"{video}: {message}" for video, message in failures]
 
 
@@ -54,37 +58,17 @@ def toybox_videos(source: Path) -> list[Path]:
     return [source / name for name in names]
 
 
-def extract_toybox(
-    source: str | Path,
-    root: str | Path,
-    fps: float = 1.0,
-    workers: int = 1,
-    progress: Callable[[int, int, int], object] | None = None,
-) -> list[tuple[Path, str]]:
-    """Extract the frames of the videos of Toybox to `<root>/images/<supercategory>/<object>`.
-
-    Frames have 224 x 224 pixels, as the paper's authors made them, and are named `<object>_<transform>_<k>.png`, with k
-    from 1. The clips "present" and "absent" are ignored, and finished clips are skipped.
-
-    Args:
-        source: A folder above `households`, `animals` and `vehicles`; some may be missing.
-        root: Root of the data set.
-        fps: Frames per second of a video; 1 in the paper.
-        workers, progress: See `extract.extract_many`, also for what is returned and raised.
-
-    Raises:
-        FrameTableError: If the source does not have the layout of Toybox, or two videos show the same clip.
-    """
+def _jobs(source: Path, root: Path) -> list[extract.Job]:
+    """The clips of the videos below a source; FrameTableError if there are none, or two videos show the same clip."""
     clips: dict[str, Path] = {}
-    for video in toybox_videos(Path(source)):
+    for video in toybox_videos(source):
         match = _VIDEO.fullmatch(video.relative_to(source).as_posix())
         if match and clips.setdefault(video.stem, video) is not video:
             raise FrameTableError(f"{clips[video.stem]} and {video} are the same clip of Toybox; keep one of them.")
     used = [video for stem, video in clips.items() if not stem.endswith(toybox.UNUSED_SESSIONS)]
     if not used:
         raise FrameTableError(f"{source} holds no videos of Toybox: expected {_VIDEOS_TREE}")
-    images = Path(root) / "images"
-    jobs = [
-        extract.Job(video, images / Path(*video.parts[-3:-1]), f"{video.stem}_", 1, fps, (224, 224)) for video in used
+    return [
+        extract.Job(video, root / "images" / Path(*video.parts[-3:-1]), f"{video.stem}_", 1, 1.0, (224, 224))
+        for video in used
     ]
-    return extract.extract_many(jobs, workers, progress)

@@ -46,14 +46,13 @@ class ClassDirections:
         self.rows: list[Tensor] = []
         self.scales: list[Tensor] = []
         self._energies: list[list[float]] = []  # of the rows as stored
-        self._held = 0
         self.outside = torch.zeros(0)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
 
     def __len__(self) -> int:
         """Return the number of directions of all classes."""
-        return self._held
+        return int(self.counts.sum())
 
     def __deepcopy__(self, memo: dict) -> "ClassDirections":
         copied = copy.copy(self)
@@ -101,15 +100,14 @@ class ClassDirections:
         self._energies[label] = self.of_class(label).square().sum(1).tolist()
 
     def _put(self, label: int, rows: Tensor, scales: Tensor) -> None:
-        self._held += len(rows) - len(self.rows[label])
         self.rows[label], self.scales[label] = rows, scales
         self.counts[label] = len(rows)
 
     def trim(self) -> None:
         """Drop directions until ``total`` holds; their energy is added to ``outside``."""
-        if self.total is None or self._held <= self.total:
+        if self.total is None or len(self) <= self.total:
             return
-        excess, left_out = self._held - self.total, [0] * len(self.rows)
+        excess, left_out = len(self) - self.total, [0] * len(self.rows)
         sizes = self.counts.tolist()
         while excess:
             most = max(sizes)
@@ -205,7 +203,6 @@ class ClassDirections:
         ones = sizes if self.dtype == torch.int8 else [1] * len(sizes)
         self.scales = [part.clone() for part in tensors["direction_scales"].split(ones)]
         self._energies = [self.of_class(label).square().sum(1).tolist() for label in range(len(self.rows))]
-        self._held = len(rows)
 
 
 def _principal(rows: Tensor) -> Tensor:

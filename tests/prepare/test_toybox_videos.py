@@ -11,7 +11,6 @@ from made_archives import files, pack
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
-from benchmarks_toybox_ilab.prepare.toybox_videos import extract_toybox
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -91,15 +90,15 @@ def test_a_bad_video_does_not_stop_the_others(videos, tmp_path, run):
         "animals/cup_01_pivothead/cup_01_pivothead_tx.mp4",
     ],
 )
-def test_a_video_that_does_not_fit_is_named(tmp_path, name):
+def test_a_video_that_does_not_fit_is_named(tmp_path, run, name):
     write_files(tmp_path, [name])
     with pytest.raises(FrameTableError, match=rf"{name} does not fit .*: <source>.* in households cup, mug, .*rxpl"):
-        extract_toybox(tmp_path, tmp_path)
+        run("toybox", tmp_path / "root", tmp_path)
 
 
-def test_a_repeated_clip(tmp_path):
+def test_a_repeated_clip(tmp_path, run):
     name = "households/cup_01_pivothead/cup_01_pivothead_rxplus.mp4"
     write_files(tmp_path, [name, f"copy/{name}"])
     words = f"{tmp_path / 'copy' / name} and {tmp_path / name} are the same clip of Toybox; keep one of them"
     with pytest.raises(FrameTableError, match=re.escape(words)):
-        extract_toybox(tmp_path, tmp_path)
+        run("toybox", tmp_path / "root", tmp_path)
