@@ -24,7 +24,7 @@ KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 # Rooms whose modules come without Avalanche, which takes seconds to import.
 LIGHT = ("system", "models", "memory", "report")
 # Closed forms, their features, and the registry.
-LIGHT_METHODS = "closed_form directions features fecam form_budget gaussians klda loranpac lr_rgda ncm plda ranpac "
+LIGHT_METHODS = "closed_form directions features fecam gaussians klda loranpac lr_rgda ncm plda ranpac "
 LIGHT_METHODS += "rda registry slda srda"
 HELP = """
 import runpy, sys

@@ -234,10 +234,10 @@ def _solve(statistics: ClosedForm, nothing: Tensor | None) -> Any:
         gram = statistics.gram.double()
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
         return torch.linalg.cholesky(gram)
-    if isinstance(statistics, ClassMeans):
+    if type(statistics) is ClassMeans:
         return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), background=False)
     assert isinstance(statistics, WHITENED)
-    means = statistics.classes.means[labels].double()
+    means = statistics.means[labels].double()
     if isinstance(statistics, StreamingLDA):
         values, vectors = torch.linalg.eigh(statistics.covariance.double())
         roots = ((1 - statistics.shrinkage) * values.clamp_min(0) + statistics.shrinkage).sqrt()

@@ -57,7 +57,7 @@ class FeCAM(ClassGaussians):
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
-        means, counts = self.classes.means[seen].double(), self.classes.counts[seen].double()
+        means, counts = self.means[seen].double(), self.image_counts[seen].double()
         directions, numbers, outside = self.held(seen)
         rows, even = directions.split(numbers.tolist()), outside / counts / means.shape[1]
         solved = [

@@ -204,16 +204,21 @@ class ClassGaussians(ClosedForm):
             scatter.diagonal().add_(outside.sum() / len(scatter))
         else:
             scatter = self.scatter.whole()
-        return scatter.div_(float(self.classes.counts[seen].sum()))
+        return scatter.div_(float(self.image_counts[seen].sum()))
 
     def mean_variance(self, covariance: Tensor, seen: Tensor) -> float:
         """Return the mean of a covariance's diagonal, or 1 for a single image of each class or equal ones."""
-        variance, size = float(covariance.diagonal().mean()), float(self.classes.means[seen].double().square().mean())
+        variance, size = float(covariance.diagonal().mean()), float(self.means[seen].double().square().mean())
         return variance if variance > EQUAL * size else 1.0
 
     @property
     def image_counts(self):
         return self.classes.counts
+
+    @property
+    def means(self) -> Tensor:
+        """Means of the classes, ``(n_classes, D)`` float32."""
+        return self.classes.means
 
     @property
     def remains_after_forget(self):
@@ -389,7 +394,7 @@ class BlendedGaussians(ClassGaussians):
         """Return ``a_c`` and ``b_c``, from images of classes and the shares of traces that directions leave out."""
 
     def _solve(self, seen) -> Solution:
-        counts, means = self.classes.counts[seen].double(), self.classes.means[seen].double()
+        counts, means = self.image_counts[seen].double(), self.means[seen].double()
         directions, numbers, outside = self.held(seen)
         common = self.common_covariance(seen, directions, outside)
         self._shrink(common, seen)

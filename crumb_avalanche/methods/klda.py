@@ -64,7 +64,7 @@ class KernelLDA(FillsBudget, ClassGaussians):
         common = self.common_covariance(seen, *self.held(seen)[::2])
         variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.shrinkage * variance)
-        means = self.classes.means[seen].double()
+        means = self.means[seen].double()
         weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(common)).mT
         return weights, (weights * means).sum(1) / 2
 

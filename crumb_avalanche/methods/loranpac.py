@@ -43,6 +43,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
     rank: Factor = 0.1
     truncated: Share = 0.25
 
+    shared = ("rows",)
     remains_after_forget = "the share of the removed images in the singular directions"
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
@@ -74,17 +75,8 @@ class LoRanPAC(FillsBudget, RandomProjection):
         ridge = self.ridge * float(energies.mean()) if len(rows) else 0.0
         return rows.mT @ (rows @ self.sums[seen].double().mT / (energies * (energies + ridge)))
 
-    def named_tensors(self):
-        return {"rows": self.rows, "sums": self.sums, "counts": self.counts}
-
     def _merge(self, other, labels):
         for theirs, mine in labels.items():
             self.sums[mine] += other.sums[theirs]
             self.counts[mine] += other.counts[theirs]
         self._extend(other.rows[other.rows.any(1)].double())
-
-    def _forget(self, label):
-        self.sums[label] = 0
-        self.counts[label] = 0
-        if not self.counts.any():
-            self.rows.zero_()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import ClosedForm, grown
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.registry import register
 
 
@@ -25,14 +25,11 @@ class ClassMeans(ClosedForm):
     """
 
     temperature = 0.014
+    by_class = ("means", "counts")
 
     def _allocate(self, n_classes: int, length: int) -> None:
         self.means = torch.zeros(n_classes, length)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
-
-    @property
-    def image_counts(self):
-        return self.counts
 
     def _update(self, features, labels):
         self.absorb(features, labels)
@@ -84,15 +81,5 @@ class ClassMeans(ClosedForm):
     def _answers(self, features, solution):
         return functional.normalize(features, dim=1) @ solution.mT
 
-    def named_tensors(self):
-        return {"means": self.means, "counts": self.counts}
-
     def _merge(self, other, labels):
         self.absorb_means(other, labels)
-
-    def _grow(self, n_classes):
-        self.means, self.counts = grown(self.means, n_classes), grown(self.counts, n_classes)
-
-    def _forget(self, label):
-        self.means[label] = 0
-        self.counts[label] = 0

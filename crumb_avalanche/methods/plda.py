@@ -2,7 +2,6 @@
 
 import torch
 
-from crumb_avalanche.methods.closed_form import grown
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.system.setting_ranges import Count
@@ -32,45 +31,37 @@ class PostDeploymentLDA(StreamingLDA):
 
     Attributes:
         base_classes: number of classes that form the covariance.
+        shaping: images of each class that do, ``(n_classes,)`` int32.
     """
 
     base_classes: Count = 10
 
+    by_class = ("means", "counts", "shaping")
+
     def _allocate(self, n_classes: int, length: int) -> None:
         super()._allocate(n_classes, length)
-        self._shaping = torch.zeros(n_classes, dtype=torch.int32)
+        self.shaping = torch.zeros(n_classes, dtype=torch.int32)
 
     @property
-    def shaping(self):
-        return self._shaping
+    def formed(self):
+        return int(self.shaping.sum())
 
     def _update(self, features, labels):
-        base = {label for label, count in enumerate(self._shaping.tolist()) if count}
+        base = {label for label, count in enumerate(self.shaping.tolist()) if count}
         for label in dict.fromkeys(labels.tolist()):  # in the order of arrival
-            if len(base) < self.base_classes and not self.classes.counts[label]:
+            if len(base) < self.base_classes and not self.counts[label]:
                 base.add(label)
         forms = torch.tensor([label in base for label in labels.tolist()])
         if forms.any():
             super()._update(features[forms], labels[forms])
-            self._shaping += labels[forms].bincount(minlength=len(self._shaping)).int()
+            self.shaping += labels[forms].bincount(minlength=len(self.shaping)).int()
         if not forms.all():
-            self.classes.absorb(features[~forms], labels[~forms])
-
-    def named_tensors(self):
-        return {**super().named_tensors(), "shaping": self._shaping}
+            self.absorb(features[~forms], labels[~forms])
 
     def _merge(self, other, labels):
         base = {theirs: mine for theirs, mine in labels.items() if other.shaping[theirs]}
         if base:
             super()._merge(other, base)
         for theirs, mine in base.items():
-            self._shaping[mine] += other.shaping[theirs]
-        self.classes.absorb_means(other.classes, {one: mine for one, mine in labels.items() if one not in base})
-
-    def _grow(self, n_classes):
-        super()._grow(n_classes)
-        self._shaping = grown(self._shaping, n_classes)
-
-    def _forget(self, label):
-        super()._forget(label)
-        self._shaping[label] = 0
+            self.shaping[mine] += other.shaping[theirs]
+        self.absorb_means(other, {one: mine for one, mine in labels.items() if one not in base})

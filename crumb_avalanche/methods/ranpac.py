@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import ClosedForm, Form, grown
+from crumb_avalanche.methods.closed_form import ClosedForm, Form
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import NotNegative, Range
 
@@ -119,6 +119,7 @@ class RandomProjection(RandomFeatures):
     ridge: NotNegative = 1e-3
 
     temperature = 0.06
+    by_class, shared = ("sums", "counts"), ("gram",)
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     remains_after_forget = "the share of the removed images in the Gram matrix"
     _cached = ("_solution", "_weights")
@@ -132,10 +133,6 @@ class RandomProjection(RandomFeatures):
 
     def __getstate__(self):
         return {**self.__dict__, "_weights": None}
-
-    @property
-    def image_counts(self):
-        return self.counts
 
     def project(self, features: Tensor) -> Tensor:
         """Compute ``H``, ``(B, M)`` float64."""
@@ -166,23 +163,11 @@ class RandomProjection(RandomFeatures):
     def _answers(self, features, solution):
         return self.project(features) @ solution
 
-    def named_tensors(self):
-        return {"gram": self.gram, "sums": self.sums, "counts": self.counts}
-
     def _merge(self, other, labels):
         self.gram += other.gram
         for theirs, mine in labels.items():
             self.sums[mine] += other.sums[theirs]
             self.counts[mine] += other.counts[theirs]
-
-    def _grow(self, n_classes):
-        self.sums, self.counts = grown(self.sums, n_classes), grown(self.counts, n_classes)
-
-    def _forget(self, label):
-        self.sums[label] = 0
-        self.counts[label] = 0
-        if not self.counts.any():
-            self.gram.zero_()
 
 
 @register(

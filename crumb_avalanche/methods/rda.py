@@ -137,7 +137,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     def _shrink(self, common, seen):
         variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
         shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
-        common.diagonal().add_(min(1.0, self.shrinkage * len(common) / float(self.classes.counts[seen].sum())) * shares)
+        common.diagonal().add_(min(1.0, self.shrinkage * len(common) / float(self.image_counts[seen].sum())) * shares)
 
     def _blend(self, counts, left_out):
         own = self.own * counts / (counts + self.own_images)

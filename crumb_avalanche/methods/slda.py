@@ -1,7 +1,6 @@
 """Streaming linear discriminant analysis of frozen features (Hayes and Kanan, CVPR Workshops 2020)."""
 
 import torch
-from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -15,7 +14,7 @@ from crumb_avalanche.system.setting_ranges import Factor
     source="Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020",
     stores="a mean for each class, and one covariance",
 )
-class StreamingLDA(ClosedForm):
+class StreamingLDA(ClassMeans):
     """Linear discriminant analysis with one running covariance.
 
     Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class means ``mu``. ``Sigma`` is the
@@ -27,31 +26,29 @@ class StreamingLDA(ClosedForm):
 
     Attributes:
         shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of the features.
-        classes: means and counts.
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
     shrinkage: Factor = 1e-4
 
     temperature = 4.6
+    shared = ("covariance",)
     remains_after_forget = "the share of the removed images in the common covariance"
 
     def _allocate(self, n_classes: int, length: int) -> None:
-        self.classes = ClassMeans(n_classes, length)
+        super()._allocate(n_classes, length)
         self.covariance = torch.zeros(length, length)
 
-    @property
-    def image_counts(self):
-        return self.classes.counts
+    keep_features = ClosedForm.keep_features
 
     @property
-    def shaping(self) -> Tensor:
-        """Images of each class that the covariance is computed from, ``(n_classes,)`` int32: all."""
-        return self.classes.counts
+    def formed(self) -> int:
+        """Number of images that the covariance is computed from: all."""
+        return int(self.counts.sum())
 
     def _update(self, features, labels):
-        old = int(self.shaping.sum())
-        rows = torch.cat(list(self.classes.absorb(features, labels).values()))
+        old = self.formed
+        rows = torch.cat(list(self.absorb(features, labels).values()))
         total = old + len(labels)
         self.covariance = (self.covariance.double() * (old / total) + rows.mT @ rows / total).float()
 
@@ -59,7 +56,7 @@ class StreamingLDA(ClosedForm):
         # With fewer images than features, float32 leaves eigenvalues a little below zero.
         values, vectors = torch.linalg.eigh(self.covariance.double())
         values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
-        means = self.classes.means[seen].double()
+        means = self.means[seen].double()
         weights = (means @ vectors / values) @ vectors.mT
         return weights, (weights * means).sum(1) / 2
 
@@ -67,19 +64,8 @@ class StreamingLDA(ClosedForm):
         weights, offsets = solution
         return features @ weights.mT - offsets
 
-    def named_tensors(self):
-        return {**self.classes.named_tensors(), "covariance": self.covariance}
-
     def _merge(self, other, labels):
-        old, new = int(self.shaping.sum()), int(other.shaping.sum())
-        rows = torch.cat([between for _, _, between in self.classes.absorb_means(other.classes, labels)])
+        old, new = self.formed, other.formed
+        rows = torch.cat([between for _, _, between in self.absorb_means(other, labels)])
         scatter = old * self.covariance.double() + new * other.covariance.double() + rows.mT @ rows
         self.covariance = (scatter / (old + new)).float()
-
-    def _grow(self, n_classes):
-        self.classes.grow(n_classes)
-
-    def _forget(self, label):
-        self.classes.forget(label)
-        if not self.classes.counts.any():
-            self.covariance.zero_()

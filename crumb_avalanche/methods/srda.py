@@ -43,6 +43,6 @@ class StreamingRda(BlendedGaussians):
         return torch.full_like(counts, (1 - self.shrinkage) * self.own), 1 + rest
 
     def _solve(self, seen):
-        solution, counts = super()._solve(seen), self.classes.counts[seen].double()
+        solution, counts = super()._solve(seen), self.image_counts[seen].double()
         solution.log_priors = (counts / counts.sum()).log()
         return solution

@@ -60,7 +60,7 @@ def covariance(statistics):
 def test_distances_of_gaussians(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
     inverse = torch.linalg.inv(covariance(statistics))
-    means, values = statistics.classes.means[[0, 1, 3]].double(), fresh.double()
+    means, values = statistics.means[[0, 1, 3]].double(), fresh.double()
     centre = means.mean(0)
 
     def squared(rows):
@@ -93,7 +93,7 @@ def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(na
         within = covariance(statistics)
         strength = STRENGTH * len(rows) / (rows @ torch.linalg.inv(within) * rows).sum()
         inverse = torch.linalg.inv(within + strength * rows.mT @ rows)
-        images, means = fresh.double() - middle, statistics.classes.means[[0, 1, 3]].double() - middle
+        images, means = fresh.double() - middle, statistics.means[[0, 1, 3]].double() - middle
         lengths = [((some @ inverse) * some).sum(1).sqrt() for some in (images, means)]
         return images @ inverse @ means.mT / lengths[0][:, None] / lengths[1]
 

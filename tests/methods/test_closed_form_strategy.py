@@ -80,7 +80,7 @@ def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model,
 def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
     learner, stream = built("slda", make_model(codebook=False), shrinkage=1e-9), make_stream()
     learner.train(stream.train_stream[0])
-    learner.statistics.classes.means *= 1e4  # scores far below the -10,000 of an unseen class
+    learner.statistics.means *= 1e4  # scores far below the -10,000 of an unseen class
     outputs, seen = outputs_of(learner, stream.test_stream[:1])[0], learner.seen_classes.seen
     assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
 

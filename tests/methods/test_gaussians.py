@@ -111,7 +111,7 @@ def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():
     covariance = rest.T @ rest / len(labels)
     largest = covariance.abs().max()
     lda = feed(StreamingLDA(CLASSES, D), features, labels, size=1)
-    assert (lda.classes.means.double() - means).abs().max() < 1e-5 * 1000
+    assert (lda.means.double() - means).abs().max() < 1e-5 * 1000
     assert (lda.covariance.double() - covariance).abs().max() < 1e-4 * largest
     # Of the largest entry, not of each: small ones are differences of products, whose rounding differs between CPUs.
     many = feed(StreamingLDA(CLASSES, D), features, labels, 300).covariance.double()

@@ -39,4 +39,4 @@ def test_merged_parts_with_the_same_base_classes_equal_one():
     one.merge(other)
     assert one.shaping.tolist() == whole.shaping.tolist() == [15, 15, 0, 0]
     torch.testing.assert_close(one.covariance, whole.covariance, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(one.classes.means, whole.classes.means, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one.means, whole.means, rtol=1e-5, atol=1e-6)
