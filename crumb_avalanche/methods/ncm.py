@@ -1,5 +1,7 @@
 """NCM: nearest class mean of frozen features, by cosine."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +27,7 @@ class ClassMeans(ClosedForm):
     """
 
     temperature = 0.014
-    by_class = ("means", "counts")
+    by_class: ClassVar[tuple[str, ...]] = ("means", "counts")
 
     def _allocate(self, n_classes: int, length: int) -> None:
         self.means = torch.zeros(n_classes, length)
