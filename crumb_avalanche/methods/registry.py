@@ -224,10 +224,6 @@ class Strategies(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len([*iter(self)])  # a list of the mapping itself would ask for its length
 
-    def add(self, entry: Entry) -> None:
-        """Add an entry, or replace that of its name."""
-        self._entries[entry.name] = entry
-
 
 @cache
 def _files() -> dict[str, str]:
@@ -256,7 +252,7 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
 
     def add(method: Any) -> Any:
         of_method = _of_form(method) if isinstance(method, type) else {"build": method}
-        STRATEGIES.add(Entry(name, summary, source, stores, **{**of_method, **more}))
+        STRATEGIES._entries[name] = Entry(name, summary, source, stores, **{**of_method, **more})
         return method
 
     return add

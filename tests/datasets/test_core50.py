@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 from avalanche.benchmarks.classic import core50 as host
-from fake_data import core50_clip, core50_names, odd_core50_names, write_files
+from fake_data import core50_clip, core50_names, frames_by_clip, odd_core50_names, write_files
 from PIL import Image
 from real_data import TEST_DATA
 
@@ -17,14 +17,6 @@ from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.core50 import LAYOUT, CORe50, CORe50Frames
 
 DATA = TEST_DATA / "core50_samples"
-
-
-def clips(table):
-    """Frames of each (object, session), in table order."""
-    found = {}
-    for row in table:
-        found.setdefault((row.object_name, row.session), []).append(row.frame)
-    return found
 
 
 def needs(name):
@@ -53,9 +45,9 @@ def test_gaps_and_other_files_are_accepted(reference):
         "remote_control": {"train": 15, "test": 30},
         "scissor": {"train": 15, "test": 30},
     }
-    assert clips(table)["o4", "s1"] == [10, 50, 290]
-    assert "s1/o2/C_01_02_010.PNG" in table.path and ("o12", "s1") not in clips(table)
-    assert list(clips(table))[:6] == [
+    assert frames_by_clip(table)["o4", "s1"] == [10, 50, 290]
+    assert "s1/o2/C_01_02_010.PNG" in table.path and ("o12", "s1") not in frames_by_clip(table)
+    assert list(frames_by_clip(table))[:6] == [
         ("o1", "s1"),
         ("o1", "s3"),
         ("o1", "s10"),

@@ -1,24 +1,16 @@
 import os
 
 import pytest
-from fake_data import ICUB_CLIPS, icub_names, odd_icub_names, write_files
+from fake_data import ICUB_CLIPS, frames_by_clip, icub_names, odd_icub_names, write_files
 
 from benchmarks_toybox_ilab.datasets.icub import LAYOUT, ICub, ICubFrames, listing_order
 
 TWO_CLASSES = {"part3": ("mug",), "part1": ("book",)}
 
 
-def clips(table):
-    """Frames of each (object, session), in table order."""
-    found = {}
-    for row in table:
-        found.setdefault((row.object_name, row.session), []).append(row.frame)
-    return found
-
-
 def test_every_tenth_file_of_the_first_day_by_position():
     table = ICubFrames("nowhere", odd_icub_names())
-    assert list(clips(table).items()) == [
+    assert list(frames_by_clip(table).items()) == [
         *((("book1", name), [0]) for name in ICUB_CLIPS),
         (("mug2", "MIX"), [0, 10]),
         (("mug2", "ROT2D"), [5, 16, 26]),
@@ -34,7 +26,10 @@ def test_every_tenth_file_of_the_first_day_by_position():
 
 def test_reference_sorts_the_days_as_text():
     names = odd_icub_names()
-    plain, reference = clips(ICubFrames("nowhere", names)), clips(ICubFrames("nowhere", names, reference=True))
+    plain, reference = (
+        frames_by_clip(ICubFrames("nowhere", names)),
+        frames_by_clip(ICubFrames("nowhere", names, reference=True)),
+    )
     assert reference == {**plain, ("mug2", "ROT2D"): [90]}
 
 
@@ -42,7 +37,7 @@ def test_parts_may_be_left_out(tmp_path):
     names = icub_names(TWO_CLASSES, (1,))
     flat = [name.partition("/")[2] for name in names]
     table = ICubFrames("nowhere", flat)
-    assert clips(table) == clips(ICubFrames("nowhere", names)) and len(clips(table)) == 10
+    assert frames_by_clip(table) == frames_by_clip(ICubFrames("nowhere", names)) and len(frames_by_clip(table)) == 10
     assert table.path[0] == "book/book1/MIX/day2/left/00000000.jpg"
     assert LAYOUT.missing(flat) == LAYOUT.missing(names)
     write_files(tmp_path, flat[::7])

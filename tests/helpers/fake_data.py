@@ -391,3 +391,11 @@ def write_tiny(name: str, root: Path) -> Path:
     if name in own:
         return own[name](root)
     return write_files(root, TINY[name] or [])
+
+
+def frames_by_clip(table):
+    """Frames of each (object, session), in table order."""
+    found = {}
+    for row in table:
+        found.setdefault((row.object_name, row.session), []).append(row.frame)
+    return found
