@@ -18,7 +18,7 @@ class StreamingRda(BlendedGaussians):
     """Streaming regularised discriminant analysis.
 
     Scores are log-densities with the covariances ``(1 - e) (a C_c + (1 - a) S) + e v I``, plus the logarithms of the
-    classes' shares of the images. ``own`` 0 is streaming LDA, and 1 quadratic discriminant analysis.
+    classes' shares of the images. ``own`` 0 is streaming LDA, and towards 1 it is quadratic discriminant analysis.
 
     Deviations: means and covariances are exact at any time, those of a first image included (the paper starts at
     another matrix); the unit matrix is weighed by the mean variance ``v``, so that the scale of the features does not
@@ -39,8 +39,8 @@ class StreamingRda(BlendedGaussians):
         common.diagonal().add_(self.shrinkage * variance)
 
     def _blend(self, counts, left_out):
-        rest = self.own / (1 - self.own) * left_out if self.own < 1 else torch.zeros_like(counts)
-        return torch.full_like(counts, (1 - self.shrinkage) * self.own), 1 + rest
+        own = (1 - self.shrinkage) * self.own
+        return torch.full_like(counts, own), 1 + own / ((1 - self.shrinkage) * (1 - self.own)) * left_out
 
     def _solve(self, seen):
         solution, counts = super()._solve(seen), self.image_counts[seen].double()

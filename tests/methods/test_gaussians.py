@@ -102,19 +102,6 @@ def test_what_srdas_directions_leave_out_has_the_shape_of_the_common_covariance(
     assert_same_densities(ours.scores(fresh), torch.stack(expected, 1), rtol=1e-4, atol=1e-4)
 
 
-def test_srda_without_a_common_part_is_quadratic_discriminant_analysis():
-    features, labels = images(200, CLASSES)
-    groups = [features[labels == label].double() for label in range(CLASSES)]
-    owns = [torch.cov(group.T, correction=0) for group in groups]
-    variance = sum(len(group) * own.diagonal().mean() for group, own in zip(groups, owns)) / len(labels)
-    fresh, expected = images(200, CLASSES, 1)[0], []
-    for group, own in zip(groups, owns):
-        gaussian = MultivariateNormal(group.mean(0), 0.9 * own + 0.1 * variance * torch.eye(D))
-        expected.append(gaussian.log_prob(fresh.double()) + torch.tensor(len(group) / len(labels)).log())
-    ours = feed(StreamingRda(CLASSES, D, directions=D, own=1.0, shrinkage=0.1), features, labels)
-    assert_same_densities(ours.scores(fresh), torch.stack(expected, 1), rtol=1e-2, atol=2e-2)
-
-
 def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():
     """float32 sums of products would have lost the covariance: the mean is 1,000 times the deviations."""
     features, labels = images(3000, CLASSES)
