@@ -125,16 +125,11 @@ def open_scenes() -> str:
 
 
 def crumb_as_expert() -> str:
-    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it.
-
-    Of the two experts that are no answer of CRUMB's trained readout, only the sum at usual temperatures is shown.
-    """
+    """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it."""
     groups = grouped(read(RECORDED / "crumb_as_expert.csv"), "row", "stream")
     streams = list(dict.fromkeys(stream for _, stream in groups))
     rows = []
     for row in dict.fromkeys(row for row, _ in groups):
-        if row.startswith(("both, CRUMB's head", "both, untrained")) and not row.endswith("usual temperatures"):
-            continue
         cells = [row]
         for stream in streams:
             lines, difference = groups.get((row, stream), []), ""

@@ -32,11 +32,10 @@ QUICK = {
     "competitors": (["--strategies", "slda", "chance", "offline"], ["competitors.csv", "competitors.png"]),
     "recommended": (["--rows", "- feature map", "0.60 MB", "slda"], ["recommended.csv", "recommended.png"]),
     "bytes_dial": (["--budgets", "10", "20000", "--processes", "0"], ["bytes_dial.csv", "bytes_dial.png"]),
-    "crumb_as_expert": ([], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
+    "crumb_as_expert": (["--processes", "0"], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
     "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
     "taught_learner": ([], ["taught_learner.csv"]),
     "open_set": (["--methods", "rda", "ncm"], ["open_set.csv", "open_set_runs.csv", "open_set.png"]),
-    "novelty": ([], ["novelty.csv"]),
     "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
     "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
 }
