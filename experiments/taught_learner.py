@@ -1,50 +1,46 @@
-"""Compare a learner that is taught in lessons, or merged from two, with a run of the recommended preset.
+"""Compare a learner taught in lessons, or merged from two, with a run; and rules for classes of 1 to 200 images.
 
     python experiments/taught_learner.py --benchmark eth80 --dataset-root ETH80 --weights FILE --feature-cache CACHE
 
-In each run the training objects of the split are folders class/object, and the held-out ones are photos:
+In each run the training objects of the split are taught, and held-out ones are asked photo by photo:
   run       `crumb run --preset recommended` on the split
   taught    `Learner("recommended", looks=(1.0,))`, taught half of the classes in one lesson and the others in a second
   merged    two learners, each taught half of the objects of every class, merged into one
-Differences are to `run` for `taught`, and to `taught` for `merged`. Writes `taught_learner.csv` to --output after each
-run; the same command resumes, and with --table-only makes the table of what is there.
+  own ...   the same statistics of classes of 1 to 200 images, geometric, in another order of classes in each run, with
+            other shares of a class's own covariance; `small` are classes of less than 20 images; mean over classes
+Differences are in the same runs, with 95 % interval by Student's t over runs, or over splits where runs share one. The
+features of a learner are computed once for all runs. Writes `taught_learner.csv` and `.md` to --output.
 """
 
-import csv
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
+import numpy as np
 import torch
 from support.common_options import common_options, parser_for, run_script
-from support.runs import finished_runs
+from support.open_set import features_of, taught
 from support.statistics import paired
-from support.sweep import exit_code, grid
-from support.tables import each_text, interval_text
+from support.sweep import exit_code
+from support.tables import Cell, each_text, interval_text, write_table
+from torch import Tensor
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.map_store import FeatureMemo
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import mean_text, table
+from crumb_avalanche.runs.tables import mean_text
 
-ROWS = {"taught": "run", "merged": "taught"}  # row: what it is compared with
+REFERENCES = {"taught": "run", "merged": "taught"}  # row: what it is compared with
+LEAST, MOST, SMALL = 1, 200, 20
+ALONE = "own 0"
+RULES: dict[str, dict[str, float]] = {
+    ALONE: {"own": 0.0},
+    "own 0.1, recommended": {},
+    "own n / (n + 5)": {"own_images": 5.0},
+    "own 0.3": {"own": 0.3},
+}
 HEADER = ["row", "accuracy", "difference", "95 % interval", "of the runs"]
-
-
-def tree(frames: FrameTable, rows: Iterable[int], folder: Path) -> Path:
-    """Make a folder class/object/photo of rows, and return it."""
-    for row in rows:
-        frame = frames[row]
-        place = folder / frame.class_name / frame.object_name
-        place.mkdir(parents=True, exist_ok=True)
-        if frames.reader is None:
-            (place / f"{row}{Path(frame.path).suffix}").symlink_to((frames.root or Path()).resolve() / frame.path)
-        else:  # rendered images have no file
-            frames.read(row).save(place / f"{row}.png")
-    return folder
 
 
 def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int]]:
@@ -59,27 +55,44 @@ def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int
     return parts
 
 
-def accuracies(frames: FrameTable, memo: FeatureMemo, network: tuple, folder: Path) -> dict[str, float]:
-    """Return the accuracy in percent of each learner on the held-out photos of a split.
+def taught_rows(empty: Classifier, frames: FrameTable, features: Tensor) -> dict[str, float]:
+    """Return the accuracy in percent of the rows `taught` and `merged` on the held-out photos."""
+    train, test, half = frames.rows("train"), frames.rows("test"), len(frames.classes) // 2
+    lessons = [train[frames.labels[train] < half], train[frames.labels[train] >= half]]
 
-    F runs once for each image in all runs, whose maps the memo keeps.
-    """
-    train = frames.rows("train").tolist()
-    first = set(frames.classes[: len(frames.classes) // 2])
-    by_class = [[row for row in train if (frames[row].class_name in first) == known] for known in (True, False)]
-    taught, merged, apart = (Learner("recommended", *network, looks=(1.0,)) for _ in range(3))
-    for learner in (taught, merged, apart):
-        learner.network.model.feature_memo = memo
-    for number, rows in enumerate(by_class):
-        taught.teach(tree(frames, rows, folder / f"classes{number}"))
-    for learner, rows, name in zip((merged, apart), halves(frames, train), ("objects0", "objects1")):
-        learner.teach(tree(frames, rows, folder / name))
+    def learner(*parts: Iterable[int]) -> Classifier:
+        clips = [clip for rows in parts for clip in frames.clips(rows)]
+        return taught(empty, frames.classes, ((frames.labels[clip[0]], features[clip]) for clip in clips))
+
+    merged, apart = map(learner, halves(frames, train.tolist()))
     merged.merge(apart)
-    asked = tree(frames, frames.rows("test").tolist(), folder / "test")
     found = {}
-    for name, learner in {"taught": taught, "merged": merged}.items():
-        right = [answer.label == answer.truth for answer in learner.predict_all(asked)]
-        found[name] = 100 * sum(right) / len(right)
+    for name, classifier in {"taught": learner(*lessons), "merged": merged}.items():
+        asked = classifier.evidence(features[test])
+        answers = [classifier.names[label] for label in asked.labels[asked.scores.argmax(1)].tolist()]
+        found[name] = 100 * float((np.array(answers) == np.array(frames.class_name)[test]).mean())
+    return found
+
+
+def unequal_rows(empty: Classifier, frames: FrameTable, features: Tensor, run: int) -> dict[str, float]:
+    """Return the accuracy in percent of each rule on small classes and on all."""
+    sizes = np.geomspace(LEAST, MOST, len(frames.classes)).round().astype(int)
+    sizes, draws, length = (
+        np.random.default_rng(run).permutation(sizes),
+        np.random.default_rng(1000 + run),
+        features.shape[1],
+    )
+    chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
+    labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
+    usual = RegularizedDiscriminant.for_budget(length, empty.budget_bytes, empty.kept).settings
+    test, found = frames.rows("test"), {}
+    for rule, changes in RULES.items():
+        statistics = RegularizedDiscriminant(**{**usual, "n_classes": len(chosen), **changes})
+        statistics.make_room(len(chosen), empty.budget_bytes, length)
+        statistics.update(features[np.concatenate(chosen)], labels)
+        right = statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
+        each = np.array([100 * right[frames.labels[test] == label].mean() for label in range(len(chosen))])
+        found |= {f"{rule}, small": float(each[sizes < SMALL].mean()), f"{rule}, all": float(each.mean())}
     return found
 
 
@@ -87,48 +100,40 @@ def lines_of(found: dict[str, dict[int, float]], splits: dict[int, str]) -> list
     """Return a line of text for each row."""
     lines = []
     for name, values in found.items():
-        line = [name, mean_text(list(values.values())), "", "", ""]
-        compared = paired(found[ROWS[name]], values, splits) if name in ROWS else None
-        if compared is not None:
-            line[2:] = [f"{compared.mean:+.2f} to {ROWS[name]}", interval_text(compared), each_text(compared)]
-        lines.append(line)
+        reference = REFERENCES.get(name, name)
+        if name.startswith("own"):
+            reference = f"{ALONE}, {name.rpartition(', ')[2]}"
+        compared = None if reference == name else paired(found[reference], values, splits)
+        difference = "" if compared is None else f"{compared.mean:+.2f} to {reference}"
+        line = [name, mean_text(list(values.values())), difference]
+        lines.append([*line, interval_text(compared), each_text(compared)])
     return lines
 
 
 def main() -> int:
     options = common_options(parser_for(__doc__, "runs/taught_learner").parse_args())
-    changes = {"run": {"preset": "recommended", **({"relu_logits": False, "head_kernel": 1} if options.quick else {})}}
-    failed = options.do(grid(options.settings(options.benchmark), options.output, options.runs, changes))
-    if failed:
-        return exit_code(failed)
-    runs = finished_runs(options.output / "run", options.runs)
-    splits = {run.number: run.split for run in runs}
-    path, found = options.output / "taught_learner.csv", {"run": {run.number: run.final for run in runs}}
-    if path.exists():  # of an earlier call
-        with open(path, newline="") as file:
-            for line in csv.DictReader(file):
-                found.setdefault(line["row"], {}).setdefault(int(line["run"]), float(line["accuracy"]))
-    torch.set_num_threads(1)
-    plan = RunPlan.of(options.settings(options.benchmark))
-    network = plan.backbone, None if plan.weights == "none" else plan.weights, plan.image_size
-    memo: FeatureMemo | None = None
-    for number in [] if options.table_only else options.runs:
-        if number in found.get("taught", {}):
-            continue
-        frames = get_benchmark(options.benchmark).table(options.roots[options.benchmark], number)
-        memo = memo or FeatureMemo(len(frames))
-        with tempfile.TemporaryDirectory() as folder:
-            here = accuracies(frames, memo, network, Path(folder))
-        print(f"run {number}: " + ", ".join(f"{name} {value:.2f}" for name, value in here.items()), flush=True)
-        for name, value in here.items():
-            found.setdefault(name, {})[number] = value
-        lines = [
-            [name, run, f"{value:.4f}", splits[run]] for name, some in found.items() for run, value in some.items()
+    benchmark, root = options.benchmark, options.roots[options.benchmark]
+    settings = {"preset": "recommended", **({"relu_logits": False, "head_kernel": 1} if options.quick else {})}
+    (finding,), failed = options.found([Cell("run", benchmark, "", options.output / "run", settings)])
+    found = {"run": {run.number: run.final for run in finding.runs}}
+    splits = {run.number: run.split for run in finding.runs}
+    if found["run"]:
+        torch.set_num_threads(1)
+        plan, tables = RunPlan.of(options.settings(benchmark)), get_benchmark(benchmark).table
+        weights = None if plan.weights == "none" else plan.weights
+        learner = Learner("recommended", plan.backbone, weights, plan.image_size, looks=(1.0,))
+        empty, features = learner._classifier, features_of(learner, tables(root, 0), None)  # runs have the same rows
+        for run in splits:
+            frames = tables(root, run)
+            own = taught_rows(empty, frames, features) | unequal_rows(empty, frames, features, run)
+            for name, value in own.items():
+                found.setdefault(name, {})[run] = value
+        csv_rows = [
+            [row, run, f"{value:.4f}", splits[run]] for row, some in found.items() for run, value in some.items()
         ]
-        write_csv(path, [["row", "run", "accuracy", "frame_table_sha256"], *lines])
-    print("\n" + table(HEADER, lines_of(found, splits)))
-    print(f"\nwritten: {path}")
-    return 0
+        header = ["row", "run", "accuracy", "frame_table_sha256"]
+        write_table(options.output, "taught_learner", HEADER, lines_of(found, splits), [header, *csv_rows])
+    return exit_code(failed)
 
 
 if __name__ == "__main__":

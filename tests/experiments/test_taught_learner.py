@@ -17,5 +17,7 @@ def test_each_half_has_objects_of_every_class():
 
 def test_the_table_compares_the_same_runs():
     found = {"run": {0: 90.0, 1: 92.0, 2: 91.0}, "taught": {0: 91.0, 2: 93.0}}
-    run, taught = lines_of(found, {0: "a", 1: "b", 2: "c"})
+    found |= {"own 0, small": {0: 50.0}, "own 0.3, small": {0: 48.0}}
+    run, taught, _, own = lines_of(found, {0: "a", 1: "b", 2: "c"})
     assert run[2:] == ["", "", ""] and taught[2:] == ["+1.50 to run", "-4.9 to +7.9", "+1.0 +2.0"]
+    assert own[2:] == ["-2.00 to own 0, small", "", "-2.0"]
