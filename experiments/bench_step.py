@@ -10,6 +10,13 @@ Ratios are printed last, because times depend on the machine; with --json, they 
                         of its networks alone at the same precision (F forward, P forward and backward, twice)
   step_speedup          time of the reference code's float32 NCHW step / time of the library's step
   dropout_speedup       time of torch's dropout of a batch of maps, forward and backward / time of the library's
+
+    python experiments/bench_step.py --classes 8 100 1000
+
+measures a step of preset `tuned` (replay by compute, blocks of 64 values) and one of preset `paper` (a replay batch
+after each new batch, with at least one memory of each class that the new batch does not have) by the number of classes
+seen, with a memory of every class, each by the time of F forward and P forward and backward of the same batch: float32,
+eager. With --json, one object of the ratios.
 """
 
 import argparse
@@ -28,8 +35,15 @@ from torch.nn import functional
 from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.layers import CoinDropout
+from crumb_avalanche.runs.plan import preset_settings
+from crumb_avalanche.runs.tables import table
 
 BATCH = 21
+TUNED = preset_settings("tuned")
+RECIPES = {
+    "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
+    "paper": (16, dict(replay_steps=1)),
+}
 
 
 def working_bytes(function) -> int:
@@ -115,8 +129,37 @@ def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str,
     return times
 
 
+def bare_step(model, images: torch.Tensor) -> None:
+    """Do F forward and P forward and backward for a batch."""
+    model.train()
+    functional.cross_entropy(model.classify(model.features(images)), torch.zeros(len(images)).long()).backward()
+    model.zero_grad()
+
+
+def by_classes(images: torch.Tensor, options: argparse.Namespace) -> dict[int, dict[str, float]]:
+    """Time of a step of each recipe by that of its networks alone, by the number of classes seen."""
+    ratios: dict[int, dict[str, float]] = {}
+    for count in options.classes:
+        first = dataset_of(images[torch.arange(count) % BATCH], torch.arange(count))
+        later = dataset_of(images, torch.arange(len(images)) % 2)
+        first, later = (benchmark_from_datasets(train=[one]).train_stream for one in (first, later))
+        ratios[count] = {}
+        for recipe, (length, replay) in RECIPES.items():  # in turns, large batches of one slow down the other's memory
+            torch.manual_seed(0)
+            model = split_backbone(weights=None, n_classes=count, codebook=Codebook(256, length))
+            strategy = crumb_of(model, BATCH, max(417, count), **replay)
+            strategy.train(first, eval_streams=[])
+            assert len(strategy.storage_policy.classes) == count
+            step = partial(strategy.train, later, eval_streams=[])
+            functions = {"step": step, "bare": partial(bare_step, model, images[:BATCH])}
+            found = fastest(functions, options.repeats, clock_of(options))
+            ratios[count][recipe] = found["step"] / options.batches / found["bare"]
+    return ratios
+
+
 def main() -> None:
     parser = bench_parser(__doc__)
+    parser.add_argument("--classes", type=int, nargs="+", default=[], help="numbers of classes seen")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True, help="compile F")
     parser.add_argument("--batches", type=int, default=8, help="stream batches per measurement")
@@ -126,8 +169,12 @@ def main() -> None:
         options.batches, options.repeats, options.precision, options.compile = 1, 1, "fp32", False
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    model = split_backbone(weights=None, n_classes=2 * (options.repeats + 3), codebook=Codebook())
     images = torch.randint(256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8)
+    if options.classes:
+        ratios = by_classes(images, options)
+        rows = [[str(count), *(f"{ratio:.2f}" for ratio in row.values())] for count, row in ratios.items()]
+        return report(options, ratios, [table(["classes", *RECIPES], rows)])
+    model = split_backbone(weights=None, n_classes=2 * (options.repeats + 3), codebook=Codebook())
     maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)  # about 65 % zeros, as after a ReLU
     init_matched_(model.codebook, maps, torch.Generator().manual_seed(0))
     maps = maps.contiguous(memory_format=torch.channels_last)

@@ -10,10 +10,11 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -27,10 +28,6 @@ ERROR, LOG = "error.txt", "log.txt"
 DONE, BUSY = "", "another process works in the folder"
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 Work = Callable[[RunSettings], object]
-
-
-class DiedError(Exception):
-    """The process of a cell died, which may not happen again."""
 
 
 def learn(cell: RunSettings) -> None:
@@ -100,105 +97,6 @@ def _in_child(answer, cell: RunSettings, work: Work) -> None:
     answer.send(run_cell(cell, work))
 
 
-class Children:
-    """Cells in processes of their own, which inherit no memory, threads or RNG state; ended with the ``with`` block."""
-
-    def __init__(self, method: str):
-        self._context, self._lock, self._processes = multiprocessing.get_context(method), threading.Lock(), set()
-        if method == "forkserver":  # import once, in the server that cells are forked from
-            self._context.set_forkserver_preload(["crumb_avalanche.runs.run"])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        for process in list(self._processes):
-            process.terminate()
-
-    def __call__(self, cell: RunSettings, work: Work) -> str:
-        """Do ``run_cell`` in a new process; raises ``DiedError``."""
-        text, (answer, there) = None, self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_in_child, args=(there, cell, work))
-        try:
-            with self._lock:
-                process.start()
-        except (EOFError, ConnectionError):  # the server was killed; the next start makes a new one
-            raise DiedError("its process could not be started") from None
-        finally:
-            there.close()  # so that the pipe ends with the child
-        self._processes.add(process)
-        with answer, contextlib.suppress(EOFError, OSError):
-            text = answer.recv()
-        process.join()
-        self._processes.discard(process)
-        if text is not None:
-            return text
-        if process.exitcode < 0:
-            raise DiedError(f"its process was killed by signal {-process.exitcode}, perhaps for want of memory")
-        raise DiedError(f"its process ended with {process.exitcode} and gave no answer")
-
-
-class Queue:
-    """Cells of a sweep that wait, run or failed, which its threads share; `bar` shows them."""
-
-    def __init__(self, cells: Sequence[RunSettings], retries: int):
-        self.waiting = deque(cell for cell in cells if not _finished(cell))
-        self.failed: dict[Path, str] = {}
-        self.stopped = threading.Event()
-        self.bar: tqdm
-        folders = [Path(cell.output).resolve().parent for cell in cells]
-        self._common = os.path.commonpath(folders) if cells else ""
-        self._retries, self._deaths, self._lock = retries, Counter[str](), threading.Lock()
-        self._running: dict[str, str] = {}
-
-    def work_through(self, run: Callable[[RunSettings, Work], str], work: Work) -> None:
-        """Do cells until none is left."""
-        while (cell := self._take()) is not None:
-            try:
-                text, died = run(cell, work), False
-            except DiedError as error:
-                text, died = str(error), True
-            with self._lock:
-                self._end(cell, text, died)
-
-    def _take(self) -> RunSettings | None:
-        """Wait for a cell that no other process works on; None if none is left."""
-        while self.waiting and not self.stopped.is_set():
-            with self._lock:
-                for _ in range(len(self.waiting)):
-                    cell = self.waiting.popleft()
-                    if not in_use(Path(cell.output)):
-                        self._running[cell.output] = os.path.relpath(Path(cell.output).resolve(), self._common)
-                        self._show(started=True)
-                        return cell
-                    self.waiting.append(cell)
-            time.sleep(0.2)
-        return None
-
-    def _end(self, cell: RunSettings, text: str, died: bool) -> None:
-        self._running.pop(cell.output)
-        error = (text.strip().splitlines() or [""])[-1]
-        if died:
-            self._deaths[cell.output] += 1
-            tqdm.write(f"died: {cell.output}: {error}", sys.stderr)
-        if text == BUSY or (died and self._deaths[cell.output] <= self._retries):
-            self.waiting.append(cell)
-            return
-        if text:
-            error += f", {self._deaths[cell.output]} times" if died and self._retries else ""
-            self.failed[Path(cell.output)] = error
-            tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
-            with contextlib.suppress(OSError):
-                write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
-        self.bar.n += 1  # by update() the time left would follow the latest runs
-        self._show(started=False)
-
-    def _show(self, started: bool) -> None:
-        """Refresh the clock of a terminal; write to a file only when a run starts."""
-        names = ", ".join(list(self._running.values())[:4])
-        self.bar.set_postfix_str(names, refresh=started or sys.stderr.isatty())
-
-
 def sweep(
     cells: Sequence[RunSettings],
     processes: int = 1,
@@ -230,19 +128,74 @@ def sweep(
     shared = Counter(Path(cell.output).resolve() for cell in cells)
     if twice := [folder for folder, count in shared.items() if count > 1]:
         raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
-    queue = Queue(cells, retries)
-    done = len(cells) - len(queue.waiting)
-    with progress_bar(len(cells), "sweep", " runs", initial=done, show=progress) as queue.bar:
-        if not processes:
-            queue.work_through(run_cell, work)
-        else:
-            with ThreadPoolExecutor(processes) as pool, Children(method) as children:
-                try:
-                    for future in [pool.submit(queue.work_through, children, work) for _ in range(processes)]:
-                        future.result()
-                finally:
-                    queue.stopped.set()
-    return queue.failed
+    context: Any = multiprocessing.get_context(method)
+    waiting = deque(cell for cell in cells if not _finished(cell))
+    if method == "forkserver":  # import once, in the server that cells are forked from
+        context.set_forkserver_preload(["crumb_avalanche.runs.run"])
+    failed: dict[Path, str] = {}
+    running: dict[Any, tuple[BaseProcess, RunSettings]] = {}  # by the end of the pipe that a process answers to
+    deaths = Counter[str]()
+
+    def end(cell: RunSettings, text: str, died: bool) -> None:
+        error = (text.strip().splitlines() or [""])[-1]
+        if died:
+            deaths[cell.output] += 1
+            tqdm.write(f"died: {cell.output}: {error}", sys.stderr)
+        if text == BUSY or (died and deaths[cell.output] <= retries):
+            waiting.append(cell)
+            return
+        if text:
+            error += f", {deaths[cell.output]} times" if died and retries else ""
+            failed[Path(cell.output)] = error
+            tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
+            with contextlib.suppress(OSError):
+                write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
+        bar.n += 1  # by update() the time left would follow the latest runs
+        bar.set_postfix_str("", refresh=sys.stderr.isatty())
+
+    with progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress) as bar:
+        try:
+            while waiting or running:
+                room = len(running) < max(1, processes)
+                free = next((cell for cell in waiting if room and not in_use(Path(cell.output))), None)
+                if free is not None:
+                    waiting.remove(free)
+                    bar.set_postfix_str("/".join(Path(free.output).parts[-2:]), refresh=True)
+                    if processes:
+                        running |= _started(context, free, work)
+                    else:
+                        end(free, run_cell(free, work), died=False)
+                    continue
+                for answer in wait(list(running), 0.2 if room and waiting else None):
+                    process, cell = running.pop(answer)
+                    end(cell, *_answered(answer, process))
+        finally:
+            for process, _ in running.values():
+                process.terminate()
+    return failed
+
+
+def _started(context: Any, cell: RunSettings, work: Work) -> dict[Connection, tuple[BaseProcess, RunSettings]]:
+    """Start a cell in a process of its own, which inherits no memory, threads or RNG state."""
+    answer, there = context.Pipe(duplex=False)
+    process = context.Process(target=_in_child, args=(there, cell, work))
+    process.start()
+    there.close()  # so that the pipe ends with the child
+    return {answer: (process, cell)}
+
+
+def _answered(answer: Connection, process: BaseProcess) -> tuple[str, bool]:
+    """What the process of a cell answered, and whether it died instead."""
+    text = None
+    with answer, contextlib.suppress(EOFError, OSError):
+        text = answer.recv()
+    process.join()
+    if text is not None:
+        return text, False
+    code = process.exitcode or 0
+    if code < 0:
+        return f"its process was killed by signal {-code}, perhaps for want of memory", True
+    return f"its process ended with {code} and gave no answer", True
 
 
 def _finished(cell: RunSettings) -> bool:
