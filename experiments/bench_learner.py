@@ -13,9 +13,6 @@ Ratios are printed last, because times depend on the machine; with --json, they 
   answer_over_bare        time of an answer of "crumb serve" to a photo, of a client that sends one after the other /
                           time of the bare network on one image
   answers_per_second      of that client
-  watched_per_second      answers of Learner.watch to a video that is played at 30 frames a second, with the fastest
-                          runtime
-  watch_growth_bytes      growth of resident memory in its second half
 """
 
 import argparse
@@ -28,10 +25,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from support.bench import bench_parser, clock_of, fastest, in_new_process, photos, report
 from support.common_options import run_script
-from support.memory import resident
 
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
@@ -39,11 +34,9 @@ from crumb_avalanche.models.penultimate import penultimate
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
-RATE = 30  # frames a second of the video that is watched
 SIDE = 480  # pixels of the photos
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
-PEAK = "import sys; sys.path.insert(0, {!r}); from support.memory import resident; print(resident('VmHWM'))"
-PEAK = PEAK.format(str(Path(__file__).parent))
+PEAK = "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) * 1024)"
 CLI = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[1:]) == 0; "
 BARE = (
     "import sys, torch, torchvision; torch.set_num_threads(int(sys.argv[1]))\n"
@@ -119,32 +112,13 @@ def served(options: argparse.Namespace, learner: Learner, model: Path, photo: by
             server.kill()
 
 
-def watched(options: argparse.Namespace, learner: Learner, path: Path, images: list[Path]) -> dict[str, float]:
-    """Count the answers to a video that is played, and measure what memory they keep."""
-    import av
-
-    learner.use_runtime("auto")
-    length = 2 if options.quick else options.seconds
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=RATE, options={"preset": "ultrafast"})
-        stream.width, stream.height, stream.pix_fmt = SIDE, SIDE, "yuv420p"
-        for second in range(length):
-            for _ in range(RATE):
-                container.mux(stream.encode(av.VideoFrame.from_image(Image.open(images[second % len(images)]))))
-        container.mux(stream.encode())
-    answers = [(answer.time, resident("VmRSS")) for answer in learner.watch(path, live=True)]
-    half = [memory for seconds, memory in answers if seconds > length / 2]
-    return {"watched_per_second": len(answers) / length, "watch_growth_bytes": half[-1] - half[0]}
-
-
 def main() -> None:
     parser = bench_parser(__doc__, threads=1)
     parser.add_argument("--method", default="recommended", help="method of the learner")
     parser.add_argument("--backbone", default="squeezenet1_0", help="network, with random weights")
     parser.add_argument("--looks", type=float, nargs="+", default=LOOKS, help="sides of the squares looked at")
     parser.add_argument("--batch", type=int, default=64, help="images of a batch")
-    parser.add_argument("--seconds", type=int, default=30, help="length of the video that is watched")
-    parser.add_argument("--quick", action="store_true", help="one round, small batches, two seconds of video")
+    parser.add_argument("--quick", action="store_true", help="one round, small batches")
     options = parser.parse_args()
     if options.quick:
         options.batch, options.repeats = 8, 1
@@ -153,15 +127,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "mine.safetensors"
         tree = photos(Path(folder) / "photos", CLASSES, 1, 2 if options.quick else 8, SIDE)
-        images = sorted(tree.rglob("*.jpg"))
         learner = Learner(options.method, options.backbone, None, 224, looks=options.looks)
         learner.use_runtime("torch")
         learner.teach(tree)
         learner.save(model)
         batch = speed(options, learner)
         process = processes(options, model, tree)
-        answers = served(options, learner, model, images[0].read_bytes())
-        watch = watched(options, learner, Path(folder) / "played.mp4", images)
+        answers = served(options, learner, model, next(tree.rglob("*.jpg")).read_bytes())
     memory = {name: process.pop(name) for name in ("predict_bytes", "teach_bytes")}
     figures = {
         "predict_over_bare": batch["predict"] / batch["bare"],
@@ -170,7 +142,6 @@ def main() -> None:
         **memory,
         "answer_over_bare": answers["answer"] / answers["bare"],
         "answers_per_second": ANSWERS / answers["answer"],
-        **watch,
     }
     lines = [f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes"]
     answers = {name: some / ANSWERS for name, some in answers.items()}

@@ -10,13 +10,10 @@ starts. The images are made-up JPEG photos or those of --source, the network is 
   images_per_second   of one worker: reading, resizing, network, statistics and merging
   state_bytes         of what all shards taught: the largest state that is sent between nodes
   merge_seconds       of two such states on one thread
-  nodes               {number of nodes: hours for ImageNet's 1,281,167 images}, each of 16 cores of this machine's
-                      speed; the merges of the tree's longest path follow each other
 """
 
 import argparse
 import copy
-import math
 import tempfile
 import time
 from pathlib import Path
@@ -26,13 +23,10 @@ from ray.cluster_utils import Cluster
 from support.bench import bench_parser, photos, report, seconds
 from support.common_options import run_script
 
-from crumb_avalanche.learner.distributed import IMAGES, shards_of
+from crumb_avalanche.learner.distributed import shards_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.sources import files_of
 from crumb_avalanche.system.ray_cluster import RayCalls
-
-IMAGENET = 1_281_167
-NODES, CORES = (1, 8, 64), 16
 
 
 def lesson(options: argparse.Namespace, engine: RayCalls, source: Path) -> tuple[float, int, Learner]:
@@ -57,16 +51,14 @@ def measured(options: argparse.Namespace, source: Path, warm: Path) -> dict:
     one, other = (copy.deepcopy(learner._classifier) for _ in range(2))
     merging = seconds(lambda: one.merge(other))
     times = {workers: min(some[2:]) for workers, some in every.items()}
-    rate, depth = images / times[options.workers[0]] / options.workers[0], math.log2(IMAGENET / IMAGES)
     return {
         "seconds": times,
         "speedup": times[min(times)] / times[max(times)],
         "images": images,
         "shards": len(shards_of(files_of(source))),
-        "images_per_second": rate,
+        "images_per_second": images / times[options.workers[0]] / options.workers[0],
         "state_bytes": learner.bytes,
         "merge_seconds": merging,
-        "nodes": {nodes: (IMAGENET / (rate * CORES * nodes) + depth * merging) / 3600 for nodes in NODES},
     }
 
 

@@ -9,7 +9,6 @@ Ratios are printed last, because times depend on the machine; with --json, they 
   step_over_bare        time of a stream step (F, search, P, replay, optimiser, Avalanche's loop, data loading) / time
                         of its networks alone at the same precision (F forward, P forward and backward, twice)
   step_speedup          time of the reference code's float32 NCHW step / time of the library's step
-  dropout_speedup       time of torch's dropout of a batch of maps, forward and backward / time of the library's
 
     python experiments/bench_step.py --classes 8 100 1000
 
@@ -26,15 +25,15 @@ from functools import partial
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from support.bench import bench_parser, clock_of, crumb_of, dataset_of, fastest, report, seconds
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from support.bench import bench_parser, clock_of, fastest, report, reset_peak, resident, seconds
 from support.common_options import run_script
-from support.memory import reset_peak, resident
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
-from crumb_avalanche import Codebook, split_backbone
+from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
-from crumb_avalanche.models.layers import CoinDropout
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
 
@@ -44,6 +43,21 @@ RECIPES = {
     "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
     "paper": (16, dict(replay_steps=1)),
 }
+
+
+def dataset_of(images: torch.Tensor, labels: torch.Tensor) -> AvalancheDataset:
+    """A data set of images and labels."""
+    return AvalancheDataset(
+        [TensorDataset(images, labels)], data_attributes=[DataAttribute(labels.tolist(), "targets")]
+    )
+
+
+def crumb_of(model, memories: int = 417, **settings) -> CRUMBStrategy:
+    """CRUMB with the paper's optimiser, one epoch an experience, and no evaluation."""
+    weights = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4)
+    own = dict(first_epochs=1, train_mb_size=BATCH, evaluator=None, **settings)
+    return CRUMBStrategy(model=model, optimizer=optimizer, storage_policy=CodeBuffer(memories), **own)
 
 
 def working_bytes(function) -> int:
@@ -99,7 +113,7 @@ def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str,
     model.set_precision(options.precision)
     if options.compile:
         model.compile()
-    strategy, labels = crumb_of(model, BATCH), torch.arange(len(images)) % 2
+    strategy, labels = crumb_of(model), torch.arange(len(images)) % 2
     datasets = [dataset_of(images, labels + 2 * number) for number in range(options.repeats + 2)]  # two new classes
     experiences = iter(benchmark_from_datasets(train=datasets).train_stream)
     for _ in range(2):  # compiles, fills the buffer
@@ -147,7 +161,7 @@ def by_classes(images: torch.Tensor, options: argparse.Namespace) -> dict[int, d
         for recipe, (length, replay) in RECIPES.items():  # in turns, large batches of one slow down the other's memory
             torch.manual_seed(0)
             model = split_backbone(weights=None, n_classes=count, codebook=Codebook(256, length))
-            strategy = crumb_of(model, BATCH, max(417, count), **replay)
+            strategy = crumb_of(model, max(417, count), **replay)
             strategy.train(first, eval_streams=[])
             assert len(strategy.storage_policy.classes) == count
             step = partial(strategy.train, later, eval_streams=[])
@@ -183,13 +197,7 @@ def main() -> None:
     defined = maps.permute(0, 2, 3, 1).unflatten(3, (-1, 16)).any(dim=-1)
     ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
     assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), "the two searches disagree"
-    noisy = maps.clone().requires_grad_()
-    parts = {
-        "plain": lambda: plain_codes(maps, blocks),
-        "ours": lambda: model.codebook.encode(maps),
-        "torch's dropout": lambda: nn.Dropout()(noisy).sum().backward(),
-        "our dropout": lambda: CoinDropout()(noisy).sum().backward(),
-    }
+    parts = {"plain": lambda: plain_codes(maps, blocks), "ours": lambda: model.codebook.encode(maps)}
     part = fastest(parts, options.repeats, clock_of(options))
     times = steps(model, images, options)
     step, bare, plain = (min(times[name]) for name in ("step", "bare", "plain"))
@@ -200,9 +208,8 @@ def main() -> None:
         # The median of rounds, as rounds replay other numbers of maps.
         "step_over_bare": statistics.median(one / other for one, other in zip(times["step"], times["bare"])),
         "step_speedup": plain / step,
-        "dropout_speedup": part["torch's dropout"] / part["our dropout"],
     }
-    lines = ["search and dropout: " + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items())]
+    lines = ["search: " + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items())]
     lines.append(f"stream step: {1e3 * plain:.1f} ms plain, {1e3 * step:.1f} ms ours, {1e3 * bare:.1f} ms bare")
     report(options, figures, [*lines, f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours"])
 

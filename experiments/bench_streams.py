@@ -16,9 +16,8 @@ from pathlib import Path
 
 import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import paths_benchmark
-from support.bench import bench_parser, fastest, in_new_process, report
+from support.bench import bench_parser, fastest, in_new_process, report, resident
 from support.common_options import run_script
-from support.memory import resident
 from torch.utils.data import DataLoader, Subset
 from torchvision.datasets import ImageFolder
 

@@ -45,13 +45,11 @@ HEADER = ["row", "accuracy", "difference", "95 % interval", "of the runs"]
 
 def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int]]:
     """Split rows into two halves of the objects of each class."""
-    objects: dict[str, list[str]] = {}
+    objects: dict[str, dict[str, int]] = {}
     parts: tuple[list[int], list[int]] = [], []
     for row in rows:
-        known = objects.setdefault(frames[row].class_name, [])
-        if frames[row].object_name not in known:
-            known.append(frames[row].object_name)
-        parts[known.index(frames[row].object_name) % 2].append(row)
+        known = objects.setdefault(frames[row].class_name, {})
+        parts[known.setdefault(frames[row].object_name, len(known)) % 2].append(row)
     return parts
 
 

@@ -9,7 +9,6 @@ the recorded p-value (Holm) of the paper's own test, whose unit is a batch of 10
 import argparse
 import csv
 from pathlib import Path
-from typing import NamedTuple
 
 from support.common_options import run_script
 from support.statistics import Paired, holm, paired
@@ -23,24 +22,17 @@ TABLES = ROOT / "docs" / "results"
 HEADER = ["row", "difference", "95 % interval", "units", "of the runs", "p Holm", "verdict", "as in S4"]
 
 
-class Comparison(NamedTuple):
-    """A row and its reference, their differences, p-value corrected over the family, and that of the paper's test."""
-
-    row: str
-    reference: str
-    found: Paired
-    p_holm: float | None
-    s4: str
-
-
 def read(path: Path, only: dict[str, str]) -> list[dict[str, str]]:
     """Read the lines of a CSV file with a header that have these values."""
     with open(path, newline="") as file:
         return [line for line in csv.DictReader(file) if all(line[name] == value for name, value in only.items())]
 
 
-def comparisons(family: dict) -> list[Comparison]:
-    """Compare each row of a family with its reference; rows that are the reference under another name are left out."""
+def comparisons(family: dict) -> list[tuple[str, str, Paired, float | None, str]]:
+    """Compare each row of a family with its reference; rows that are the reference under another name are left out.
+
+    Returns row, reference, differences, p-value corrected over the family, and that of the paper's test.
+    """
     accuracy: dict[str, dict[int, float]] = {}
     splits: dict[int, str] = {}
     only, own = family.get("only", {}), family.get("reference", "Ours")
@@ -59,7 +51,7 @@ def comparisons(family: dict) -> list[Comparison]:
             rows.append((row, reference, difference))
     corrected = holm([one.p for *_, one in rows])
     texts = [p_text(float(s4[row])) if s4.get(row) else "" for row, *_ in rows]
-    return [Comparison(*row, p, text) for row, p, text in zip(rows, corrected, texts)]
+    return [(*row, p, text) for row, p, text in zip(rows, corrected, texts)]
 
 
 def main() -> int:
@@ -69,15 +61,13 @@ def main() -> int:
     rows: list[list[object]] = []
     columns: dict[str, object] = {}
     for name, family in rows_of("verdicts").items():
-        some = comparisons(family)
         lines = []
-        for one in some:
-            found, decided = one.found, (p_text(one.p_holm), one.found.verdict(one.p_holm), one.s4)
-            line = [f"{one.row} - {one.reference}", f"{found.mean:+.1f}", interval_text(found), str(len(found.units))]
-            lines.append([*line, each_text(found), *decided])
-            columns = paired_columns(found, one.p_holm)
+        for row, reference, found, p_holm, s4 in comparisons(family):
+            line = [f"{row} - {reference}", f"{found.mean:+.1f}", interval_text(found), str(len(found.units))]
+            lines.append([*line, each_text(found), p_text(p_holm), found.verdict(p_holm), s4])
+            columns = paired_columns(found, p_holm)
             values = [f"{value:.6g}" if isinstance(value, float) else value for value in columns.values()]
-            rows.append([name, one.row, one.reference, *values, one.s4])
+            rows.append([name, row, reference, *values, s4])
         print(f"\n{name}\n" + table(HEADER, lines))
     write_csv(path, [["family", "row", "reference", *columns, "as_in_s4"], *rows])
     print(f"\nwritten: {path}")

@@ -1,4 +1,4 @@
-"""The harness of benchmarks: options, functions that take turns, made-up photos, new processes."""
+"""The harness of benchmarks: options, functions that take turns, made-up photos, new processes, memory (Linux)."""
 
 import argparse
 import json
@@ -40,18 +40,13 @@ def seconds(function: Callable[[], object], clock: Callable[[], float] = time.pe
     return clock() - start
 
 
-def in_turns(functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, list]:
-    """Seconds of each turn after a first one; the functions take turns, so that a busy moment hits all of them."""
+def fastest(functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """Seconds of the fastest turn of each after a first one; all take turns, so that a busy moment hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(1 + repeats):
         for name, function in functions.items():
             times[name].append(seconds(function, clock))
-    return {name: some[1:] for name, some in times.items()}
-
-
-def fastest(functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
-    """Seconds of the fastest turn of each function."""
-    return {name: min(some) for name, some in in_turns(functions, repeats, clock).items()}
+    return {name: min(some[1:]) for name, some in times.items()}
 
 
 def report(options: argparse.Namespace, figures: object, lines: Sequence[str] = ()) -> None:
@@ -85,23 +80,12 @@ def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def dataset_of(images, labels):
-    """An Avalanche data set of tensors of images and labels."""
-    from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
-    from torch.utils.data import TensorDataset
-
-    return AvalancheDataset(
-        [TensorDataset(images, labels)], data_attributes=[DataAttribute(labels.tolist(), "targets")]
-    )
+def resident(field: str) -> int:
+    """Read ``VmRSS``, the resident memory of this process, or ``VmHWM``, its peak, in bytes."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
 
 
-def crumb_of(model, batch: int, memories: int = 417, **settings):
-    """CRUMB with the paper's optimiser, one epoch an experience, and no evaluation."""
-    import torch
-
-    from crumb_avalanche import CodeBuffer, CRUMBStrategy
-
-    weights = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4)
-    own = dict(first_epochs=1, train_mb_size=batch, evaluator=None, **settings)
-    return CRUMBStrategy(model=model, optimizer=optimizer, storage_policy=CodeBuffer(memories), **own)
+def reset_peak() -> None:
+    """Set ``VmHWM`` to the resident memory."""
+    Path("/proc/self/clear_refs").write_text("5")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from support.bench import in_new_process
-from support.memory import reset_peak, resident
+from support.bench import in_new_process, reset_peak, resident
 
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
@@ -144,12 +143,6 @@ def child(text: str) -> None:
     print(json.dumps({"seconds": time.perf_counter() - start, "bytes": resident("VmHWM") - before}))
 
 
-def made_in_new_process(task: dict) -> dict[str, float]:
-    """Measure in a new process, in which larger freed blocks go back to the system at once."""
-    variables = {"OMP_NUM_THREADS": str(task["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536"}
-    return in_new_process("-c", CHILD + "child(sys.argv[1])", json.dumps(task), **variables)
-
-
 def ratios(image: Values, whole: Values, memory: Values) -> list[tuple[str, str, str, float]]:
     """Quantity, method, by which other method, and the ratio."""
     pairs = [(CRUMB, SINGLE), (CRUMB, BATCHES), (BATCHES, SINGLE)]
@@ -193,7 +186,10 @@ def measure(settings: RunSettings, part: Part) -> None:
     with tempfile.TemporaryDirectory(dir=output) as folder:
         task["file"] = str(Path(folder) / "maps")
         task["shape"] = write_maps(Path(task["file"]), learners[CRUMB].model, read_through(first, cache))
-        made = {kind: made_in_new_process({**task, "kind": kind}) for kind in held}
+        # A new process has no earlier peak, and gives larger freed blocks back to the system at once.
+        variables = {"OMP_NUM_THREADS": str(task["threads"]), "MALLOC_MMAP_THRESHOLD_": "65536"}
+        code = CHILD + "child(sys.argv[1])"
+        made = {kind: in_new_process("-c", code, json.dumps({**task, "kind": kind}), **variables) for kind in held}
     image = {name: sum(values[1:]) / images for name, values in seconds.items()}
     whole = {name: prepared[name] + sum(values) for name, values in seconds.items()}
     peak = {kind: figures["bytes"] for kind, figures in made.items()}
