@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_list
+from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -37,9 +37,12 @@ LISTS_ARCHIVES = (
     (f"{_PAGE}/batches_filelists_NICv2.zip", "460f980a6c85b86b1ec8e7c6067bb7a3"),
 )
 MINI_ARCHIVE = "http://vps.continualai.org/data/core50_32x32.zip", "d89d34cdc0281fa84074430e9a22b728"
-# Keywords that draw or divide experiences.
-DRAWN = ("n_experiences", "classes_per_experience", "seed", "fixed_class_order", "shuffle")
-DRAWN += ("first_exp_with_half_classes", "protocol")
+# The lookaheads ask for two digits, of which the first is 0 where the folder has one.
+PATTERN = re.compile(
+    r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/o(?P<object>[1-9]|[1-4]\d|50)/"
+    r"C_(?=\d\d_)0?(?P=s)_(?=\d\d_)0?(?P=object)_(?P<frame>[0-2]\d\d)\.(?i:png)",
+    re.ASCII,
+)
 
 
 def _key(image: re.Match[str]) -> tuple | None:
@@ -52,12 +55,7 @@ LAYOUT = Layout(
     title="CORe50",
     tree="<root>/core50_128x128/s{1..11}/o{1..50}/C_SS_OO_FFF.png, e.g. core50_128x128/s1/o3/C_01_03_010.png",
     source="https://vlomonaco.github.io/core50/: core50_128x128.zip",
-    # The lookaheads ask for two digits, of which the first is 0 where the folder has one.
-    pattern=re.compile(
-        r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/o(?P<object>[1-9]|[1-4]\d|50)/"
-        r"C_(?=\d\d_)0?(?P=s)_(?=\d\d_)0?(?P=object)_(?P<frame>[0-2]\d\d)\.(?i:png)",
-        re.ASCII,
-    ),
+    pattern=PATTERN,
     folders=SESSIONS,
     rule="SS is the session, OO the object of the folders, in two digits each, and FFF a frame from 000 to 299",
     key=_key,
@@ -157,23 +155,14 @@ def CORe50ListedFrames(
     for session in [*(f"batch{number}" for number in range(batches)), "test"]:
         name = "test" if session == "test" else f"train_batch_{int(session.removeprefix('batch')):02d}"
         file = root / folder / f"run{run}" / f"{name}_filelist.txt"
-        if not file.is_file():
-            raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
-        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-            path, _, label = line.strip().rpartition(" ")
-            image = LAYOUT.pattern.fullmatch(path)
-            if not image or not (label.isascii() and label.isdigit()):
-                raise FrameTableError(
-                    f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
-                    "s1/o3/C_01_03_010.png 2. Unpack the lists again."
-                )
+        for number, image, label in read_list(file, PATTERN, "s1/o3/C_01_03_010.png 2"):
             thing = int(image["object"]) - 1
             category = CLASSES[thing // OBJECTS]
             class_name = f"{category}{thing % OBJECTS + 1}" if object_lvl else category
-            if label_of.setdefault(class_name, int(label)) != int(label) and object_lvl:
+            if label_of.setdefault(class_name, label) != label and object_lvl:
                 raise FrameTableError(f"line {number} of {file} gives {class_name} a second label; unpack it again.")
             split = "test" if session == "test" else "train"
-            frames.append(Frame(path, class_name, f"o{thing + 1}", session, int(image["frame"]), split))
+            frames.append(Frame(image[0], class_name, f"o{thing + 1}", session, int(image["frame"]), split))
     classes = sorted(label_of, key=label_of.__getitem__) if object_lvl else CLASSES
     if object_lvl and [label_of[name] for name in classes] != [*range(len(classes))]:
         raise FrameTableError(

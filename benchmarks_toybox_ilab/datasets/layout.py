@@ -248,3 +248,18 @@ def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]
         return [[name for name in classes if name in table.classes]] if reference else None
 
     return class_groups
+
+
+def read_list(file: Path, pattern: re.Pattern[str], example: str) -> Iterator[tuple[int, re.Match[str], int]]:
+    """Yield line number, matched path and label of the lines of an official list; FrameTableError if one differs."""
+    if not file.is_file():
+        raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
+    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        path, _, label = line.strip().rpartition(" ")
+        image = pattern.fullmatch(path)
+        if not image or not (label.isascii() and label.isdigit()):
+            raise FrameTableError(
+                f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
+                f"{example}. Unpack the lists again."
+            )
+        yield number, image, int(label)

@@ -16,9 +16,10 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
-from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
+from benchmarks_toybox_ilab.datasets.layout import Layout, read_list
+from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.streams.orders import TABLE
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 # Number of objects of each category; they count from 1, but the ninth cup is cup_10.
@@ -39,6 +40,8 @@ CLASSES = tuple(
 FACTORS = ("illumination", "occlusion", "pixel", "clutter")  # in the order of the stream of all
 SEGMENTS = 9  # of each factor
 SPLITS = ("train", "test")
+MIXTURE, LISTS, BATCHES = "mixture-iros", "batches_filelists/domain/iros", 12
+LISTED = re.compile(r"[^/.\s][^\s]*/(?P<name>[^/.\s][^/\s]*)\.(?i:jpe?g|png)")
 
 
 def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
@@ -114,6 +117,31 @@ BENCHMARKS = {
 }
 
 
+def OpenLORISListedFrames(root: str | Path) -> FrameTable:
+    """The table of the 12 batches that mix all factors, from the text lists that Avalanche downloads with the images.
+
+    Sessions are "batch0" to "batch11" for training and "test", rows in the order of the lists. Classes are the labels
+    of the lists. An object is the folder of an image.
+
+    Args:
+        root: The folder that contains `batches_filelists`, `train` and `test`.
+
+    Raises:
+        FrameTableError: If a list is missing, or a line of one is invalid.
+    """
+    frames: list[Frame] = []
+    for session in [*(f"batch{number}" for number in range(BATCHES)), "test"]:
+        name = "test" if session == "test" else f"train_batch_{int(session.removeprefix('batch')):02d}"
+        file = Path(root) / LISTS / f"{name}.txt"
+        for number, image, label in read_list(file, LISTED, "train/cup_10/001.jpg 34"):
+            folder, split = image[0].rpartition("/")[0], "test" if session == "test" else "train"
+            frames.append(Frame(image[0], str(label), folder, session, number, split))
+    classes = sorted({frame.class_name for frame in frames}, key=int)
+    if classes != [str(label) for label in range(len(classes))]:
+        raise FrameTableError(f"the labels in {Path(root) / LISTS} are not 0 to {len(classes) - 1}; unpack it again.")
+    return FrameTable(frames, root, name=f"openloris_{MIXTURE}", classes=classes)
+
+
 def OpenLORIS(
     dataset_root: str | Path | None = None, *, factor: str = "clutter", **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:
@@ -121,12 +149,19 @@ def OpenLORIS(
 
     Args:
         dataset_root: As `root` of `OpenLORISFrames`; None is `~/.avalanche/data/openlorisclutter`, and so on.
-        factor: As in `OpenLORISFrames`.
-        **host: See `StreamKeywords`.
+        factor: As in `OpenLORISFrames`; or "mixture-iros", the 12 batches of the competition at IROS 2019 with one test
+            experience, as Avalanche's generator has them.
+        **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
 
     Raises:
-        ValueError: If the factor is unknown.
+        FrameTableError: If lists or images are missing or invalid.
+        ValueError: If the factor is unknown, or a keyword does not fit it.
     """
+    if factor == MIXTURE:
+        if drawn := [name for name in DRAWN if host.get(name) is not None]:
+            raise ValueError(f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its lists fix the order.")
+        listed = Benchmark(LAYOUTS["sequence"], OpenLORISListedFrames, None, 32, len(CLASSES), protocol=TABLE)
+        return listed.stream(dataset_root, {}, **host)
     if factor not in BENCHMARKS:
-        raise ValueError(f"unknown factor {factor!r}; known are {', '.join(BENCHMARKS)}.")
+        raise ValueError(f"unknown factor {factor!r}; known are {', '.join(BENCHMARKS)}, {MIXTURE}.")
     return BENCHMARKS[factor].stream(dataset_root, **host)

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 else:
     FrameBenchmark = "FrameBenchmark"  # importing it takes seconds
 
+# Keywords that leave official lists of experiences nothing to draw or divide.
+DRAWN = ("n_experiences", "classes_per_experience", "seed", "fixed_class_order", "shuffle")
+DRAWN += ("first_exp_with_half_classes", "protocol")
+
 
 @dataclass(frozen=True)
 class Benchmark:

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
+from avalanche.benchmarks.classic import openloris as host_openloris
 from avalanche.benchmarks.datasets import Stream51 as HostStream51
 from avalanche.benchmarks.datasets.clear import _CLEARImage as HostCLEAR
 from fake_data import clear_names, openloris_names, orbit_video, write_files, write_orbit, write_stream51
@@ -12,10 +14,11 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.datasets import clear, openloris, orbit, stream51
 from benchmarks_toybox_ilab.datasets.clear import CLEARFrames
-from benchmarks_toybox_ilab.datasets.openloris import OpenLORISFrames
+from benchmarks_toybox_ilab.datasets.openloris import OpenLORIS, OpenLORISFrames
 from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames, Stream51Novel
 from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 
@@ -104,6 +107,43 @@ def test_segments_of_a_factor_and_of_all(tmp_path):
         OpenLORISFrames("x", names, "noise")
     with pytest.raises(FrameTableError, match="holds no images of OpenLORIS-Object"):
         OpenLORISFrames("x", names, "occlusion")
+
+
+def test_the_mixture_of_factors_is_that_of_avalanche(tmp_path, monkeypatch):
+    objects = ("bottle_01", "cup_10", "key_02")
+    lists = {
+        f"train_batch_{number:02d}": [(f"train/task{number}", label) for label in (2, 0, 1)] for number in range(12)
+    }
+    lists["test"] = [("test", label) for label in (1, 0, 2)]
+    folder = tmp_path / "batches_filelists/domain/iros"
+    folder.mkdir(parents=True)
+    for number, (name, rows) in enumerate(lists.items()):
+        rows = [(f"{place}/{objects[label]}/{number}.png", label) for place, label in rows]
+        (folder / f"{name}.txt").write_text("".join(f"{path} {label}\n" for path, label in rows))
+        for path, label in rows:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, label, 0)).save(tmp_path / path)
+    monkeypatch.setattr(host_openloris, "OpenLORISDataset", lambda root, download: SimpleNamespace(root=root))
+    pixels = PixelTransform(8)
+    same = dict(factor="mixture-iros", dataset_root=tmp_path, train_transform=pixels, eval_transform=pixels)
+    ours, theirs = OpenLORIS(**same), host_openloris.OpenLORIS(**same)
+    assert ours.n_classes == 3
+    for mine, other in ((ours.train_stream, theirs.train_stream), (ours.test_stream, theirs.test_stream)):
+        for one, two in zip(mine, other, strict=True):
+            seen = [[(image[:, 0, 0].tolist(), label) for image, label, _ in part.dataset] for part in (one, two)]
+            assert seen[0] == seen[1] and len(seen[0]) == 3
+    with pytest.raises(ValueError, match="seed cannot be given with factor 'mixture-iros': its lists fix the order"):
+        OpenLORIS(tmp_path, factor="mixture-iros", seed=1)
+    for text, words in (
+        ("../x.jpg 0", "line 1 of .*test.txt is '../x.jpg 0', but"),
+        ("test/a/1.jpg 7", "are not 0 to 3"),
+    ):
+        (folder / "test.txt").write_text(text)
+        with pytest.raises(FrameTableError, match=words):
+            OpenLORIS(tmp_path, factor="mixture-iros")
+    (folder / "test.txt").unlink()
+    with pytest.raises(FrameTableError, match=r"there is no .*test.txt, one of the official lists"):
+        OpenLORIS(tmp_path, factor="mixture-iros")
 
 
 def test_buckets_are_those_of_avalanche(tmp_path):
