@@ -34,6 +34,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
+from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
 
@@ -112,7 +113,7 @@ def steps(model, images: torch.Tensor, options: argparse.Namespace) -> dict[str,
     """Seconds of a stream step, of its networks alone and of the plain step, in each round."""
     model.set_precision(options.precision)
     if options.compile:
-        model.compile()
+        use_runtime(model, "compiled")
     strategy, labels = crumb_of(model), torch.arange(len(images)) % 2
     datasets = [dataset_of(images, labels + 2 * number) for number in range(options.repeats + 2)]  # two new classes
     experiences = iter(benchmark_from_datasets(train=datasets).train_stream)

@@ -65,7 +65,7 @@ def _channels_last(run: Extract) -> Extract:
     return lambda images: run(images.contiguous(memory_format=torch.channels_last))
 
 
-def compiled(network: nn.Module, example: Tensor | None = None) -> Extract:
+def _compiled(network: nn.Module, example: Tensor) -> Extract:
     """Compile F, with its weights as constants; torch does so at the first batch of each shape."""
     return _channels_last(torch.compile(network, options={"freezing": True}))
 
@@ -101,7 +101,7 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     return extract
 
 
-BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {"compiled": compiled, "onnxruntime": _onnxruntime}
+BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {"compiled": _compiled, "onnxruntime": _onnxruntime}
 RUNTIMES = ("torch", *BUILDERS)
 
 

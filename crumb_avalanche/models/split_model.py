@@ -28,7 +28,7 @@ from crumb_avalanche.models.extraction import (
     without_autocast,
 )
 from crumb_avalanche.models.layers import head_like, head_outputs, multiply_biases, replace_dropout, scale_of
-from crumb_avalanche.models.runtimes import TORCH, Runtime, compiled
+from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
@@ -38,7 +38,7 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
     if not isinstance(model, SplitModel):
         cure = "build one with split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
         if isinstance(getattr(model, "_orig_mod", None), SplitModel):
-            cure = "give the model as it is, and call model.compile() to compile F, which takes most of the time"
+            cure = "give the model as it is; use_runtime(model, 'compiled') compiles F, which takes most of the time"
         elif isinstance(getattr(model, "module", None), SplitModel):
             cure = "give the model inside it: a stream is learned in order, on one device"
         raise TypeError(f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}")
@@ -175,15 +175,6 @@ class SplitModel(nn.Module):
     def n_classes(self) -> int:
         """Outputs of the head."""
         return head_outputs(self.plastic_layers, self.head)
-
-    def compile(self) -> "SplitModel":
-        """Compile F at its first batch (half a minute; needs a C++ compiler). Results change in the last digits.
-
-        F is frozen, so its weights are folded into the compiled code. P is not compiled: replay batches vary in size,
-        and code compiled for varying sizes was slower. ``use_runtime(model, "compiled")`` compares the maps too.
-        """
-        self.runtime = Runtime("compiled", run=compiled(self.feature_extractor))
-        return self
 
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.

@@ -37,7 +37,7 @@ class Stopwatch:
             return
         self._busy = True
         on_gpu = self.device.type == "cuda"
-        start = self._event() if on_gpu else _now()
+        start = self._event() if on_gpu else time.perf_counter()
         try:
             yield
         finally:
@@ -45,7 +45,7 @@ class Stopwatch:
                 self._running.append((name, start, self._event()))
                 self._collect(wait=False)
             else:
-                self._seconds[name] += _now() - start
+                self._seconds[name] += time.perf_counter() - start
             self._busy = False
 
     def _event(self) -> torch.cuda.Event:
@@ -60,7 +60,3 @@ class Stopwatch:
             name, start, end = self._running.popleft()
             end.synchronize()
             self._seconds[name] += start.elapsed_time(end) / 1000
-
-
-def _now() -> float:
-    return time.perf_counter()
