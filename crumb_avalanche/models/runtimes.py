@@ -151,7 +151,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
             found, expected = (one(noise).float() for one in (run, _channels_last(model.feature_extractor)))
     except ImportError as error:
         raise RuntimeRefusedError(
-            f"runtime {name} is not installed ({error}): pip install 'crumb-avalanche[onnx]', or give --runtime torch"
+            f'runtime {name} is not installed ({error}): pip install -e ".[onnx]", or give --runtime torch'
         ) from error
     except Exception as error:  # each library has its own kinds
         reason = str(error).strip().partition("\n")[0]

@@ -64,7 +64,7 @@ def test_what_cannot_run_says_why(network, monkeypatch):
         raise ImportError("No module named 'onnxruntime'")
 
     monkeypatch.setitem(runtimes.BUILDERS, "onnxruntime", absent)
-    with pytest.raises(RuntimeRefusedError, match=r"crumb-avalanche\[onnx\].*--runtime torch"):
+    with pytest.raises(RuntimeRefusedError, match=r'install -e "\.\[onnx\]".*--runtime torch'):
         use_runtime(network, "onnxruntime")
     with pytest.raises(ValueError, match=f"'tpu'.*auto, {', '.join(RUNTIMES)}"):
         use_runtime(network, "tpu")

