@@ -6,6 +6,7 @@ blocks ``torch.fx`` cannot trace, and hooks on modules work.
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -123,11 +124,12 @@ def split_after(
     if not isinstance(result, fx.Node):
         raise CutError(f"it returns a {type(result).__name__}, not logits")
     extractor: nn.Module = nn.Sequential()
-    body = _part(network, nodes, cut, last.all_input_nodes[0])
+    from_map: list[tuple] = []
     grid = None
     if cut is not images:
-        extractor = _part(network, nodes, images, cut)
-        grid = _lay_out(extractor, body, image_size, layout or Layout())
+        to_map, from_map, grid = _lay_out(_part(network, nodes, images, cut), image_size, layout or Layout())
+        extractor = _part(network, nodes, images, cut, last=to_map)
+    body = _part(network, nodes, cut, last.all_input_nodes[0], first=from_map)
     layers = OrderedDict(body=body, head=network.get_submodule(head))
     if result is not last:
         layers["tail"] = _part(network, nodes, last, result)
@@ -170,10 +172,20 @@ def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
     return {node: names_of.get(node, node.name).removeprefix("network.") for node in graph.nodes}
 
 
-def _part(network: nn.Module, nodes: dict[fx.Node, str], start: fx.Node, end: fx.Node) -> fx.GraphModule:
-    """Make a module of the operations between ``start``, whose value is its input, and ``end``, which it returns."""
+def _part(
+    network: nn.Module,
+    nodes: dict[fx.Node, str],
+    start: fx.Node,
+    end: fx.Node,
+    first: Iterable[tuple] = (),
+    last: Iterable[tuple] = (),
+) -> fx.GraphModule:
+    """Make a module of the operations between ``start``, whose value is its input, and ``end``, which it returns.
+
+    ``first`` are methods of tensors, with arguments, that are called on the input, and ``last`` on the result.
+    """
     graph, order = fx.Graph(), list(nodes)
-    copies = {start: graph.placeholder("values")}
+    copies = {start: _called(graph, graph.placeholder("values"), first)}
     inside = order[order.index(start) + 1 : order.index(end) + 1]
     for node in [*(node for node in order if node.op == "get_attr"), *inside]:
         missing = [source for source in node.all_input_nodes if source not in copies]
@@ -181,17 +193,23 @@ def _part(network: nn.Module, nodes: dict[fx.Node, str], start: fx.Node, end: fx
             raise CutError(f"{nodes[node]} also needs {nodes[missing[0]]} from before the cut")
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(copies[end])
+    graph.output(_called(graph, copies[end], last))
     for node in [node for node in graph.nodes if node.op == "get_attr" and not node.users]:
         graph.erase_node(node)
     return fx.GraphModule(network, graph)
 
 
+def _called(graph: fx.Graph, value: fx.Node, methods: Iterable[tuple]) -> fx.Node:
+    for name, *arguments in methods:
+        value = graph.call_method(name, (value, *arguments))
+    return value
+
+
 @torch.no_grad()
 def _lay_out(
-    extractor: fx.GraphModule, body: fx.GraphModule, image_size: int, layout: Layout
-) -> tuple[int, int] | None:
-    """Make F return maps if the node returns tokens or has the channels last; return ``token_grid``."""
+    extractor: fx.GraphModule, image_size: int, layout: Layout
+) -> tuple[list[tuple], list[tuple], tuple[int, int] | None]:
+    """Return methods that make a map of what F returns, methods that take it back, and ``token_grid``."""
     try:
         values = extractor(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError) as error:
@@ -202,41 +220,17 @@ def _lay_out(
         raise CutError(f"it returns {kind}, not a map (B, C, H, W) or tokens (B, N, C)")
     if len(shape) == 4:
         if layout.channels_last:
-            _append(extractor, [("permute", 0, 3, 1, 2)])
-            _prepend(body, [("permute", 0, 2, 3, 1)])
+            return [("permute", 0, 3, 1, 2)], [("permute", 0, 2, 3, 1)], None
         # Images are square, so the two equal sides of a map show where its channels are.
-        elif shape[1] == shape[2] != shape[3]:
+        if shape[1] == shape[2] != shape[3]:
             raise CutError(
                 f"it gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut after the "
                 "operation that puts the channels second again (node 'permute' of torchvision's Swin)"
             )
-        return None
+        return [], [], None
     if math.isqrt(shape[1]) ** 2 == shape[1] and layout.grid(shape[1])[1] == 1:
         layout = replace(layout, prefix_tokens=0)  # the other tokens are added after the cut
     grid = layout.grid(shape[1])
-    _append(extractor, [("transpose", 1, 2), ("unsqueeze", 3) if layout.prefix_tokens else ("unflatten", 2, grid)])
-    _prepend(body, [("flatten", 2), ("transpose", 1, 2)])
-    return grid if layout.prefix_tokens else None
-
-
-def _append(module: fx.GraphModule, methods: list[tuple]) -> None:
-    """Call methods of a tensor on the result of a module."""
-    output = next(node for node in module.graph.nodes if node.op == "output")
-    value = output.args[0]
-    with module.graph.inserting_before(output):
-        for name, *arguments in methods:
-            value = module.graph.call_method(name, (value, *arguments))
-    output.args = (value,)
-    module.recompile()
-
-
-def _prepend(module: fx.GraphModule, methods: list[tuple]) -> None:
-    """Call methods of a tensor on the input of a module."""
-    start = next(node for node in module.graph.nodes if node.op == "placeholder")
-    users, value = list(start.users), start
-    for name, *arguments in methods:
-        with module.graph.inserting_after(value):
-            value = module.graph.call_method(name, (value, *arguments))
-    for user in users:
-        user.replace_input_with(start, value)
-    module.recompile()
+    places = ("unsqueeze", 3) if layout.prefix_tokens else ("unflatten", 2, grid)
+    to_map, from_map = [("transpose", 1, 2), places], [("flatten", 2), ("transpose", 1, 2)]
+    return to_map, from_map, grid if layout.prefix_tokens else None

@@ -83,12 +83,24 @@ def check_hub_name(path: str | os.PathLike) -> None:
         )
 
 
-def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load ``state`` into a model, or raise WeightsError, with the ``source``, for a name or shape that differs.
+def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
+    """Load all tensors of a weight file into a model, or raise and leave the model unchanged.
 
-    Batch counters of batch norms (``num_batches_tracked``) may be absent, as evaluation does not use them, and so may
+    Batch counters of batch norms (``num_batches_tracked``) may be absent: evaluation does not use them. So may
     ``calibrated``: files without it hold calibrated models.
+
+    Args:
+        model: changed in place.
+        path: ``.npz``, ``.safetensors`` or ``.pth`` file.
+
+    Raises:
+        WeightsError: see ``read_weights``; or a name or shape differs (the first one is named).
     """
+    check_and_load(model, read_weights(path), str(path))
+
+
+def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
+    """Load ``state`` into a model; raise WeightsError, with the name of the ``source``, if a name or shape differs."""
     expected, kind = model.state_dict(), type(model).__name__
     problems = [f"has {name!r}, which {kind} has no place for" for name in state if name not in expected]
     for name, tensor in reversed(expected.items()):

@@ -20,6 +20,7 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import (
     WeightsError,
     check_and_load,
+    load_weights,
     read_weights,
     weights_hash,
 )
@@ -49,7 +50,7 @@ def test_every_format_gives_the_same_weights_back_or_an_error_wherever_it_ends(t
     state = source.state_dict()
     del state["1.num_batches_tracked"]  # may be absent
     path = write(tmp_path / f"w{suffix}", state)
-    check_and_load(target, read_weights(path), str(path))
+    load_weights(target, path)
     assert weights_hash(target) == weights_hash(source)
     whole = path.read_bytes()
     for end in [0, 1, 7, *range(20, len(whole) - 1, len(whole) // 12)]:
