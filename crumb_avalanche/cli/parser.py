@@ -162,7 +162,7 @@ def parsed(given: list[str]) -> tuple[str, dict[str, Any]]:
         meant = f"did you mean crumb {near[0]}? " if near else ""
         print(f"crumb: {printable(name)[:60]!r} is no command; {meant}crumb --help lists all of them", file=sys.stderr)
         raise SystemExit(2)
-    arguments = [spelled(argument, after) for argument, after in zip(rest, [*rest[1:], ""], strict=True)]
+    arguments = [spelled(argument, after) for argument, after in zip(rest, [*rest[1:], ""], strict=False)]
     made = parser(name, "--help-all" in arguments)
     own = {argument.partition("=")[0] for argument in arguments if argument.startswith("--method.")}
     for flag in own if name == "run" else ():
