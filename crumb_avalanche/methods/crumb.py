@@ -72,15 +72,15 @@ class ReadoutStrategy(CRUMBStrategy):
     """CRUMB that answers by a linear discriminant of its memories instead of its head.
 
     The discriminant is fitted to features of the decoded memories: means and deviations over locations, of the map and
-    of the head's input. Images to evaluate are encoded and decoded too. It is fitted from scratch to all memories in
-    the first evaluation after training, and nothing but the codes is kept for it.
+    of the head's input. Images to evaluate are encoded and decoded too. It is fitted from scratch to all memories when
+    an evaluation begins, and nothing but the codes is kept for it.
     """
 
     def __init__(self, *, train_layers: bool = True, **crumb_arguments):
         super().__init__(**(crumb_arguments if train_layers else crumb_arguments | NOTHING_TRAINED))
         self.train_layers = train_layers
         self.features = FeatureMoments(maps=True, deviations=True, power=0.7, equal_lengths=True)
-        self._readout: dict[str, Tensor] | None = None  # of the present memories and layers
+        self._readout: dict[str, Tensor] = {}  # of this evaluation, or loaded
 
     @property
     def derived_bytes(self) -> int:
@@ -89,20 +89,16 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @torch.no_grad()
     def _fitted(self) -> dict[str, Tensor]:
-        """Return the discriminant of the present memories; empty where there are none."""
-        storage = self.storage_policy
-        if self._readout is None:
-            slots = [slot for members in storage.slots.by_class.values() for slot in members]
-            parts = []
-            for some in torch.tensor(slots, dtype=torch.int64).split(self.eval_mb_size):
-                if len(some):
-                    maps, labels = storage.replay(some, self.model)
-                    parts.append((self.features.of_maps(self.model, maps).cpu(), labels.cpu()))
-            if not parts:
-                return {}
-            features, labels = (torch.cat(group) for group in zip(*parts))
-            self._readout = fit_linear(features, labels, self.model.n_classes)
-        return self._readout
+        """Return the discriminant of the present memories; where there are none, what was loaded."""
+        storage, parts = self.storage_policy, []
+        slots = [slot for members in storage.slots.by_class.values() for slot in members]
+        if not slots:
+            return self._readout
+        for some in torch.tensor(slots, dtype=torch.int64).split(self.eval_mb_size):
+            maps, labels = storage.replay(some, self.model)
+            parts.append((self.features.of_maps(self.model, maps).cpu(), labels.cpu()))
+        features, labels = (torch.cat(group) for group in zip(*parts))
+        return fit_linear(features, labels, self.model.n_classes)
 
     def forward(self):
         if not self.is_training:
@@ -114,7 +110,7 @@ class ReadoutStrategy(CRUMBStrategy):
     @torch.no_grad()
     def _answers(self, images: Tensor) -> Tensor:
         """Compute scores ``(B, classes)``, 0 for the best class and the lowest for classes without memories."""
-        readout = self._fitted()
+        readout = self._readout
         outputs = torch.full((len(images), self.model.n_classes), NO_DENSITY if readout else 0.0)
         if readout:
             codes = self.model.encode(self.model.features(images))
@@ -134,25 +130,16 @@ class ReadoutStrategy(CRUMBStrategy):
         if self.train_layers:
             super().optimizer_step()
 
-    def _before_training_exp(self, **kwargs):
-        self._readout = None
-        super()._before_training_exp(**kwargs)
-
-    def _after_training_iteration(self, **kwargs):
-        self._readout = None
-        super()._after_training_iteration(**kwargs)
-        self._readout = None  # a plugin may have asked before the memories were stored
-
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        super().load_state_dict(state, strict)
-        self._readout = None
+    def _before_eval(self, **kwargs):
+        self._readout = self._fitted()
+        super()._before_eval(**kwargs)
 
     def answer_state(self) -> dict[str, Any]:
         return super().answer_state() | {"method": self._fitted()}
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         super().load_answer_state(state)
-        self._readout = {name: tensor.clone() for name, tensor in state["method"].items()} or None
+        self._readout = {name: tensor.clone() for name, tensor in state["method"].items()}
 
 
 def make_rule(name: str) -> SelectionRule:
