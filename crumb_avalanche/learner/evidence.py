@@ -90,7 +90,7 @@ def _typicality(
     apart = None
     if isinstance(statistics, (*WHITENED, ClassMeans)):
         values = features.double()
-        values = functional.normalize(values) if type(statistics) is ClassMeans else values
+        values = values if isinstance(statistics, WHITENED) else functional.normalize(values)
         relative, cosine, *others = _solved(statistics, nothing).values(values)
         apart = others[0] if others else None
     else:
@@ -234,9 +234,8 @@ def _solve(statistics: ClosedForm, nothing: Tensor | None) -> Any:
         gram = statistics.gram.double()
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
         return torch.linalg.cholesky(gram)
-    if type(statistics) is ClassMeans:
+    if not isinstance(statistics, WHITENED):
         return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), background=False)
-    assert isinstance(statistics, WHITENED)
     means = statistics.means[labels].double()
     if isinstance(statistics, StreamingLDA):
         values, vectors = torch.linalg.eigh(statistics.covariance.double())
