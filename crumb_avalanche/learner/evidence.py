@@ -235,6 +235,7 @@ def _solve(statistics: ClosedForm, nothing: Tensor | None) -> Any:
         gram.diagonal().add_(statistics.ridge * (float(gram.diagonal().mean()) or 1.0))
         return torch.linalg.cholesky(gram)
     if not isinstance(statistics, WHITENED):
+        assert isinstance(statistics, ClassMeans)
         return _Space.of_means(functional.normalize(statistics.means[labels].double(), dim=1), background=False)
     means = statistics.means[labels].double()
     if isinstance(statistics, StreamingLDA):
