@@ -110,7 +110,7 @@ def check_crafted(files, data):
 
 
 # Not made smaller after a failure: each example takes a tenth of a second.
-QUICK = settings(max_examples=60, phases=[Phase.generate])
+QUICK = settings(max_examples=30, phases=[Phase.generate])
 SLOW = settings(QUICK, max_examples=2000)
 
 

@@ -15,7 +15,6 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner import distributed
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.clips import ClipFiles
 from crumb_avalanche.learner.distributed import GROUPS, shards_of
 from crumb_avalanche.learner.learner import Learner
@@ -61,7 +60,10 @@ def same(one, other):
     return one.keys() == other.keys() and all(equal)
 
 
-@pytest.mark.parametrize("method", CLOSED_FORMS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("method", ["rda", "ranpac", pytest.param("slda", marks=SLOW), pytest.param("ncm", marks=SLOW)])
 def test_many_answer_as_one(make, tree, method):
     one, many = make(method), make(method)
     alone = one.teach(tree)

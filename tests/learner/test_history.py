@@ -49,7 +49,7 @@ def check_same_answers(one, other):
 LESSONS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 9)), min_size=2, max_size=6)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     data=st.data(),
     method=st.sampled_from(CLOSED_FORMS),
