@@ -85,13 +85,11 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> NDArray:
         """Return the labels of ``(N, D)`` features, ``(N,)``."""
-        scores = self._scores(X)
-        return self.classes_[scores.argmax(1).numpy()]
+        return self.classes_[self._scores(X).argmax(1).numpy()]
 
     def predict_proba(self, X: ArrayLike) -> NDArray:
         """Return ``(N, C)`` float64 probabilities; 0 for classes that were named but not learned."""
-        scores = self._scores(X)
-        return (scores / self.statistics_.temperature).softmax(1).numpy()
+        return (self._scores(X) / self.statistics_.temperature).softmax(1).numpy()
 
     def _empty(self, length: int) -> ClosedForm:
         form = get_strategy(self.method).form
@@ -140,12 +138,11 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
             BadFrameError: a file cannot be decoded.
         """
         check_is_fitted(self)
-        network = self.network_
         moments = FeatureMoments(**(RegularizedDiscriminant.moments if self.moments is None else self.moments))
-        change = PixelTransform(network.image_size, network.interpolation)
+        change = PixelTransform(self.network_.image_size, self.network_.interpolation)
         images = X if getattr(X, "ndim", 0) == 4 else list(X)
         found = [
-            moments(network.model, pixels)
+            moments(self.network_.model, pixels)
             for clip in clips_of(images)
             for _, pixels in batches(clip.frames, AT_A_TIME, change)
         ]
