@@ -1,6 +1,5 @@
 """``crumb teach``: teach a learner what images show."""
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ from crumb_avalanche.learner.clips import Clip, check_class_folders, label_of, o
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.learner.looks import Looks
-from crumb_avalanche.learner.sources import files_of
+from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings, TeachSettings
 from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.ray_cluster import RayCalls
 
 
 def main(settings: TeachSettings) -> None:
@@ -29,23 +27,19 @@ def main(settings: TeachSettings) -> None:
             "give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME), or show an empty scene "
             "(--nothing SOURCE)"
         )
-    if settings.nothing is not None and (settings.label, settings.engine) != (None, None):
-        raise ValueError("an empty scene has no class and is learned here: leave --label and --engine out")
-    if settings.engine is not None and settings.camera is not None:
-        raise ValueError("a camera belongs to one machine: leave --engine out, or give a source of files")
+    if settings.nothing is not None and settings.label is not None:
+        raise ValueError("an empty scene has no class: leave --label out")
     if settings.nothing is not None:
         check_source(settings.nothing, "nothing", True)
     if settings.source is not None:
         check_source(settings.source, settings.label, settings.new_class)
         if settings.label is None:
             tell_level(settings.source)
-    threads = settings.threads or (0 if settings.engine is None else 1)
-    if threads:
-        torch.set_num_threads(threads)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
     path = Path(settings.model)
     refuse_folder(path)
-    workers = contextlib.nullcontext() if settings.engine is None else RayCalls(settings.address, threads)
-    with locked_file(path), workers as engine:
+    with locked_file(path):
         learner = opened(settings, path)
         lean = settings.without_weights
         if lean is None:
@@ -57,9 +51,7 @@ def main(settings: TeachSettings) -> None:
             if settings.nothing is not None:
                 lesson = learner.teach_nothing(settings.nothing, **plain)
             else:
-                lesson = learner.teach(
-                    source_of(settings), settings.label, engine=engine, new_class=settings.new_class, **plain
-                )
+                lesson = learner.teach(source_of(settings), settings.label, new_class=settings.new_class, **plain)
         learner.save(path, weights=not lean, pictures=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
@@ -89,7 +81,7 @@ def check_source(source: str, label: str | None, new_class: bool) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught, before the network is loaded."""
     if label is None and not new_class:
         check_class_folders(source)
-    label_of(next(files_of(source, label, on_bad="skip", report=lambda bad: None)))
+    label_of(next(clips_of(source, label, on_bad="skip", report=lambda bad: None)))
 
 
 def tell_level(source: str) -> None:

@@ -11,15 +11,13 @@ from typing import Literal
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.folders import entries_of, is_video, is_visible, kind_of, walk
+from benchmarks_toybox_ilab.tables.folders import entries_of, is_visible, kind_of, walk
 from benchmarks_toybox_ilab.tables.frame import natural_key
 from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import printable
 
 Frames = Iterator[tuple[str, Image.Image]]
 OnBad = Literal["raise", "skip"]  # what to do with a file that gives no image
-
-ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
 
 
 @dataclass(frozen=True)
@@ -42,25 +40,13 @@ class Clip:
         label: class name, or `None`.
         frames: pairs of path and RGB image, decoded one at a time; can be read once. The path of a video's frame is
             that of the video and its time in seconds, `clip.mp4#t=1.5`.
+        files: photos in order, or a video; empty for images in memory.
     """
 
     path: str
     label: str | None
     frames: Frames
-
-
-@dataclass(frozen=True)
-class ClipFiles:
-    """The files of a clip, which can be sent to another process: photos in order, or a video."""
-
-    path: str
-    label: str | None
-    files: tuple[str, ...]
-
-    @property
-    def images(self) -> int:
-        """Number of images; a guess for a video."""
-        return ENOUGH_FRAMES if is_video(Path(self.files[0])) else len(self.files)
+    files: tuple[str, ...] = ()
 
 
 def warn(bad: BadImage) -> None:
@@ -68,7 +54,7 @@ def warn(bad: BadImage) -> None:
     warnings.warn(f"left out {bad}", stacklevel=2)
 
 
-def label_of(clip: Clip | ClipFiles) -> str:
+def label_of(clip: Clip) -> str:
     """Return the class name of a clip that is learned; raise ValueError if it has none."""
     if clip.label is None:
         raise ValueError(

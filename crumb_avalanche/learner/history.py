@@ -176,10 +176,7 @@ class History:
         )
         if not numbers:
             raise ValueError(named)
-        why = (
-            f"the features of the last lessons are kept, in {self.room:,} bytes, and not of those that were merged or "
-            "that workers learned"
-        )
+        why = f"the features of the last lessons are kept, in {self.room:,} bytes, and not of those that were merged"
         if method in REPLAY:
             why = f"a learner by replay ({method}) goes back to what it was before its last lesson, once"
         raise ValueError(f"{named}: {why}; forget a class instead, or teach a new learner")

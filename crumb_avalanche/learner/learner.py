@@ -14,7 +14,6 @@ from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_folders, checked, label_of, path_of
-from crumb_avalanche.learner.distributed import teach_distributed
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
 from crumb_avalanche.learner.lesson import Lesson, Strip, check_apart, check_not_empty, learn, name_of
@@ -25,7 +24,6 @@ from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
-from crumb_avalanche.system.ray_cluster import Engine
 from crumb_avalanche.system.tensor_file import digest_of
 
 LOOKS = (0.6,)  # see ``Learner``
@@ -112,7 +110,6 @@ class Learner(Predictor):
         box: Any = None,
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
-        engine: Engine | None = None,
         new_class: bool = False,
     ) -> Lesson:
         """Learn the images of a source; one call is one lesson.
@@ -128,7 +125,6 @@ class Learner(Predictor):
             on_bad: ``raise`` for an error at a file that cannot be read or whose features are not finite, ``skip`` to
                 leave it out and list it.
             progress: called with the number of images after each batch.
-            engine: workers that learn the clips of a path, see ``distributed``; for methods in closed form.
             new_class: take names as they are given, also if one is nearly that of another class (``cup`` and ``Cup``)
                 or class folders look like splits (``train``, ``test``).
 
@@ -147,8 +143,6 @@ class Learner(Predictor):
                 as it was.
         """
         self.check_teachable()
-        if box is not None and engine is not None:
-            raise ValueError("workers learn whole images; leave engine or box out")
         unread: list[BadImage] = []
         with self._lock:
             self._take_fastest_runtime()
@@ -156,14 +150,10 @@ class Learner(Predictor):
                 check_class_folders(source if label is None else None, self._names)
                 check_near([] if label is None else [check_name(label)], self._names)
             with self._restored_after_errors() as before:
-                if engine is None:
-                    clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
-                    clips = clips if box is None else in_box(clips, box)
-                    clips = clips if new_class else checked(clips, self._classifier.names)
-                    lesson, kept = self._learned(clips, label_of, unread, on_bad, progress)
-                else:
-                    where = self.network, self._classifier, source, label, engine
-                    kept, lesson = None, teach_distributed(*where, on_bad=on_bad, progress=progress)
+                clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
+                clips = clips if box is None else in_box(clips, box)
+                clips = clips if new_class else checked(clips, self._classifier.names)
+                lesson, kept = self._learned(clips, label_of, unread, on_bad, progress)
                 return self._noted(lesson, source, before, kept)
 
     def teach_nothing(
@@ -275,8 +265,8 @@ class Learner(Predictor):
         """Take a lesson back and return it: from then on the learner answers as one that never had it.
 
         The features of the last lessons are kept for this, as many as fit into four times ``budget_bytes``, at most 16
-        MB, and learned again without the one taken back. Of a learner by replay, and of lessons that workers learned or
-        that were merged, only the last lesson can be taken back. See ``undoable``.
+        MB, and learned again without the one taken back. Of a learner by replay only the last lesson can be taken back,
+        and none that was merged. See ``undoable``.
 
         Args:
             lesson: its number; default the last one.

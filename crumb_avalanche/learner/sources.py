@@ -25,10 +25,8 @@ from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.learner.clips import (
-    ENOUGH_FRAMES,
     BadImage,
     Clip,
-    ClipFiles,
     Frames,
     OnBad,
     class_folders,
@@ -41,6 +39,7 @@ from crumb_avalanche.learner.clips import (
 if TYPE_CHECKING:
     import torch
 
+ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _LISTED = 5  # class folders without images that are named
 _RULE = (
@@ -90,7 +89,11 @@ def clips_of(
     if not isinstance(source, str | os.PathLike):
         return reader.not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
-    return map(reader.opened, reader.not_empty(reader.listed(path, label), str(path)))
+    if not os.path.lexists(path) and not is_pattern(path):
+        raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
+    classes = class_folders(path) if label is None else {}
+    clips = reader.classes(path, classes) if classes else reader.clips(path, label, "")
+    return reader.not_empty(clips, str(path))
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
@@ -102,28 +105,6 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Cl
     other = bool(folders) and {one.name for one in classes}.isdisjoint(folders)
     for clip in clips_of(source, **how):
         yield replace(clip, label=None) if other else clip
-
-
-def files_of(
-    source: str | os.PathLike,
-    label: str | None = None,
-    *,
-    on_bad: OnBad = "raise",
-    report: Callable[[BadImage], object] = warn,
-) -> Iterator[ClipFiles]:
-    """Yield the files of the clips of a path or glob pattern, whose content is not read; see `clips_of`."""
-    path = path_of(source)
-    reader = _Reader(on_bad == "skip", report)
-    return reader.not_empty(reader.listed(path, None if label is None else check_name(label)), str(path))
-
-
-def opened(
-    files: Iterable[ClipFiles],
-    on_bad: OnBad = "raise",
-    report: Callable[[BadImage], object] = warn,
-) -> Iterator[Clip]:
-    """Yield the clips of files; see `clips_of`."""
-    return map(_Reader(on_bad == "skip", report).opened, files)
 
 
 class _Reader:
@@ -138,7 +119,7 @@ class _Reader:
     def clips(self, source: Any, label: str | None, name: str) -> Iterator[Clip]:
         """Clips of any source; `name` is that of images in memory."""
         if isinstance(source, str | os.PathLike):
-            yield from map(self.opened, self._below(path_of(source), label))
+            yield from self._below(path_of(source), label)
         elif isinstance(source, Clip):
             yield replace(source, label=label or source.label)
         elif isinstance(source, Image.Image) or is_array(source):
@@ -158,20 +139,8 @@ class _Reader:
                 f"{name} is {type(source).__name__}; give a path, a PIL image, an array, a tensor, or a list of these."
             )
 
-    def listed(self, path: Path, label: str | None) -> Iterator[ClipFiles]:
-        """Files of the clips of a path or pattern, which has to exist."""
-        if not os.path.lexists(path) and not is_pattern(path):
-            raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
-        classes = class_folders(path) if label is None else {}
-        return self._classes(path, classes) if classes else self._below(path, label)
-
-    def opened(self, clip: ClipFiles) -> Clip:
-        """The clip of files."""
-        first = Path(clip.files[0])
-        frames = self._video(first) if is_video(first) else self._images((file, Path(file)) for file in clip.files)
-        return Clip(clip.path, clip.label, frames)
-
-    def _classes(self, root: Path, labels: dict[Path, str]) -> Iterator[ClipFiles]:
+    def classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
+        """Clips of a folder of class folders."""
         entries = entries_of(root)
         self.ignored += entries.ignored
         for folder in entries.folders:
@@ -179,33 +148,37 @@ class _Reader:
                 self.empty.append(folder.name)
             yield from self._folder(folder, labels.get(folder), root)
 
-    def _below(self, path: Path, label: str | None) -> Iterator[ClipFiles]:
+    def _below(self, path: Path, label: str | None) -> Iterator[Clip]:
         if os.path.isdir(path):
             yield from self._folder(path, label, path)
         elif is_pattern(path):
             found, ignored = matches(path)
             self.ignored += ignored
-            clips: dict[Path, list[str]] = {}  # photos by folder; a video or a folder by itself
+            clips: dict[Path, list[Path]] = {}  # photos by folder; a video or a folder by itself
             for match in found:
                 alone = os.path.isdir(match) or is_video(match)
-                clips.setdefault(match if alone else match.parent, []).append(str(match))
+                clips.setdefault(match if alone else match.parent, []).append(match)
             for place, files in clips.items():
-                if files == [str(place)]:
+                if files == [place]:
                     yield from self._below(place, label)
                 else:
-                    yield ClipFiles(str(place), label, tuple(files))
+                    yield self._clip(place, label, files)
         else:
-            yield ClipFiles(str(path), label, (str(path),))
+            yield self._clip(path, label, [path])
 
-    def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[ClipFiles]:
+    def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
         def unlisted(folder: Path, error: OSError) -> None:
             self._bad(folder, f"the folder cannot be read: {error.strerror or error}", error)
 
         for path, entries in walk(folder, unlisted, root):
             self.ignored += entries.ignored
             if entries.images:
-                yield ClipFiles(str(path), label, tuple(map(str, entries.images)))
-            yield from (ClipFiles(str(file), label, (str(file),)) for file in entries.videos)
+                yield self._clip(path, label, entries.images)
+            yield from (self._clip(file, label, [file]) for file in entries.videos)
+
+    def _clip(self, path: Path, label: str | None, files: Sequence[Path]) -> Clip:
+        frames = self._video(files[0]) if is_video(files[0]) else self._images((str(file), file) for file in files)
+        return Clip(str(path), label, frames, tuple(map(str, files)))
 
     def not_empty(self, clips: Iterator, source: str) -> Iterator:
         """Yield clips; warn of what was ignored after the last one, or raise ValueError if there is none."""

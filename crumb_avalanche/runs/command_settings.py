@@ -229,9 +229,6 @@ class TeachSettings(NewLearnerSettings):
             puts them in. By default an existing file stays as it is, and a new one has them.
         keep_pictures: keep a small picture of the lesson in the file, for crumb learner lessons --pictures.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
-        engine: 'ray' lets the workers of a Ray cluster learn shards of the clips; they read SOURCE under the same
-            path, and --threads 0 is one thread for each.
-        address: of the cluster's head, HOST:PORT; 'auto' finds a head on this machine.
         progress: show a progress bar.
     """
 
@@ -245,8 +242,6 @@ class TeachSettings(NewLearnerSettings):
     without_weights: bool | None = None
     keep_pictures: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
-    engine: Literal["ray"] | None = None
-    address: str = "auto"
     progress: bool = True
 
 

@@ -23,7 +23,6 @@ PROGRAMS = {
     "mosquitto",
     "mosquitto_pub",
     "mosquitto_sub",
-    "ray",
     "pip",
     "pipx",
     "pytest",

@@ -54,8 +54,6 @@ def some_slow(scripts, *soon):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
-    if script == "bench_many":
-        pytest.importorskip("ray")
     done = called(script, "--help")
     assert done.returncode == 0 and f"{script}.py" in done.stdout, done.stderr
 

@@ -14,7 +14,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, kind_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
-from crumb_avalanche.learner.sources import files_of
+from crumb_avalanche.learner.sources import clips_of
 
 PHOTO = BytesIO()
 Image.new("RGB", (2, 2)).save(PHOTO, "PNG")
@@ -106,7 +106,7 @@ def check_tree(tree):
         expected = clips_in(tree)
         labelled = "" not in expected
         try:
-            found = list(files_of(root))
+            found = list(clips_of(root))
         except ValueError as error:
             assert not expected and "holds no photo and no video" in str(error) and "\n" not in str(error)
             found = []
