@@ -61,7 +61,7 @@ VARIANTS = {
     "slda, maps": ["--strategy", "slda", "--method.maps", "true", "--budget-images", "300"],
     "rda, preset recommended": ["--preset", "recommended", "--strategy", "rda"],
 }
-METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac", "crumb", "remind", "er", "icarl")
+METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac", "crumb")
 ETH80 = {
     "crumb": ["--preset", "paper"],
     "crumb, preset tuned": ["--preset", "tuned", "--budget-images", "6"],

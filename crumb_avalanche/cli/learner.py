@@ -9,7 +9,6 @@ import torch
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.file import file_of, holds_weights, is_learner, read_header, refuse_folder
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -122,9 +121,7 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
         yield f"  {lesson['number']}  {lesson['when']}  {what}{by}"
     for line in header["stored"]:
         yield f"stored    {line}"
-    images = header["method"] in REPLAY and REPLAY[header["method"]].images
-    some = f"{header['method']} replays images: it holds some of those that it was taught, and no paths of images."
-    yield some if images else "It holds no images and no paths of images."
+    yield "It holds no images and no paths of images."
 
 
 def _of_run(header: LearnerHeader) -> Iterator[str]:

@@ -13,7 +13,6 @@ except ImportError as error:
 
 from crumb_avalanche.learner.file import write_learner
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.replay import REPLAY
 
 FILE = "learner.safetensors"
 CARD = """---
@@ -38,9 +37,9 @@ It knows nothing but these classes. Images of others are mostly, not always, ans
 {%- if learner.clips_missing %}, by a usual threshold, as too few clips were taught to fit one{% endif %}.
 
 ```python
-from crumb_avalanche import Learner
+from crumb_avalanche import from_pretrained
 
-learner = Learner.from_pretrained("{{ name }}")
+learner = from_pretrained("{{ name }}")
 print(learner.predict("photo.jpg"))
 learner.teach("clips/mug", "mug")
 ```
@@ -101,27 +100,17 @@ class OnHub(
 
 
 def push_to_hub(learner: Any, name: str, **how: Any) -> str:
-    """Publish a learner.
+    """Publish a learner on a model hub as ``owner/name``, without pictures and names of sources; return the address.
 
     Args:
-        learner: a learner in closed form.
-        name, how: see ``Learner.push_to_hub``.
-
-    Raises:
-        ValueError: the method keeps images.
+        learner: a ``Learner``.
+        name: of the repository, which is made if it is absent.
+        how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin``.
     """
     learner.check_teachable()
-    if learner.method in REPLAY and REPLAY[learner.method].images:
-        raise ValueError(
-            f"a learner by {learner.method} holds images of what it was taught; publish one in closed form"
-        )
     return str(OnHub(learner, name).push_to_hub(name, **how))
 
 
 def from_pretrained(name: str, **how: Any) -> Learner:
-    """Fetch a learner.
-
-    Args:
-        name, how: see ``Learner.push_to_hub``.
-    """
+    """Fetch a learner by ``name`` from a model hub, or from a folder; ``how`` as for ``push_to_hub``."""
     return OnHub.from_pretrained(name, **how).learner

@@ -1,7 +1,7 @@
 """Learner files: what ``Learner.save`` and ``crumb run`` write, one ``.safetensors`` file, read without running code.
 
 A learner's file holds its state, its network, and a readable header; that of a run holds a strategy with the arguments
-to rebuild it. Neither holds paths, nor images but the memories of methods that replay them.
+to rebuild it. Neither holds paths.
 """
 
 import json

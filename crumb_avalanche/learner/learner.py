@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
@@ -32,8 +31,8 @@ LOOKS = (0.6,)  # see ``Learner``
 class Learner(Predictor):
     """Learns to recognise what it is shown, class by class, and answers for new images.
 
-    Classes and images may come in any number of lessons and in any order. Images are not kept, except by ``er`` and
-    ``icarl``. Calls from several threads are safe and run one after the other.
+    Classes and images may come in any number of lessons and in any order. Images are not kept. Calls from several
+    threads are safe and run one after the other.
 
     ::
 
@@ -45,8 +44,7 @@ class Learner(Predictor):
 
     Args:
         method: ``recommended`` (``rda``), or another closed form: ``slda``, ``ncm``, ``ranpac``, or any that is
-            registered; or a method by replay, which trains the layers after the cut: ``crumb``, ``remind``, ``er``,
-            ``icarl``.
+            registered; or ``crumb``, which replays and trains the layers after the cut.
         backbone: a name in ``BACKBONES``, or ``timm:NAME``; default ``efficientnet_lite0`` if the extra ``weights`` is
             installed and no other weights are given, else ``squeezenet1_0``.
         weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the network's library publishes; or a weight
@@ -383,23 +381,6 @@ class Learner(Predictor):
             state = self._state()
             state["pictures"] = [picture if pictures else None for picture in state["pictures"]]
             self._files[real] = write_learner(path, self.network, state, weights)
-
-    def push_to_hub(self, name: str, **how: Any) -> str:
-        """Publish on a model hub as ``owner/name``, without pictures and names of sources; return the address.
-
-        Args:
-            name: of the repository, which is made if it is absent.
-            how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin``.
-
-        Raises:
-            ValueError: the method keeps images.
-        """
-        return crumb_avalanche.push_to_hub(self, name, **how)
-
-    @classmethod
-    def from_pretrained(cls, name: str, **how: Any) -> "Learner":
-        """Fetch a learner by ``name`` from a model hub, or from a folder; ``how`` as for ``push_to_hub``."""
-        return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":

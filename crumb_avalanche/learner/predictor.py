@@ -65,7 +65,7 @@ class Predictor:
         """Let a runtime run the frozen layers from now on, and return it.
 
         By default it is ``auto``, from the first lesson or the second answer on. Features differ in the last digits.
-        Each lesson records the runtime that it was learned with. Methods that replay images train with torch alone.
+        Each lesson records the runtime that it was learned with.
 
         Args:
             name: ``auto``, or one of ``models.runtimes.RUNTIMES``; see ``models.runtimes.use_runtime``.
@@ -74,9 +74,8 @@ class Predictor:
             RuntimeRefusedError: the runtime is not installed, or computes other features than the learner's.
         """
         self._runtime_chosen = True
-        replay = getattr(self._classifier, "replay", None)
         with self._lock:
-            return use_runtime(self.network.model, "torch" if replay and replay.images else name)
+            return use_runtime(self.network.model, name)
 
     @property
     def lessons(self) -> list[Lesson]:

@@ -17,7 +17,6 @@ from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.replay import REPLAY
-from crumb_avalanche.memory.product_quantizer import LARGEST_TABLE
 from crumb_avalanche.system.schema import (
     AnyOf,
     Array,
@@ -159,12 +158,7 @@ BY_CLASS = Table(LABEL, Whole(0, 10**12))
 WEIGHTS = Table(Text(), Array((*FLOATS, torch.int64, torch.bool), ...))
 REPLAYED = {
     "pieces": Whole(0, 10**9),
-    "network": {
-        "model": WEIGHTS,
-        "centroids": maybe(Array(torch.float32, "groups", LARGEST_TABLE, ...)),
-        "means": maybe(Array(torch.float32, "classes", ...)),
-        "old": WEIGHTS,
-    },
+    "model": WEIGHTS,
     "memories": {
         "labels": Array((torch.int16, torch.int32), "slots", low=-1, high="classes"),
         "rows": maybe(Array((torch.uint8, torch.float16), "slots", ...)),

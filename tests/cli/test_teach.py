@@ -83,12 +83,12 @@ def test_the_empty_scene_is_shown_as_nothing(mine, place, crumb):
 
 def test_teach_by_replay(place, new, tmp_path, crumb):
     path, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
-    code, out, _ = crumb("teach", path, place / "tree", "--method", "er", *new)
+    code, out, _ = crumb("teach", path, place / "tree", "--method", "crumb", *new)
     assert code == 0 and "learned red: 6 images" in out and "3 classes" in out
     code, out, _ = crumb("predict", path, place / "photos")
     assert code == 0 and [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
     code, out, _ = crumb("learner", "show", path)
-    assert code == 0 and "18 memories (images)" in out and "er replays images: it holds some" in out
+    assert code == 0 and "18 memories (feature maps" in out and "It holds no images" in out
     other.write_bytes(path.read_bytes())
     code, _, err = crumb("learner", "merge", path, other, "--output", tmp_path / "both.safetensors")
     assert code and "cannot be merged" in err and "closed form" in err

@@ -65,7 +65,7 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, learner._transform)
         shares = known.explain(model, pixels).flatten()
         if method in REPLAY:
-            maps, scores = known.network.inputs(known.compute(model, pixels)), known._scores
+            maps, scores = known._inputs(known.compute(model, pixels)), known._scores
         else:
             maps = model.features(pixels)
 

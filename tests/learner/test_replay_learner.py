@@ -1,4 +1,4 @@
-"""Learners by replay: what they promise beyond the contract of all learners, and once their layers are trained."""
+"""A learner by replay: what it promises beyond the contract of all learners, and once its layers are trained."""
 
 import copy
 import subprocess
@@ -13,15 +13,12 @@ from torch import nn
 from crumb_avalanche.learner import replay
 from crumb_avalanche.learner.export import ExportError, export_onnx
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.replay import REPLAY
-from crumb_avalanche.learner.replay_network import ReplayNetwork
+from crumb_avalanche.learner.replay import ReplayClassifier
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.system.tensor_file import flatten
 
-CODES = [name for name, kind in REPLAY.items() if not kind.images]
 BUDGET = 700_000  # small, since each lesson copies what is stored
-every_method = pytest.mark.parametrize("method", REPLAY)
 
 
 def taught(learner, classes=4, count=9):
@@ -32,19 +29,15 @@ def taught(learner, classes=4, count=9):
 
 @pytest.fixture(scope="module")
 def kept():
-    return {}
+    return []
 
 
 @pytest.fixture
 def trained(kept, make):
-    """A function that returns a learner of a method that was taught four classes of nine images."""
-
-    def learner_of(method):
-        if method not in kept:
-            kept[method] = taught(make(method, BUDGET))
-        return copy.deepcopy(kept[method])
-
-    return learner_of
+    """A learner that was taught four classes of nine images."""
+    if not kept:
+        kept.append(taught(make("crumb", BUDGET)))
+    return copy.deepcopy(kept[0])
 
 
 def whole(learner):
@@ -62,20 +55,17 @@ def right(learner, classes):
     return np.mean([learner.predict(images(number, 1, seed=1)).label == f"c{number}" for number in classes])
 
 
-@pytest.mark.parametrize("method", CODES)
-def test_maps_are_kept_until_there_are_enough_and_then_dropped(make, trained, method):
-    learner = taught(make(method, BUDGET), 3)
+def test_maps_are_kept_until_there_are_enough_and_then_dropped(make, trained):
+    learner = taught(make("crumb", BUDGET), 3)
     assert learner._classifier.pieces == 0 and len(learner._classifier.memories) == 27
     assert learner._classifier.memories.rows.dtype == torch.float16 and right(learner, range(3)) == 1
     assert "feature maps in half precision" in learner._classifier.stored[0] and not learner.forget("c2")
-    learner = trained(method)
-    assert learner._classifier.pieces == 1 and len(learner._classifier.memories) == 36
-    assert learner._classifier.memories.rows.dtype == torch.uint8 and right(learner, range(4)) == 1
+    assert trained._classifier.pieces == 1 and len(trained._classifier.memories) == 36
+    assert trained._classifier.memories.rows.dtype == torch.uint8 and right(trained, range(4)) == 1
 
 
-@every_method
-def test_it_learns_classes_and_records_how_sure_it_is(trained, method):
-    learner = trained(method)
+def test_it_learns_classes_and_records_how_sure_it_is(trained):
+    learner = trained
     for number in range(4, 6):
         learner.teach(images(number), f"c{number}")
     lesson = learner.teach(images(0, seed=3), "c0")
@@ -86,9 +76,8 @@ def test_it_learns_classes_and_records_how_sure_it_is(trained, method):
     assert len(answer.frames) == 3 and sum(shares) <= 1 + 1e-6 and shares == sorted(shares, reverse=True)
 
 
-@every_method
-def test_undo_and_files_keep_every_bit(trained, method, tmp_path):
-    learner = trained(method)
+def test_undo_and_files_keep_every_bit(trained, tmp_path):
+    learner = trained
     before = copy.deepcopy(learner)
     learner.teach(images(7), "new")
     learner.save(tmp_path / "a.safetensors")
@@ -107,9 +96,8 @@ def test_undo_and_files_keep_every_bit(trained, method, tmp_path):
     assert_same(third, before)
 
 
-@every_method
-def test_forget_leaves_no_memory(trained, method):
-    learner = trained(method)
+def test_forget_leaves_no_memory(trained):
+    learner = trained
     learner.teach(images(5), "last")
     known = learner._classifier
     assert known.memories.slots.by_class[1] and "all classes share" in learner.forget("c1")
@@ -117,13 +105,10 @@ def test_forget_leaves_no_memory(trained, method):
         memories = state["replay"]["memories"]
         assert 1 not in memories["labels"] and 1 not in memories["by_class"]
         assert not memories["rows"][memories["free"]].any()
-        weights = state["replay"]["network"]["model"]
+        weights = state["replay"]["model"]
         assert not any(weights[f"plastic_layers.head.{name}"][1].any() for name in ("weight", "bias"))
         assert not state["statistics"]["means"][1].any() and state["names"][1] is None
         assert 1 not in memories["rule"]["past"] | memories["rule"]["coming"] | memories["rule"]["offered"]
-    if REPLAY[method].images:
-        pixels = torch.from_numpy(images(1, 9)).permute(0, 3, 1, 2)
-        assert not (known.memories.rows[:, None] == pixels).flatten(2).all(2).any()
     assert learner.predict(images(1, 1)).label != "c1"
     learner.undo()
     assert [info.name for info in learner.classes] == ["c0", "c2", "c3"]
@@ -135,21 +120,20 @@ def test_forget_leaves_no_memory(trained, method):
     assert right(taught(learner), range(4)) == 1
 
 
-@pytest.mark.parametrize("method", ["crumb", "icarl"])
-def test_a_head_that_grew_answers_as_one_with_room_from_the_start(make, trained, method, monkeypatch):
-    resize = ReplayNetwork.resize
-    monkeypatch.setattr(ReplayNetwork, "resize", lambda self, classes: resize(self, 64))
-    roomy = taught(make(method, BUDGET))
+def test_a_head_that_grew_answers_as_one_with_room_from_the_start(make, trained, monkeypatch):
+    resize = ReplayClassifier._resize
+    monkeypatch.setattr(ReplayClassifier, "_resize", lambda self, classes: resize(self, 64))
+    roomy = taught(make("crumb", BUDGET))
     monkeypatch.undo()
     for number in range(4):
-        one, other = (learner.predict(images(number, 1, seed=1)) for learner in (trained(method), roomy))
+        one, other = (learner.predict(images(number, 1, seed=1)) for learner in (trained, roomy))
         assert one.label == other.label and one.confidence == pytest.approx(other.confidence, abs=1e-4)
 
 
-@pytest.mark.parametrize(("method", "budget"), zip(REPLAY, (24_000, 142_000, 44_000, 360_000)))
-def test_the_budget_is_kept_and_what_gives_way_is_told(make, method, budget, monkeypatch):
+def test_the_budget_is_kept_and_what_gives_way_is_told(make, monkeypatch):
     monkeypatch.setattr(replay, "FIRST_LOCATIONS", 64)  # of maps of 16
-    learner, notes = make(method, budget), []
+    budget = 24_000
+    learner, notes = make("crumb", budget), []
     for number in range(5):
         notes += learner.teach(images(number, 12), f"c{number}").notes
         assert learner.bytes <= budget and sum(info.bytes for info in learner.classes) <= learner.bytes
@@ -162,17 +146,16 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make, method, budget, mon
         taught(learner, 60, 1)
     assert len(learner.classes) < 60 and learner.bytes <= budget
     with pytest.raises(BudgetError, match="forget a class"):
-        make(method, 4_000).teach(images(0), "c0")
+        make("crumb", 4_000).teach(images(0), "c0")
 
 
-@every_method
-def test_merge_and_export_are_refused_with_a_way_out(make, trained, method, tmp_path):
-    learner, other = trained(method), make(method)
+def test_merge_and_export_are_refused_with_a_way_out(make, trained, kept, tmp_path):
+    learner, other = trained, make("crumb")
     other.teach(images(9), "nine")
-    with pytest.raises(ValueError, match=rf"by replay \({method}\) cannot be merged.*teach one .*closed form"):
+    with pytest.raises(ValueError, match=r"by replay \(crumb\) cannot be merged.*teach one .*closed form"):
         learner.merge(other)
-    assert_same(learner, trained(method))
-    with pytest.raises(ExportError, match=rf"by replay \({method}\).*closed form.*rda"):
+    assert_same(learner, kept[0])
+    with pytest.raises(ExportError, match=r"by replay \(crumb\).*closed form.*rda"):
         export_onnx(learner, tmp_path / "a.onnx")
 
 
@@ -182,11 +165,11 @@ def test_batch_norms_of_the_trained_layers_are_frozen():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean.uniform_()
             layer.running_var.uniform_(0.5, 2)
-    network, maps = ReplayNetwork(model), torch.rand(3, *model.map_shape)
-    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in network.model.plastic_layers.modules())
+    trained, maps = ReplayClassifier("crumb", model, 10**6).model, torch.rand(3, *model.map_shape)
+    assert not any(isinstance(layer, nn.BatchNorm2d) for layer in trained.plastic_layers.modules())
     expected = model.classify(maps)
     for mode in (True, False):
-        assert torch.allclose(network.model.train(mode).classify(maps), expected, atol=1e-5)
+        assert torch.allclose(trained.train(mode).classify(maps), expected, atol=1e-5)
 
 
 def test_images_that_are_all_alike_are_no_reason_to_stop(make):
@@ -198,14 +181,12 @@ def test_images_that_are_all_alike_are_no_reason_to_stop(make):
 
 
 def test_prediction_needs_no_avalanche(trained, tmp_path):
-    paths = [str(tmp_path / f"{method}.safetensors") for method in ("crumb", "icarl")]
-    for method, path in zip(("crumb", "icarl"), paths):
-        trained(method).save(path)
+    path = str(tmp_path / "mine.safetensors")
+    trained.save(path)
     code = (
         "import sys, numpy as np\nfrom crumb_avalanche import Learner\n"
-        f"for path in {paths}:\n"
-        f"    learner = Learner.load(path)\n    learner.predict(np.zeros(({SIZE}, {SIZE}, 3), np.uint8))\n"
-        "    learner.forget('c0')\n"
+        f"learner = Learner.load({path!r})\nlearner.predict(np.zeros(({SIZE}, {SIZE}, 3), np.uint8))\n"
+        "learner.forget('c0')\n"
         "assert 'torch' in sys.modules and 'avalanche' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
