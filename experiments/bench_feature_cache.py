@@ -50,7 +50,7 @@ def main() -> int:
         )
     options = common_options(chosen)
     # fp16 rounds the maps, so results would differ.
-    shared = dict(protocol=chosen.protocol, keep_learner="full", cache_precision="fp32")
+    shared = dict(protocol=chosen.protocol, keep_learner=True, cache_precision="fp32")
     rows = {
         f"{kind}/{strategy}": dict(strategy=strategy, feature_cache=cache)
         for strategy in chosen.strategies

@@ -168,7 +168,7 @@ def main() -> int:
     for benchmark in () if chosen.pretraining_only else options.roots:
         protocol = options.protocols(benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:])[0]
         size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
-        common = dict(protocol=protocol, mem_size=size, codebook_dim=8, keep_learner="answers")
+        common = dict(protocol=protocol, mem_size=size, codebook_dim=8, keep_learner=True)
         cells = []
         for name, strategy in ROWS.items():
             settings = {"strategy": strategy, **common, "pretrained": chosen.pretrained if name == "crumb" else None}

@@ -133,7 +133,7 @@ def main() -> int:
     benchmark, protocol, run = options.benchmark, chosen.protocol, options.runs[0]
     settings = {"protocol": protocol, "pretrained": chosen.pretrained, "codebook_dim": 8}
     size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
-    settings |= {"mem_size": size, "keep_learner": "answers"}
+    settings |= {"mem_size": size, "keep_learner": True}
     findings, failed = options.found([Cell("crumb", benchmark, protocol, options.output / protocol, settings)])
     if failed:
         return exit_code(failed)

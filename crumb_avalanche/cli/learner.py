@@ -128,9 +128,9 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"method    {header.strategy}, of a run"
     yield f"network   {header.network['name']} at {header.transform['size']} pixels"
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
-    yield f"memories  {header.mem_size} at most" + ("" if header.keep == "full" else "; left out of the file")
+    yield f"memories  {header.mem_size} at most; left out of the file"
     yield from _written(header.written, header.versions, header.classes)
-    yield "It holds the state of the method, replay memories included where it has some, and no paths of images."
+    yield "It holds what the method answers with, no replay memories, and no paths of images."
     yield f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}."
 
 

@@ -217,7 +217,7 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
         weights |= {name: value for name, value in model.items() if not name.startswith(unused)}
         return FrozenNetwork.of_state(described, weights), {
             "method": header.strategy,
-            "budget_bytes": header.budget.get("bytes"),
+            "budget_bytes": header.budget_bytes,
             "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
             "looks": [1.0],
             "lessons": [lesson],

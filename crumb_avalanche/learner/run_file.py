@@ -1,4 +1,4 @@
-"""Learner files of runs: a trained strategy, from which training resumes, or which answers as the run did.
+"""Learner files of runs: a trained strategy, which answers as the run did.
 
 The file holds all that it needs: not the run's settings, weight files or images.
 """
@@ -8,9 +8,8 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.rng_state import get_rng_state, preserve_rng_state, set_rng_state
+from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.schema import shown
 from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 LEARNER = "learner.safetensors"
 FORMAT, FORMAT_OF_RUNS = "crumb-learner-1", "crumb-run-learner-1"
 DAMAGED = "is no valid learner: take a copy from before, or learn anew"
-Keep = Literal["full", "answers"]
 # Strategies without a learner file, and why.
 NOT_KEPT = {"chance": "its answers are random"}
 
@@ -59,13 +57,9 @@ class LearnerHeader:
     evaluate_quantized: bool = False
     transform: dict[str, Any] = field(default_factory=dict)  # size, interpolation, mean and std of an image
     classes: list[dict[str, Any]] = field(default_factory=list)  # label, name and images, in order of arrival
-    lessons: list[dict[str, Any]] = field(default_factory=list)  # number, labels and images of each experience
-    budget: dict[str, Any] = field(default_factory=dict)  # in images, bytes or memories
-    calibration: dict[str, Any] = field(default_factory=dict)  # feature_scale and the codebook's initialisation
-    keep: Keep = "full"  # training can resume; answers: it can only predict
+    budget_bytes: int | None = None  # in bytes, where it was given so
     weights_sha256: str = ""  # of F, see weights_hash
     versions: dict[str, str] = field(default_factory=dict)  # of libraries that influence results
-    plan: dict[str, Any] = field(default_factory=dict)  # settings that can change the result, for people
     written: str = ""  # ISO 8601 in UTC
 
 
@@ -74,13 +68,6 @@ def cannot_be_taught(header: LearnerHeader) -> str:
     if header.strategy in CLOSED_FORMS:
         return ""
     return f"was learned by {header.strategy}; only {', '.join(CLOSED_FORMS)} can be taught on"
-
-
-class SavedLearner(NamedTuple):
-    """A run's learner: a strategy that can ``eval``, and can ``train`` if ``header.keep`` is ``full``."""
-
-    strategy: "StreamStrategy"
-    header: LearnerHeader
 
 
 def header_of(
@@ -113,7 +100,7 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
     Args:
         path: path of the file; an existing one is replaced.
         strategy: the strategy, not within an experience.
-        header: ``keep`` selects what is written; ``weights_sha256`` and ``written`` are filled in.
+        header: ``weights_sha256`` and ``written`` are filled in.
 
     Raises:
         LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
@@ -121,32 +108,30 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
     """
     if header.strategy in NOT_KEPT:
         raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
-    model, full = strategy.model, header.keep == "full"
+    model = strategy.model
     state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
-    if full:
-        state["rng"] = get_rng_state()
     filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=now())
     try:
-        state["strategy"] = strategy.state_dict() if full else strategy.answer_state()
+        state["strategy"] = strategy.answer_state()
         write_state(path, state, {"format": FORMAT_OF_RUNS, "learner": json.dumps(asdict(filled))})
     except StateError as error:
         raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
 
 
-def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
-    """Build the strategy of a run's learner file and load its state.
-
-    A file with ``keep="full"`` also sets the global RNG state: training on the next experience gives the same result as
-    in the process that wrote the file. A file with ``keep="answers"`` leaves the RNG state unchanged, and ``train`` of
-    its strategy raises a ``LearnerError``.
+def load_learner(path: str | os.PathLike, device: str = "cpu") -> "tuple[StreamStrategy, LearnerHeader]":
+    """Build the strategy of a run's learner file, which can ``eval`` as the run's did but not train on.
 
     Args:
         path: a learner file.
         device: device of the strategy.
 
     Raises:
-        LearnerError: see ``read_header``; or a tensor is damaged or has another shape.
+        LearnerError: the file is absent, damaged, of another format, or does not fit the installed version.
     """
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+
     path = Path(path)
     try:
         state, metadata = read_state(path)
@@ -155,71 +140,24 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> SavedLearner:
     header: Any = header_of(path, metadata, [FORMAT_OF_RUNS])
     try:
         with preserve_rng_state():
-            strategy = _build(header, device)
-        strategy.model.feature_extractor.load_state_dict(state["feature_extractor"])
-        if header.keep == "full":
-            _load_all(strategy, state["strategy"])
-        else:
+            codebook = None if header.codebook is None else Codebook(*header.codebook)
+            model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
+            model.set_precision(header.precision)
+            learning, evaluator = LearningSettings(**header.learning), EvaluationPlugin(loggers=[])
+            settings = learning, header.mem_size, header.seed, device, header.method
+            strategy = build_strategy(header.strategy, model, *settings, evaluator=evaluator)
+            model.quantized_evaluation = header.evaluate_quantized
+            model.feature_extractor.load_state_dict(state["feature_extractor"])
             strategy.load_answer_state(state["strategy"])
-            strategy.__dict__["train"] = partial(_refuse_training, path)
-        for name, value in strategy.model.state_dict().items():
+        for name, value in model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise StateError(f"{name} holds values that are not finite")
     except Exception as error:  # the state of each strategy is its own, and so is how it fails
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
-    if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
+    if weights_hash(model.feature_extractor) != header.weights_sha256:
         raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
-    if "rng" in state:
-        try:
-            set_rng_state(state["rng"])
-        except Exception as error:  # of each generator its own
-            raise LearnerError(f"the states of the random draws in {path} are damaged; repeat the run") from error
-    return SavedLearner(strategy, header)
-
-
-def _refuse_training(path: Path, *arguments, **keywords) -> None:
-    raise LearnerError(
-        f"{path} was kept with keep_learner=answers: without optimizer, memories and counters, training would start "
-        "anew and forget; train on a file that was kept with keep_learner=full"
-    )
-
-
-def _load_all(strategy: "StreamStrategy", state: dict[str, Any]) -> None:
-    """Load a full state, except for plugins that recorded the run: metrics, predictions, progress.
-
-    Raises:
-        StateError: the state of a plugin of the method is missing.
-    """
-    from crumb_avalanche.training.stateful import parts
-
-    wanted = {name for name, part in parts(strategy).items() if hasattr(part, "state_dict") and part.state_dict()}
-    if missing := wanted - state["plugins"].keys():
-        raise StateError(f"the state of {', '.join(sorted(missing))} is missing")
-    strategy.load_state_dict(state, strict=False)
-
-
-def _build(header: LearnerHeader, device: str) -> "StreamStrategy":
-    """Build the untrained strategy of a header."""
-    from avalanche.training.plugins import EvaluationPlugin
-
-    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
-
-    codebook = None if header.codebook is None else Codebook(*header.codebook)
-    model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
-    model.set_precision(header.precision)
-    strategy = build_strategy(
-        header.strategy,
-        model,
-        LearningSettings(**header.learning),
-        header.mem_size,
-        header.seed,
-        device,
-        header.method,
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
-    model.quantized_evaluation = header.evaluate_quantized
-    return strategy
+    return strategy, header
 
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
@@ -250,11 +188,6 @@ class RunAnswers:
 
         with preserve_rng_state():
             self._strategy, self.header = load_learner(path)
-            if self.header.keep == "full":  # iCaRL would pass all its exemplars through the network before every answer
-                trained, self._strategy = self._strategy, _build(self.header, "cpu")
-                self._strategy.model.feature_extractor.load_state_dict(trained.model.feature_extractor.state_dict())
-                self._strategy.model.runtime = trained.model.runtime
-                self._strategy.load_answer_state(trained.answer_state())
         transform, classes = self.header.transform, self.header.classes
         if not {"size", "interpolation"} <= transform.keys() or not classes:
             raise LearnerError(f"{path} names no class or image size; take a copy, or repeat the run")

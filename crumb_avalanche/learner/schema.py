@@ -114,7 +114,8 @@ PLAIN_VALUES = Table(Text(), Plain())
 # The header of a run's learner file; the method checks its settings itself, and the strategy its state.
 RUN = {
     "strategy": Text(),
-    **dict.fromkeys(("method", "learning", "budget", "calibration", "plan"), PLAIN_VALUES),
+    **dict.fromkeys(("method", "learning"), PLAIN_VALUES),
+    "budget_bytes": maybe(Whole(0, 10**15)),
     "mem_size": Whole(0, 10**7),
     "seed": Whole(0, 2**32 - 1),
     "network": {**NETWORK, "n_classes": Whole(1, LIMITS["classes"])},
@@ -123,8 +124,6 @@ RUN = {
     "evaluate_quantized": bool,
     "transform": {"size?": Whole(1, 4096), "interpolation?": FILTER, "mean?": THREE, "std?": THREE},
     "classes": Each({"label": Whole(0, LIMITS["classes"] - 1), "name": Text(), "images": IMAGES}),
-    "lessons": Each(Plain()),
-    "keep": Text(among=("full", "answers")),
     "weights_sha256": SHA256,
     "versions": VERSIONS,
     "written": Text(40),

@@ -12,13 +12,12 @@ from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, Keep, LearnerHeader, probabilities, save_learner
+from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, LearnerHeader, probabilities, save_learner
 from crumb_avalanche.models.backbone_names import Preprocessing, is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, as_dict
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.ledger import LedgerMetric
@@ -192,21 +191,16 @@ def _new_classes(benchmark: CLScenario) -> list[int]:
 
 def keep_learner(folder: Path, session: Session, experiences: int) -> None:
     """Write ``learner.safetensors`` after so many experiences, unless the plan or the method keeps none."""
-    keep = session.plan.keep_learner
-    if keep != "none" and session.plan.strategy not in NOT_KEPT:
-        save_learner(folder / LEARNER, session.strategy, _header_of(session, experiences, keep))
-
-
-def _header_of(session: Session, experiences: int, keep: Keep) -> LearnerHeader:
     plan, benchmark, model = session.plan, session.stream.benchmark, session.model
-    labels = [list(map(int, one.dataset.targets)) for one in benchmark.train_stream[:experiences]]
-    images = Counter(label for experience in labels for label in experience)
+    if not plan.keep_learner or plan.strategy in NOT_KEPT:
+        return
+    images = Counter(label for one in benchmark.train_stream[:experiences] for label in map(int, one.dataset.targets))
     names = benchmark.class_names
     blocks, expected = model.codebook, preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
     if is_timm(plan.backbone) or expected != Preprocessing():
         network["preprocessing"] = expected.as_dict()
-    return LearnerHeader(
+    header = LearnerHeader(
         strategy=plan.strategy,
         method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
         learning=asdict(plan.learning),
@@ -218,12 +212,7 @@ def _header_of(session: Session, experiences: int, keep: Keep) -> LearnerHeader:
         evaluate_quantized=plan.evaluate_quantized,
         transform={**expected.as_dict(), "size": plan.image_size},
         classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
-        lessons=[
-            dict(experience=number, labels=sorted(set(given)), images=len(given)) for number, given in enumerate(labels)
-        ],
-        budget=dict(bytes=plan.budget, mem_size=plan.mem_size),
-        calibration=dict(feature_scale=float(model.feature_scale), codebook_init=plan.codebook_init),
-        keep=keep,
+        budget_bytes=plan.budget,
         versions={**versions(), "runtime": str(model.runtime)},
-        plan={name: value for name, value in as_dict(plan).items() if name not in NON_RESULT_SETTINGS},
     )
+    save_learner(folder / LEARNER, session.strategy, header)

@@ -128,8 +128,8 @@ class RunSettings(InRange):
             installed. Maps differ in the last digits.
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
-        keep_learner: content of learner.safetensors in the output folder: full to train on, answers to predict only;
-            none writes no file.
+        keep_learner: write learner.safetensors to the output folder: what was learned, to be asked, and in closed form
+            to be taught on.
         checkpoint: write a checkpoint after every experience; the same command resumes an interrupted run.
         checkpoint_every: also write a checkpoint every this many steps; 0 for none.
         evaluate_every: test every this many experiences, and after the first and the last.
@@ -185,7 +185,7 @@ class RunSettings(InRange):
     runtime: Literal["auto", "torch", "compiled", "onnxruntime"] = "torch"
     workers: Workers = 0
     overwrite: bool = False
-    keep_learner: Literal["full", "answers", "none"] = "full"
+    keep_learner: bool = True
     checkpoint: bool = True
     checkpoint_every: Upper = 0
     evaluate_every: Annotated[int, Range(1, NEVER)] = 1

@@ -118,7 +118,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         **{name: getattr(chosen, name) for name in (*as_given, "checkpoint_every", "evaluate_every")},
         runs="0" if chosen.quick else chosen.runs,
         threads=1,
-        keep_learner="none",
+        keep_learner=False,
         checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
         progress=False,
     )

@@ -152,11 +152,11 @@ def rebuilt(settings: RunSettings) -> RebuiltRun:
 
     learned = Path(settings.output) / LEARNER
     if not learned.is_file():
-        raise ValueError(f"{settings.output} has no {LEARNER}; run it again with --keep-learner answers")
+        raise ValueError(f"{settings.output} has no {LEARNER}; run it again with --keep-learner true")
     plan = RunPlan.of(replace(settings, progress=False, runtime="torch"))
     set_up_process(plan.threads, plan.run)
     session = Session.build(plan, open_stream(plan, joint=False), learner=False)
-    after = load_learner(learned, plan.device).strategy.model
+    after = load_learner(learned, plan.device)[0].model
     datasets = [experience.dataset for experience in session.stream.benchmark.test_stream]
     rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
     if session.cache is not None:

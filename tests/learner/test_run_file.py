@@ -1,22 +1,18 @@
-"""Learner files of runs: a new process answers as the run did, and continues training as the same process would."""
+"""Learner files of runs: a new process answers as the run did."""
 
 import json
-import random
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
-from small_models import DrawnOnce
 from variants import VARIANTS, entry_of
-from watched import Answers
 
-from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.file import holds_weights, read_header
@@ -32,7 +28,6 @@ from crumb_avalanche.learner.run_file import (
 )
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.runs.tables import usage_of
@@ -59,19 +54,19 @@ from benchmarks_toybox_ilab import ClipFolder, pixel_transform
 from crumb_avalanche.learner.run_file import load_learner
 torch.set_num_threads(1)
 for folder in sys.argv[3:]:
-    learner = load_learner(f"{folder}/learner.safetensors")
-    size = learner.header.transform["size"]
+    strategy, header = load_learner(f"{folder}/learner.safetensors")
+    size = header.transform["size"]
     stream = ClipFolder(sys.argv[2], train_transform=pixel_transform(size), eval_transform=pixel_transform(size))
     answers = Answers()
-    learner.strategy.plugins.append(answers)
-    learner.strategy.eval(stream.test_stream)
+    strategy.plugins.append(answers)
+    strategy.eval(stream.test_stream)
     rows = np.concatenate([list(test.dataset.frame_row) for test in stream.test_stream])
     np.savez(f"{folder}/again.npz", answer=np.asarray(answers.given)[np.argsort(rows, kind="stable")])
 """
 
 
 def run_of(name, clips, folder):
-    """Do a run, and write its learner file once more with what answers need alone; return both folders."""
+    """Do a run and return its folder."""
     entry, method = entry_of(name)
     command = [
         *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
@@ -82,14 +77,12 @@ def run_of(name, clips, folder):
         *("--evaluate-quantized", "true") * (name == "crumb"),
     ]
     assert main([str(part) for part in command]) == 0
-    learner = load_learner(folder / LEARNER)
-    save_learner(folder / "answers" / LEARNER, learner.strategy, replace(learner.header, keep="answers"))
-    return folder, folder / "answers"
+    return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, clips):
-    """A function that returns the folders of a finished run of a strategy."""
+    """A function that returns the folder of a finished run of a strategy."""
     made = {}
 
     def of(name):
@@ -102,51 +95,47 @@ def runs(tmp_path_factory, clips):
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(REST, marks=pytest.mark.slow)])
 def test_a_new_process_gives_the_answers_of_the_run(runs, clips, names):
-    folders = [folder for name in names for folder in runs(name)]
-    command = [sys.executable, "-c", ANSWER, ":".join(sys.path), str(clips), *map(str, folders)]
+    command = [sys.executable, "-c", ANSWER, ":".join(sys.path), str(clips), *(str(runs(name)) for name in names)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     several = 0
     for name in names:
-        full, answers = runs(name)
-        expected = read_predictions(full)["answer"]
+        folder = runs(name)
+        expected = read_predictions(folder)["answer"]
         several += len(set(expected)) > 1
-        for folder, keep in ((full, "full"), (answers, "answers")):
-            assert np.array_equal(np.load(folder / "again.npz")["answer"], expected), (name, keep)
-            header = read_header(folder / LEARNER)
-            entry, method = entry_of(name)
-            assert header.strategy == entry.name and header.keep == keep and method.items() <= header.method.items()
-            assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
-        result = json.loads((full / "result.json").read_text())
+        assert np.array_equal(np.load(folder / "again.npz")["answer"], expected), name
+        header = read_header(folder / LEARNER)
+        entry, method = entry_of(name)
+        assert header.strategy == entry.name and method.items() <= header.method.items()
+        assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
+        result = json.loads((folder / "result.json").read_text())
         assert sum(one["images"] for one in header.classes) == result["images"]["train"]
-        assert (answers / LEARNER).stat().st_size <= (full / LEARNER).stat().st_size
     assert several > len(names) / 2, "a learner that always says the same proves nothing"
 
 
 @pytest.mark.parametrize("name", ["crumb", "er", "rda"])
 def test_crumb_predict_gives_the_answers_of_the_run(runs, clips, crumb, name):
-    table, said = ClipFolderFrames(clips), read_predictions(runs(name)[0])
+    folder = runs(name)
+    table, said = ClipFolderFrames(clips), read_predictions(folder)
     photos = [clips / table.path[row] for row in said["row"]]
-    for folder in runs(name):
-        code, out, err = crumb("predict", folder, *photos, "--json", "--threads", "1")
-        assert code == 0, err
-        found = [json.loads(line) for line in out.splitlines()]
-        assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
-        assert {one["known"] for one in found} == {None} or name == "rda"
-        shares = [one["confidence"] + sum(other["confidence"] for other in one["runners_up"]) for one in found]
-        assert shares == pytest.approx([1] * len(found), abs=1e-4)
-    full = runs(name)[0]
-    lines = usage_of(full, name)
-    assert f"crumb predict {full} photo.jpg" in lines[0] and holds_weights(full / LEARNER)
+    code, out, err = crumb("predict", folder, *photos, "--json", "--threads", "1")
+    assert code == 0, err
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [one["label"] for one in found] == [table.classes[label] for label in said["answer"]]
+    assert {one["known"] for one in found} == {None} or name == "rda"
+    shares = [one["confidence"] + sum(other["confidence"] for other in one["runners_up"]) for one in found]
+    assert shares == pytest.approx([1] * len(found), abs=1e-4)
+    lines = usage_of(folder, name)
+    assert f"crumb predict {folder} photo.jpg" in lines[0] and holds_weights(folder / LEARNER)
     assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (name == "rda")
-    assert bool(cannot_be_taught(read_header(full / LEARNER))) == (name != "rda")
+    assert bool(cannot_be_taught(read_header(folder / LEARNER))) == (name != "rda")
 
 
 def test_a_run_is_asked_from_python(runs, clips):
     """By photo, folder and clip alike, with any runtime, and without a random number."""
     torch.manual_seed(5)
     expected = torch.get_rng_state(), np.random.get_state()[1].copy()
-    learner = Learner.load(runs("er")[0])
+    learner = Learner.load(runs("er"))
     assert torch.equal(torch.get_rng_state(), expected[0]) and np.array_equal(np.random.get_state()[1], expected[1])
     together = list(learner.predict_all(clips / "apple" / "object0" / "clip0"))
     assert len(together) == 5 and {answer.truth for answer in together} == {None}
@@ -161,7 +150,7 @@ def test_a_run_is_asked_from_python(runs, clips):
 
 
 def test_a_run_in_closed_form_is_taught_on(runs, tmp_path):
-    learner = Learner.load(runs("rda")[0])
+    learner = Learner.load(runs("rda"))
     learner.teach(np.full((2, 32, 32, 3), 200, np.uint8), "new")
     learner.save(tmp_path / "mine.safetensors")
     names = [info.name for info in Learner.load(tmp_path / "mine.safetensors").classes]
@@ -169,7 +158,7 @@ def test_a_run_in_closed_form_is_taught_on(runs, tmp_path):
 
 
 def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
-    folder, file = runs("er")[0], runs("er")[0] / LEARNER
+    folder, file = runs("er"), runs("er") / LEARNER
     before = file.read_bytes()
     code, out, _ = crumb("learner", "show", folder)
     assert code == 0 and all(part in out for part in ("er, of a run", "small_cnn at 32", "apple: ", "8 at most"))
@@ -191,7 +180,7 @@ def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
 
 
 def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_path):
-    shutil.copytree(runs("er")[0], tmp_path / "run")
+    shutil.copytree(runs("er"), tmp_path / "run")
     photo = next(clips.rglob("*.png"))
     for name in ("ledger.json", "result.json"):
         text = (tmp_path / "run" / name).read_text()
@@ -206,90 +195,28 @@ def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_
     assert crumb("predict", tmp_path / "run", photo)[0] == 0
 
 
-def new_strategy(name, stream):
-    """A strategy on a small network, with the header of its file; all global seeds are set."""
-    torch.manual_seed(0)
-    np.random.seed(0)
-    random.seed(0)
+def new_strategy(name):
+    """An untrained strategy on a small network, with the header of its file."""
     entry, method = entry_of(name)
     model = split_backbone(weights=None, codebook=Codebook(16, 16) if entry.codebook else None, **NETWORK)
-    calibrate(model, stream.train_stream[0].dataset)
-    mem_size = 12 if entry.budgeted else 0
     learning, evaluator = LearningSettings(**LEARNING), EvaluationPlugin(loggers=[])
-    strategy = build_strategy(entry.name, model, learning, mem_size, 0, method=method, evaluator=evaluator)
+    strategy = build_strategy(entry.name, model, learning, 0, method=method, evaluator=evaluator)
     whole = asdict(entry.method_settings(method))
-    header = LearnerHeader(entry.name, whole, LEARNING, mem_size, 0, NETWORK, (16, 16) if entry.codebook else None)
-    return strategy, header
-
-
-def shapes():
-    """Three experiences of two classes."""
-    table = ToyShapesFrames(
-        classes=("fish", "house", "key", "leaf", "ring", "star"), objects_per_class=2, sessions=2, frames_per_clip=4,
-        size=SIZE, held_out_sessions=(1,),
-    )  # fmt: skip
-    table.reader = DrawnOnce()
-    return make_benchmark(table, "class_instance", 0, 2, pixel_transform(SIZE), pixel_transform(SIZE))
-
-
-def outputs_of(strategy, stream):
-    answers = Answers()
-    strategy.plugins.append(answers)
-    strategy.eval(stream.test_stream)
-    return answers.given
-
-
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST if not entry_of(name)[0].joint)]
-)
-def test_a_loaded_learner_trains_as_the_one_in_memory(name, tmp_path):
-    stream = shapes()
-    strategy, header = new_strategy(name, stream)
-    for experience in stream.train_stream[:2]:
-        strategy.train(experience)
-    save_learner(tmp_path / LEARNER, strategy, header)
-    strategy.train(stream.train_stream[2])
-    torch.manual_seed(99)
-    np.random.seed(99)
-    loaded = load_learner(tmp_path / LEARNER).strategy
-    loaded.train(shapes().train_stream[2])
-    expected = strategy.model.state_dict()
-    assert all(torch.equal(value, expected[key]) for key, value in loaded.model.state_dict().items())
-    assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
-
-
-def test_answers_alone_do_not_train_on(tmp_path):
-    stream = shapes()
-    strategy, header = new_strategy("finetune", stream)
-    strategy.train(stream.train_stream[0])
-    save_learner(tmp_path / LEARNER, strategy, replace(header, keep="answers"))
-    loaded = load_learner(tmp_path / LEARNER).strategy
-    with pytest.raises(LearnerError, match=r"learner\.safetensors was kept with keep_learner=answers.*=full"):
-        loaded.train(stream.train_stream[1])
-    assert outputs_of(loaded, stream) == outputs_of(strategy, stream)
-
-
-def test_a_state_that_cannot_be_said_is_a_learner_error(tmp_path):
-    strategy, header = new_strategy("finetune", shapes())
-    strategy.optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
-    with pytest.raises(LearnerError, match="finetune cannot be saved: the optimizer holds weights that are not the mo"):
-        save_learner(tmp_path / LEARNER, strategy, header)
+    return strategy, LearnerHeader(entry.name, whole, LEARNING, 0, 0, NETWORK, None)
 
 
 def test_no_file_of_chance_or_without_a_request(tmp_path, crumb, tiny):
     with pytest.raises(LearnerError, match="strategy chance has no learner file: its answers are random"):
-        save_learner(tmp_path / LEARNER, *new_strategy("chance", shapes()))
-    for options in (("--strategy", "chance"), ("--strategy", "ncm", "--keep-learner", "none")):
+        save_learner(tmp_path / LEARNER, *new_strategy("chance"))
+    for options in (("--strategy", "chance"), ("--strategy", "ncm", "--keep-learner", "false")):
         code, _, err = crumb(*tiny, *options, "--output", tmp_path / options[1])
         assert code == 0, err
         assert not (tmp_path / options[1] / LEARNER).exists() and (tmp_path / options[1] / "result.json").exists()
 
 
 def test_files_that_hold_no_learner_are_refused(tmp_path):
-    saved, stream = tmp_path / LEARNER, shapes()
-    strategy, header = new_strategy("ncm", stream)
-    strategy.train(stream.train_stream[0])
-    save_learner(saved, strategy, header)
+    saved = tmp_path / LEARNER
+    save_learner(saved, *new_strategy("ncm"))
     with pytest.raises(LearnerError, match="there is no file"):
         load_learner(tmp_path / "missing.safetensors")
     state, metadata = read_state(saved)
