@@ -314,7 +314,7 @@ class Classifier:
         return (values.unflatten(0, (-1, self.looks.views)) * weights).sum(1)
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Attribute the margin of an answer to the places of an image; see ``evidence_by_location``.
+        """Attribute the margin of an answer to the places of an image; see ``shares_of``.
 
         Args:
             pixels: what ``Looks.transform`` returns for an image, ``(1, ...)``.

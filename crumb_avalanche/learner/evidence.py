@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.methods.closed_form import ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments, cell_means, middle_of
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.gaussians import Solution
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import RandomProjection
@@ -259,13 +259,7 @@ def _not_zero(lengths: Tensor) -> Tensor:
 def evidence_by_location(
     model: SplitModel, features: FeatureMoments, statistics: ClosedForm, pixels: Tensor, taught: list[int]
 ) -> Tensor:
-    """Attribute the margin of an answer to the locations of an image.
-
-    The margin is the answer's score minus that of the runner-up; with one class taught, the score. A location's share
-    is the derivative of the margin by its values in the feature maps, times the difference of these values from the
-    midpoint of both classes' means, summed over channels. For a linear discriminant of means over locations (streaming
-    LDA) the shares add up to the margin. For powers, deviations and covariances of classes they are a first-order
-    attribution.
+    """Attribute the margin of an answer to the locations of an image; see ``shares_of``.
 
     Args:
         pixels: ``(1, 3, h, w)`` uint8.
@@ -282,71 +276,37 @@ def evidence_by_location(
     used = [values.double().requires_grad_() for values in tapped]
     # The network's own average has no deviations.
     scores = statistics.scores(features.of_layers(used, _mean_and_deviation, averaged_by_network, _TINY))[0, taught]
-    best = scores.topk(min(2, len(taught)))
-    margin = best.values[0] - best.values[1] if len(taught) > 1 else best.values[0]
-    nearest = [taught[place] for place in best.indices.tolist()]
-    means = _midpoints(statistics, nearest, features, [values.detach() for values in used], averaged_by_network)
-    shares = torch.zeros(maps.shape[2:], dtype=torch.float64)
-    for values, middle, gradient in zip(used, means, torch.autograd.grad(margin, used)):
-        if values.dim() == 4:
-            here = ((values - middle) * gradient).sum(1, keepdim=True).detach()
-            shares += _on_grid(here, maps.shape[2:])[0, 0]
-    return shares
+    shares = torch.zeros(1, 1, *maps.shape[2:], dtype=torch.float64)
+    for found in shares_of(scores, used):
+        if found.dim() == 4:  # a last layer without locations says nothing of them
+            scale = found.numel() / shares.numel()
+            shares += scale * functional.interpolate(found, size=shares.shape[2:], mode="bilinear")
+    return shares[0, 0]
 
 
-def _midpoints(
-    statistics: ClosedForm, labels: list[int], features: FeatureMoments, layers: list[Tensor], averaged: bool
-) -> list[Tensor]:
-    """Return the means of classes' means for the locations of each layer, ``(1, C, H, W)`` or ``(1, C, 1, 1)``.
+def shares_of(scores: Tensor, layers: list[Tensor]) -> list[Tensor]:
+    """Attribute the margin of an answer to the locations of the layers that its ``(C,)`` scores were computed from.
 
-    Without class means, they are those of the image.
+    The margin is the largest score minus the second; with one class, the score. A location's share is the derivative of
+    the margin by its values, times the difference of these values from their mean over locations, summed over channels.
 
     Args:
-        labels: the classes.
-        layers: the layers of one image, as for ``FeatureMoments.of_layers``.
-        averaged: whether the network averages the last layer.
+        layers: ``(1, C, H, W)`` each, or ``(1, C)`` without locations.
+
+    Returns:
+        ``(1, 1, H, W)`` each, or zeros ``(1, 1)``.
     """
-    class_means = getattr(getattr(statistics, "classes", statistics), "means", None)
-    if class_means is not None and class_means.shape[1] != statistics.settings["length"]:
-        class_means = None  # of other values than the features
-    middle, middles = None if class_means is None else class_means[labels].double().mean(0), []
-    start = 0
-    for place, values in enumerate(layers):
-        last, of_map = place == len(layers) - 1, place == 0 and features.maps
-        cells = features.cells if of_map and values.dim() == 4 else 1
-        length = values.shape[1] * cells**2
-        if middle is None or values.dim() == 2:
-            middles.append(values.flatten(2).mean(2).view(1, -1, 1, 1) if values.dim() == 4 else values)
-        else:
-            found = middle[start : start + length]
-            if features.equal_lengths:  # the scale is that of the image
-                of_image = features.means(values, of_map)
-                if of_image is None:
-                    of_image = cell_means(features.middle(values) if of_map else values, 1)
-                found = found * (of_image.abs() ** features.power).norm() / length**0.5
-            found = (found.sign() * found.abs() ** (1 / features.power)).view(1, -1, cells, cells)
-            if cells > 1:
-                (top, bottom), (left, right) = (middle_of(length, features.inner) for length in values.shape[2:])
-                found = functional.interpolate(found, size=(bottom - top, right - left))
-                around = left, values.shape[3] - right, top, values.shape[2] - bottom
-                found = functional.pad(found, around, mode="replicate")
-            middles.append(found)
-        start += length
-        if values.dim() == 4 and features.deviations and not (averaged and last):
-            start += values.shape[1]
-    return middles
+    best = scores.topk(min(2, len(scores))).values
+    gradients = torch.autograd.grad(best[0] - best[1] if len(best) > 1 else best[0], layers)
+    shares = []
+    for layer, gradient in zip(layers, gradients):
+        values = layer.detach()
+        mean = values.mean((2, 3), keepdim=True) if values.dim() == 4 else values
+        shares.append(((values - mean) * gradient).sum(1, keepdim=True))
+    return shares
 
 
 def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
     """Compute moments as ``mean_and_deviation`` does, with derivatives."""
     places = values.flatten(2)
     return places.mean(2), (places.var(2, correction=0) + _TINY).sqrt()
-
-
-def _on_grid(shares: Tensor, size: torch.Size) -> Tensor:
-    """Bring ``(1, 1, h, w)`` shares to another grid; their sum stays."""
-    if shares.shape[2:] == size:
-        return shares
-    scaled = functional.interpolate(shares, size=tuple(size), mode="bilinear", align_corners=False)
-    total = scaled.sum()
-    return scaled * (shares.sum() / total) if total != 0 else scaled

@@ -281,14 +281,14 @@ class Predictor:
         return not isinstance(self._classifier, RunAnswers)
 
     def explain(self, photo: Any) -> Tensor:
-        """Show where in a photo the evidence for the answer lies; see ``evidence_by_location``.
+        """Show where in a photo the evidence for the answer lies; see ``shares_of``.
 
         Args:
             photo: a single image, as for ``predict``.
 
         Returns:
-            ``(image_size, image_size)`` float32; positive where the image speaks for the answer, negative where it
-            speaks for the runner-up.
+            ``(image_size, image_size)`` float32; positive where the image speaks more for the answer than elsewhere,
+            negative where it speaks for the runner-up.
 
         Raises:
             LearnerError: see ``check_teachable``.

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.evidence import Evidence, evidence
+from crumb_avalanche.learner.evidence import Evidence, evidence, shares_of
 from crumb_avalanche.learner.looks import WHOLE, Looks
 from crumb_avalanche.memory.buffers import CodeBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth
@@ -328,17 +328,9 @@ class ReplayClassifier(Classifier):
         return found._replace(scores=features[:, self.length + found.labels].double()) if self.pieces else found
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Attribute the margin of an answer to the locations of the map that enters the plastic layers, ``(H, W)``.
-
-        A location's share is the derivative of the margin by its values in the map, times the difference of these
-        values from the mean over locations, summed over channels.
-        """
+        """Attribute the margin of an answer to the locations of the map that enters the plastic layers, ``(H, W)``."""
         inputs = self._inputs(self.compute(model, pixels)).requires_grad_()
-        scores = self._scores(inputs)[0, self.taught]
-        best = scores.topk(min(2, len(self.taught))).values
-        (gradient,) = torch.autograd.grad(best[0] - best[1] if len(best) > 1 else best[0], inputs)
-        values = inputs.detach()
-        return ((values - values.mean((2, 3), keepdim=True)) * gradient).sum(1)[0]
+        return shares_of(self._scores(inputs)[0, self.taught], [inputs])[0][0, 0]
 
     # Changes
 

@@ -7,7 +7,7 @@ from patch_images import SIZE, images
 from small_lessons import taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.evidence import STRENGTH, evidence, evidence_by_location
+from crumb_avalanche.learner.evidence import STRENGTH, evidence, shares_of
 from crumb_avalanche.learner.nothing import DRAWN
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -176,12 +176,13 @@ def test_explain_takes_a_single_image(make):
         make().explain(images(0, 1))
 
 
-def test_the_shares_of_a_linear_discriminant_add_up_to_the_margin(make):
-    learner = taught(make("slda"), 4)
-    for number in range(4):
-        pixels = torch.from_numpy(images(number, 1, seed=4)).permute(0, 3, 1, 2)
-        arguments = learner.network.model, learner._classifier.features, learner._classifier.statistics
-        shares = evidence_by_location(*arguments, pixels, [0, 1, 2, 3])
-        known = learner._classifier.statistics.scores(learner._classifier.compute(learner.network.model, pixels))[0]
-        first, second = known.topk(2).values
-        assert float(shares.sum()) == pytest.approx(float(first - second), rel=1e-4)
+def test_the_shares_of_a_location_are_its_part_of_the_margin():
+    layer = torch.rand(1, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    weights, flat = torch.rand(3, 2, dtype=torch.float64), torch.rand(1, 2, dtype=torch.float64, requires_grad=True)
+    scores = (layer.mean((2, 3)) @ weights + flat)[0]
+    shares, of_flat = shares_of(scores, [layer, flat])
+    direction = weights[:, scores.argmax()] - weights[:, scores.argmin()]
+    expected = ((layer - layer.mean((2, 3), keepdim=True)) * direction[:, None, None]).sum(1) / 20
+    assert torch.allclose(shares[0], expected) and not of_flat.any()
+    (alone,) = shares_of((layer.mean((2, 3)) @ weights)[0, :1], [layer])  # the score, with one class
+    assert alone.shape == (1, 1, 4, 5) and float(alone.sum()) == pytest.approx(0, abs=1e-9)
