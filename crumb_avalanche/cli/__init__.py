@@ -30,10 +30,12 @@ STOPPED = {
 }
 # Module and function of the commands that have no module of their own here.
 ELSEWHERE = {
+    "connect": ("crumb_avalanche.cli.serve", "connect"),
     "demo": ("crumb_avalanche.cli.run", "demo"),
     "export": ("crumb_avalanche.cli.learner", "export"),
     "pretrain": ("crumb_avalanche.runs.pretrain", "main"),
     "report": ("crumb_avalanche.report.report", "main"),
+    "strategies": ("crumb_avalanche.cli.run", "strategies"),
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
 LOST_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)")  # so, too
