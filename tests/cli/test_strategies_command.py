@@ -4,8 +4,8 @@ from crumb_avalanche.methods.registry import STRATEGIES
 
 
 def test_every_method_or_one_is_listed_with_what_it_stores(crumb):
-    code, out, _ = crumb("strategies")
-    assert code == 0
+    code, out, err = crumb("strategies")
+    assert code == 0, err
     for name, entry in STRATEGIES.items():
         block = out[out.index(f"{name}: {entry.summary}") :]
         assert entry.source in block and entry.stores in block and "  budget  " in block
