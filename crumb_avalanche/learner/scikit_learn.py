@@ -85,7 +85,8 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> NDArray:
         """Return the labels of ``(N, D)`` features, ``(N,)``."""
-        return self.classes_[self._scores(X).argmax(1).numpy()]
+        best = self._scores(X).argmax(1).numpy()
+        return self.classes_[best]
 
     def predict_proba(self, X: ArrayLike) -> NDArray:
         """Return ``(N, C)`` float64 probabilities; 0 for classes that were named but not learned."""
@@ -104,8 +105,6 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
 
 class ImageFeatures(TransformerMixin, BaseEstimator):
     """Features of images by a frozen network: ``make_pipeline(ImageFeatures(), CrumbClassifier())``.
-
-    There is nothing to fit; ``fit`` builds the network.
 
     Args:
         backbone: a name in ``BACKBONES``, or ``timm:NAME``.
