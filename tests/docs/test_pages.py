@@ -18,7 +18,7 @@ README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = {
-    "conda",
+    "rattler-build",
     "docker",
     "mosquitto",
     "mosquitto_pub",
