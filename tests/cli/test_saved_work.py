@@ -65,7 +65,7 @@ def test_a_change_that_cannot_be_saved_is_not_reported(mine, crumb):
     assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
 
 
-def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, crumb, monkeypatch):
+def test_what_is_written_is_locked_before_it_is_read(mine, place, tmp_path, crumb, monkeypatch):
     other, load, held = tmp_path / "other.safetensors", Learner.load.__func__, []
     other.write_bytes(mine.read_bytes())
     for name in ("red", "green", "blue"):
@@ -82,7 +82,8 @@ def test_what_is_written_is_locked_before_it_is_read(mine, tmp_path, crumb, monk
     assert code == 0 and "3 classes" in out and len(held) == 2
     for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
         assert crumb("learner", *action)[0] == 0
-    assert len(held) == 4
+    assert crumb("teach", mine, place / "tree" / "blue", "--label", "blue", "--progress", "false")[0] == 0
+    assert len(held) == 5
 
 
 def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, crumb):

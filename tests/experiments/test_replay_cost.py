@@ -5,9 +5,10 @@ from dataclasses import asdict
 import pytest
 from support.replay_cost import ALL_MAPS, BATCHES, CRUMB, SAMPLE, SINGLE, Part, ratios
 from support.tables import PaperNumbers
-from table2_cost import lines_of, measured
+from table2_cost import lines_of, measure_once, measured
 
-from crumb_avalanche.runs.run_folder import write_csv, write_json
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json
+from crumb_avalanche.runs.settings import RunSettings
 
 PAPER = PaperNumbers()
 
@@ -42,3 +43,5 @@ def test_lines_of_table_2(tmp_path):
     for line in lines_of("cifar100", [part], PAPER):
         words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
         assert line["measured on a part only"] == words and line["difference"] == ""
+    with pytest.raises(FinishedRunError, match="measured with other settings; choose another --output"):
+        measure_once(RunSettings(output=str(tmp_path)), Part())

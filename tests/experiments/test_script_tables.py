@@ -118,6 +118,9 @@ def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
     (tmp_path / "half" / "run1" / "predictions.npz").unlink()
     half = find(cells, [0, 1])[1]
     assert half.s4 is None and half.s4_holm is None and half.paired.mean == pytest.approx(-25)
+    changed(tmp_path / "ours" / "run0", files={}, result_sha256="0" * 64)
+    with pytest.raises(ValueError, match=r"result\.json is not what the run wrote"):
+        find(cells, [0])
     (tmp_path / "ours" / "run0" / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"ours/run0/result\.json is damaged"):
         find(cells, [0])

@@ -133,9 +133,10 @@ def test_crumb_predict_gives_the_answers_of_the_run(runs, clips, crumb, name):
 
 def test_a_run_is_asked_from_python(runs, clips):
     """By photo, folder and clip alike, with any runtime, and without a random number."""
+    folder = runs("er")
     torch.manual_seed(5)
     expected = torch.get_rng_state(), np.random.get_state()[1].copy()
-    learner = Learner.load(runs("er"))
+    learner = Learner.load(folder)
     assert torch.equal(torch.get_rng_state(), expected[0]) and np.array_equal(np.random.get_state()[1], expected[1])
     together = list(learner.predict_all(clips / "apple" / "object0" / "clip0"))
     assert len(together) == 5 and {answer.truth for answer in together} == {None}

@@ -14,11 +14,13 @@ from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.tensor_file import write_tensors
 
 
-def test_the_file_appears_at_the_end(tmp_path):
-    path = tmp_path / "new" / "folder" / "file.txt"
+def test_the_file_appears_at_the_end_and_its_contents_are_on_the_disk_before(tmp_path, monkeypatch):
+    path, synced = tmp_path / "new" / "folder" / "file.txt", []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_size, path.exists())))
     with atomic_write(path) as unfinished:
         unfinished.write_text("first")
         assert not path.exists()
+    assert synced[0] == (len("first"), False)
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
 
 

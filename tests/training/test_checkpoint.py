@@ -66,9 +66,9 @@ def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
     files.path(3).write_bytes(files.path(3).read_bytes()[:40])
     with pytest.warns(UserWarning, match="is damaged"):
         assert files.newest().notes == {"place": 1}
-    files.path(1).write_bytes(b"damaged too")
+    tensor_file.write_state(files.path(1), TENSORS, {"format": "of another program", "settings": "{}", "notes": "{}"})
     words = r"all checkpoints in .* are damaged; remove that folder"
-    with pytest.warns(UserWarning, match="is damaged"), pytest.raises(CheckpointError, match=words):
+    with pytest.warns(UserWarning, match="its format is of another"), pytest.raises(CheckpointError, match=words):
         files.newest()
 
 
