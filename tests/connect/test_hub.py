@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crumb_avalanche import from_pretrained, push_to_hub
+import crumb_avalanche
 from crumb_avalanche.learner.learner import Learner
 
 hub = pytest.importorskip("huggingface_hub")
@@ -50,7 +50,9 @@ def test_nothing_private_is_published_and_what_is_fetched_answers_alike(taught, 
     photo = tmp_path / "secret name.png"
     Image.new("RGB", (32, 32), (200, 0, 0)).save(photo)
     taught.teach(photo, "tie")
-    assert push_to_hub(taught, "me/mugs") == "uploaded me/mugs" and taught.lessons[-1].source == photo.name
+    assert (
+        crumb_avalanche.push_to_hub(taught, "me/mugs") == "uploaded me/mugs" and taught.lessons[-1].source == photo.name
+    )
     assert sorted(file.name for file in sent.iterdir()) == ["README.md", "config.json", "learner.safetensors"]
     assert json.loads((sent / "config.json").read_text())["classes"] == ["mug", "shoe", "tie"]
     card = (sent / "README.md").read_text()
@@ -58,7 +60,7 @@ def test_nothing_private_is_published_and_what_is_fetched_answers_alike(taught, 
         assert words in card
     content = b"".join(file.read_bytes() for file in sent.iterdir())
     assert b"secret name" not in content and str(tmp_path).encode() not in content
-    fetched = from_pretrained(str(sent))
+    fetched = crumb_avalanche.from_pretrained(str(sent))
     assert fetched.predict(photo) == taught.predict(photo)
     assert not any(lesson.picture for lesson in fetched.lessons)
 
