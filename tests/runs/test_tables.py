@@ -30,7 +30,7 @@ def test_names_are_those_of_the_learner():
 def test_what_can_be_done_with_a_run(tmp_path, strategy, lines):
     folder = tmp_path / "my run"
     folder.mkdir()
-    assert usage_of(folder, strategy) == []  # --keep-learner none
+    assert usage_of(folder, strategy) == []  # --keep-learner false
     (folder / LEARNER).touch()
     found = usage_of(folder, strategy)
     assert len(found) == lines and f"crumb predict '{folder}' photo.jpg" in found[0]
