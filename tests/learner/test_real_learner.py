@@ -42,7 +42,7 @@ def photos(tmp_path_factory):
 
 
 def taught(method, photos):
-    learner = Learner(method, weights=WEIGHTS)
+    learner = Learner(method, weights=WEIGHTS, looks=(1.0,))
     for label in CLASSES:
         for item in sorted((photos / "learn" / label).iterdir()):
             learner.teach(sorted(item.glob("*.jpg"))[::6], label)
@@ -63,7 +63,6 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
     known, model, random = learner._classifier, learner.network.model, torch.Generator().manual_seed(0)
     for photo in right_answers(learner, photos)[::6]:
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, learner._transform)
-        shares = known.explain(model, pixels).flatten()
         if method in REPLAY:
             maps, scores = known._inputs(known.compute(model, pixels)), known._scores
         else:
@@ -73,6 +72,7 @@ def test_it_recognises_new_objects_and_knows_why(photos, method):
                 return known.statistics.scores(known.features.of_maps(model, maps))
 
         best = scores(maps)[0].topk(2).indices
+        shares = torch.nn.functional.adaptive_avg_pool2d(known.explain(model, pixels)[None], maps.shape[2:]).flatten()
 
         def margin(removed, maps=maps, scores=scores, best=best):
             """The margin if locations hold the mean of the map."""
