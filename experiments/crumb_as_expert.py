@@ -35,7 +35,7 @@ EXPERTS: dict[str, dict] = {  # settings by folder; all but the first have half 
     CRUMB: TUNED,
     STOCK: {**TUNED, "method": {"readout": "closed_form_stock"}},
 }
-SHARED = {"protocol": "class_instance", "keep_learner": "answers"}
+SHARED = {"protocol": "class_instance", "keep_learner": True}
 ROWS = {  # the experts of each row
     OURS: [OURS],
     "recommended, half of the bytes": [HALF],

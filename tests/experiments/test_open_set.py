@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from novelty import measured
 from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
 from PIL import Image
 from scenes import View
@@ -81,6 +82,20 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
     opened = run_stream(empty, table, features, (1, 4), 0)
     assert opened.auroc > 0.9 and opened.unknown_rejected > opened.known_rejected
     assert not empty.names, "the one without classes stays"
+
+
+def test_novelty_along_a_stream(make):
+    """Classes far apart: all answers right; images of later classes and novel ones score lower."""
+    table, empty = made_table(objects=7), make("slda")._classifier
+    centres = 10 * np.random.default_rng(0).normal(size=(6, empty.length))
+    noise = np.random.default_rng(1).normal(size=(len(table), empty.length))
+    features = torch.from_numpy(centres[table.labels] + noise).float()
+    novel = torch.from_numpy(centres[5] + noise[:9]).float()
+    stages = list(measured(empty, table, features, novel, 3, every=2))
+    assert [stage[:3] for stage in stages] == [[3, 2, 1.0], [3, 4, 1.0], [3, 5, 1.0]]
+    assert all(probability >= 0.5 and own > 0.9 for *_, probability, own in stages)
+    (end,) = measured(empty, table, features, novel[:0], 3, 5)
+    assert end[3:] == [None, None]
 
 
 def test_scenes(make, tmp_path, monkeypatch, capsys):

@@ -35,6 +35,7 @@ QUICK = {
     "crumb_as_expert": (["--processes", "0"], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
     "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
     "taught_learner": (["--processes", "0"], ["taught_learner.csv", "taught_learner.md"]),
+    "novelty": ([], ["novelty.csv"]),
     "open_set": (["--methods", "rda", "ncm"], ["open_set.csv", "open_set_runs.csv", "open_set.png"]),
     "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
     "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
