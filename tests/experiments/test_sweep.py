@@ -16,7 +16,7 @@ from support import sweep as module
 from support.sweep import BUSY, ERROR, exit_code, grid, run_cell
 
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import RESULT, FinishedRunError, write_json
+from crumb_avalanche.runs.run_folder import FRAMES, RESULT, FinishedRunError, with_digests, write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
@@ -31,10 +31,12 @@ def collected():
     gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
 
 
-def finish(settings: RunSettings) -> None:
+def finish(settings: RunSettings, config: str = "{}\n") -> None:
     """Write the result of a run."""
-    write_text(Path(settings.output) / "config.yaml", "{}\n")
-    write_json(Path(settings.output) / RESULT, {"final_accuracy": 10.0 + settings.run, "process": os.getpid()})
+    folder = Path(settings.output)
+    write_text(folder / "config.yaml", config)
+    result = {"final_accuracy": 10.0 + settings.run, "process": os.getpid(), "provenance": {}, "bad_frames": []}
+    write_json(folder / RESULT, with_digests(folder, {**result, FRAMES: ""}))
 
 
 def raise_in_run_1(settings: RunSettings) -> None:
@@ -55,8 +57,7 @@ def die_once(settings: RunSettings) -> None:
 
 def die_at_the_end(settings: RunSettings) -> None:
     """SIGKILL run 1 when its result is written."""
-    finish(settings)
-    write_text(Path(settings.output) / "config.yaml", str(RunPlan.of(settings)))
+    finish(settings, str(RunPlan.of(settings)))
     if settings.run == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -191,8 +192,7 @@ def test_wrong_calls_are_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
     with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
         sweep([cell, cell])
-    finish(cell)
-    (Path(cell.output) / "config.yaml").write_text("epochs: 7\n")
+    finish(cell, "epochs: 7\n")
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
         sweep([cell])
     with pytest.raises(ValueError, match="processes is -1; give 0 or more"):
