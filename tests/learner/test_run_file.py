@@ -232,3 +232,15 @@ def test_files_that_hold_no_learner_are_refused(tmp_path):
     write_state(saved, state, metadata)
     with pytest.raises(LearnerError, match="does not fit strategy ncm"):
         load_learner(saved)
+
+
+def test_weights_that_the_header_does_not_name_are_refused(runs, tmp_path):
+    state, metadata = read_state(runs("er") / LEARNER)
+    name, weights = next((name, one) for name, one in state["feature_extractor"].items() if one.is_floating_point())
+    for value, words in ((float("nan"), "not finite"), (0.5, "are not those that its header names")):
+        changed = weights.clone()
+        changed.view(-1)[0] = value
+        state["feature_extractor"][name] = changed
+        write_state(tmp_path / LEARNER, state, metadata)
+        with pytest.raises(LearnerError, match=words):
+            load_learner(tmp_path / LEARNER)

@@ -8,6 +8,7 @@ from fake_runs import fake_run, report, sweep
 
 from crumb_avalanche.report.pictures import Curve, comparison_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked
 
 
 def check_pictures(folder: Path) -> None:
@@ -151,3 +152,9 @@ def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys)
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
     check_pictures(tmp_path)
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path):
+    sweep(tmp_path)
+    with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
+        report(tmp_path)

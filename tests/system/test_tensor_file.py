@@ -21,6 +21,7 @@ from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
     flatten,
+    loaded_json,
     read_metadata,
     read_state,
     read_tensors,
@@ -170,6 +171,9 @@ def test_a_full_disk_is_reported_with_the_error_number_of_the_system(tmp_path, m
 
 def test_no_file_and_a_damaged_header_are_errors(tmp_path):
     path = tmp_path / "w.safetensors"
+    for text in ("{", "[" * 200_000):
+        with pytest.raises(StateError, match="characters is no JSON"):
+            loaded_json(text)
     with pytest.raises(TensorFileError, match="there is no file"):
         read_metadata(path)
     for header in (
