@@ -299,5 +299,5 @@ def test_only_videos_need_pyav(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     assert len(ClipFolderFrames(tmp_path)) == 2 * 3 * 2 * 3 and not (tmp_path / ".crumb_frames").exists()
     (tmp_path / "class0" / "object0" / "a.mp4").write_bytes(b"x")
-    with pytest.raises(ImportError, match=r'pip install "crumb-avalanche\[video\]"'):
+    with pytest.raises(ImportError, match=r'pip install -e "\.\[video\]"'):
         ClipFolderFrames(tmp_path)

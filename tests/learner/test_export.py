@@ -161,7 +161,7 @@ def test_a_learner_without_classes_is_refused(tmp_path):
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_a_missing_package_is_named_with_its_cure(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r"needs onnx and onnxruntime: pip install 'crumb-avalanche\[onnx\]'"):
+    with pytest.raises(ImportError, match=r'needs onnx and onnxruntime: pip install -e "\.\[onnx\]"'):
         export_onnx(taught("ncm", classes=1), tmp_path / "a.onnx")
 
 

@@ -80,7 +80,7 @@ def test_the_latest_images_of_nothing_are_kept(make):
     assert learner.nothing == 20 * (MOST_SHOWN // 8 + 2)
 
 
-@pytest.mark.parametrize("method", ["ncm", "er"])
+@pytest.mark.parametrize("method", ["ncm", "crumb"])
 def test_other_methods_refuse_and_stay_as_they_are(make, method):
     learner = taught(make(method), 2)
     with pytest.raises(ValueError, match="rda and slda can"):

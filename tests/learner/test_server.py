@@ -26,7 +26,7 @@ from crumb_avalanche.learner.lesson import Doubt
 from crumb_avalanche.learner.server import PAGE, application, page
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
-DOCS = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+DOCS = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
 ORIGIN, TOKEN = "http://127.0.0.1:8000", "the-token"
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
