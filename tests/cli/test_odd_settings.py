@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # Never drawn: those that start thousands of processes, measure, open devices or the network, or print bars.
 LEFT_OUT = {"workers", "threads", "runtime", "config", "camera", "host", "port", "data", "progress", "check"}
 LEFT_OUT |= {"folders", "model", "sources", "action", "names", "name"}  # the objects of a command
-SLOW = {"crumb demo", "crumb serve"}
+SLOW = {"crumb demo", "crumb serve", "crumb connect"}
 PATHS = {"output", "dataset_root", "feature_cache", "html", "source", "pretrained", "weights"}
 PLACES = ("new", "a/b", "/proc/x", "/dev/full", "", " ", "x" * 300, "\udcff", "~nobody/x", "/" + "y/" * 3000, "none")
 NUMBERS = "0 1 2 3 7 16 32 0.5 1e-3 0.9 -1 -0.5 1e300 -1e300 .inf -.inf .nan 1e18 99999999999999999999 0x10 1_000 ٣ 1e"
