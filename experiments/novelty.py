@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from support.common_options import QUICK_BENCHMARK, run_script
-from support.open_set import add_network_options, auroc, features_of, learner_of, taught
+from support.open_set import add_network_options, auroc, features_of, learner_of, right, taught
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Novel, class_order
@@ -54,14 +54,13 @@ def measured(
         known = np.isin(frames.labels[tests], [frames.labels[part[0]] for part in parts[: start + every]])
         evidence = classifier.evidence(features[tests[known]])
         others = torch.cat([features[tests[~known]], novel])
-        answers = [classifier.names[label] for label in evidence.labels[evidence.scores.argmax(1)].tolist()]
-        right = np.mean(np.array(answers) == np.array(frames.class_name)[tests[known]])
         areas: list[float | None] = [None, None]
         if len(others):
             both = (evidence, classifier.evidence(others))
             areas = [auroc(*(one.scores.softmax(1).amax(1) for one in both))]
             areas += [auroc(*(classifier.confidence.familiarity(one) for one in both))]
-        yield [run, min(start + every, len(parts)), float(right), *areas]
+        correct = right(classifier, evidence, np.array(frames.class_name)[tests[known]])
+        yield [run, min(start + every, len(parts)), float(correct.mean()), *areas]
 
 
 def main() -> None:

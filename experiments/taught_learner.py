@@ -17,7 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from support.common_options import common_options, parser_for, run_script
-from support.open_set import features_of, taught
+from support.open_set import features_of, right, taught
 from support.statistics import paired
 from support.sweep import exit_code
 from support.tables import Cell, each_text, interval_text, write_table
@@ -64,22 +64,15 @@ def taught_rows(empty: Classifier, frames: FrameTable, features: Tensor) -> dict
 
     merged, apart = map(learner, halves(frames, train.tolist()))
     merged.merge(apart)
-    found = {}
-    for name, classifier in {"taught": learner(*lessons), "merged": merged}.items():
-        asked = classifier.evidence(features[test])
-        answers = [classifier.names[label] for label in asked.labels[asked.scores.argmax(1)].tolist()]
-        found[name] = 100 * float((np.array(answers) == np.array(frames.class_name)[test]).mean())
-    return found
+    both, names = {"taught": learner(*lessons), "merged": merged}, np.array(frames.class_name)[test]
+    return {name: 100 * float(right(one, one.evidence(features[test]), names).mean()) for name, one in both.items()}
 
 
 def unequal_rows(empty: Classifier, frames: FrameTable, features: Tensor, run: int) -> dict[str, float]:
     """Return the accuracy in percent of each rule on small classes and on all."""
     sizes = np.geomspace(LEAST, MOST, len(frames.classes)).round().astype(int)
-    sizes, draws, length = (
-        np.random.default_rng(run).permutation(sizes),
-        np.random.default_rng(1000 + run),
-        features.shape[1],
-    )
+    sizes = np.random.default_rng(run).permutation(sizes)
+    draws, length = np.random.default_rng(1000 + run), features.shape[1]
     chosen = [draws.permutation(frames.rows("train", name))[:size] for name, size in zip(frames.classes, sizes)]
     labels = torch.arange(len(chosen)).repeat_interleave(torch.tensor([len(rows) for rows in chosen]))
     usual = RegularizedDiscriminant.for_budget(length, empty.budget_bytes, empty.kept).settings

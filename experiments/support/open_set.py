@@ -17,6 +17,7 @@ from torch import Tensor
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.calibration import expected_calibration_error
 from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import LOOKS, Learner
 
 LESSON = 20  # photos of a lesson, for classes that are one clip
@@ -107,6 +108,12 @@ def taught(empty: Classifier, names: Sequence[str], lessons: Iterator[tuple[int,
     return classifier
 
 
+def right(classifier: Classifier, asked: Evidence, names: Sequence[str]) -> np.ndarray:
+    """Whether the answers to images, from their evidence, are the true names, `(B,)` bool."""
+    answers = [classifier.names[label] for label in asked.labels[asked.scores.argmax(1)].tolist()]
+    return np.array(answers) == np.array(names)
+
+
 def run_stream(empty: Classifier, table: FrameTable, features: Tensor, unknown: Sequence[int], seed: int) -> Measured:
     """Teach all classes but `unknown`, lesson by lesson, and measure on held-out images.
 
@@ -122,16 +129,14 @@ def run_stream(empty: Classifier, table: FrameTable, features: Tensor, unknown: 
     test = table.rows("test")
     held_out = test[np.isin(table.labels[test], known_labels)]
     known = classifier.evidence(features[held_out])
-    names = np.array(table.classes)[table.labels[held_out]]
-    right = np.array([classifier.names[label] for label in known.labels[known.scores.argmax(1)].tolist()]) == names
-    correct = torch.from_numpy(right)
+    correct = torch.from_numpy(right(classifier, known, np.array(table.classes)[table.labels[held_out]]))
     familiar, others = classifier.confidence.familiarity(known), np.setdiff1d(test, held_out)
     rejected = area = None
     if len(others):
         strange = classifier.confidence.familiarity(classifier.evidence(features[others]))
         rejected, area = float((strange < 0).double().mean()), auroc(familiar, strange)
     return Measured(
-        float(right.mean()),
+        float(correct.double().mean()),
         expected_calibration_error(classifier.confidence.probabilities(known).amax(1), correct),
         expected_calibration_error(known.scores.softmax(1).amax(1), correct),
         float((familiar < 0).double().mean()),
