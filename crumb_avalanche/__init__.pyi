@@ -18,7 +18,6 @@ from crumb_avalanche.models.networks import SmallCNN as SmallCNN
 from crumb_avalanche.models.split_at import split_at as split_at
 from crumb_avalanche.models.split_model import SplitModel as SplitModel
 from crumb_avalanche.models.weights import load_weights as load_weights
-from crumb_avalanche.training.avalanche_fixes import patched_dill as patched_dill
 from crumb_avalanche.training.crumb import CRUMBPlugin as CRUMBPlugin
 from crumb_avalanche.training.crumb import CRUMBStrategy as CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache as FeatureCache

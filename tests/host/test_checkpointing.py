@@ -12,7 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from host_strategies import buffer_of, our_strategy
 from small_models import make_model, make_stream
 
-from crumb_avalanche import CodeBuffer, ImageBuffer, LedgerMetric, MapBuffer, patched_dill
+from crumb_avalanche import CodeBuffer, ImageBuffer, LedgerMetric, MapBuffer
 
 
 def make(kind, buffer):
@@ -44,8 +44,7 @@ def test_a_run_resumes_from_a_checkpoint_of_avalanches(tmp_path, kind, buffer, s
     expected = train(benchmark, whole)
     benchmark, first = make(kind, buffer)
     results = train(benchmark, first, stop=stop)
-    with patched_dill():
-        save_checkpoint(first, tmp_path / "checkpoint.pkl")
+    save_checkpoint(first, tmp_path / "checkpoint.pkl")
     torch.rand(11)
     benchmark, second = make(kind, buffer)
     second, start = maybe_load_checkpoint(second, tmp_path / "checkpoint.pkl")

@@ -15,7 +15,7 @@ from host_strategies import STORING, our_strategy
 
 from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, ImageBuffer
 from crumb_avalanche.memory.packing import bits_per_code, pack
-from crumb_avalanche.training.avalanche_fixes import PatchedMAS, PatchedSI
+from crumb_avalanche.methods.penalties import SISettings, StreamSI
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -40,9 +40,8 @@ BESIDE = {
     "test_ewc": lambda: EWCPlugin(ewc_lambda=0.4),
     "test_lwf": lambda: LwFPlugin(alpha=1.0, temperature=2),
     "test_mas": lambda: MASPlugin(lambda_reg=1.0, alpha=0.5),
-    "patched mas": lambda: PatchedMAS(lambda_reg=1.0, alpha=0.5),
     "test_rwalk": lambda: RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=2),
-    "patched si": lambda: PatchedSI(weight=0.1, damping=0.1),
+    "our si": lambda: StreamSI(SISettings(weight=0.1, damping=0.1)),
     "test_replay": lambda: ReplayPlugin(mem_size=12),
 }
 

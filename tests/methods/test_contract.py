@@ -145,7 +145,7 @@ BYTES = {
     "lwf": 4 * WEIGHTS,
     "ewc": 2 * 2 * 4 * WEIGHTS,  # importances and old weights of two experiences
     "mas": 2 * 4 * WEIGHTS,
-    "si": 7 * 4 * WEIGHTS,
+    "si": 4 * 4 * WEIGHTS,
 }
 
 

@@ -5,20 +5,18 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from small_crumb import make
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.methods.lwf import LwFSettings, StreamLwF
-from crumb_avalanche.methods.penalties import (
-    StreamEWC,
-    StreamMAS,
-    StreamSI,
-    largest_importance,
-)
+from crumb_avalanche.methods.penalties import Penalty, StreamEWC, StreamMAS, StreamSI
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import distillation_loss
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
@@ -142,23 +140,38 @@ def test_weights_are_those_of_a_plain_loop(case):
 
 def test_importances_end_where_a_step_would_pass_the_old_weight():
     strategy = learn(tiny_model(START), (), rate=0.05)
-    limit = largest_importance(strategy, weight=4.0)
+    limit = Penalty(4.0).limit(strategy)
     shift = torch.tensor(3.0, requires_grad=True)
     slope = torch.autograd.grad(4.0 * limit * shift**2, shift)[0]
     assert (shift - 0.05 * slope).item() == pytest.approx(0)
-    assert largest_importance(strategy, weight=0.0) == float("inf")
+    assert Penalty(0.0).limit(strategy) == float("inf")
     for entry in (EWC, SI, MAS):
         plugin = PLUGINS[entry](entry.method_settings({"weight": 500.0}))
         learn(tiny_model(START), stream_of(*STREAM), plugin)
-        if entry is EWC:
-            kept = torch.stack([one["plastic_layers.1.weight"].data for one in plugin.importances.values()])
-            assert len(kept) == 3 and kept.min() >= 0
-            found = kept.sum(0)  # the penalties add up
-        elif entry is MAS:
-            found = plugin.importance["plastic_layers.1.weight"].data
-        else:
-            found = plugin.importances["plastic_layers.1.weight"]
+        kept = torch.stack([importance["plastic_layers.1.weight"] for importance, _ in plugin.held])
+        assert len(kept) == (3 if entry is EWC else 1) and kept.min() >= 0
+        found = kept.sum(0)  # the penalties of EWC add up
         assert found.max().item() == pytest.approx(0.5 / (500 * RATE))
+
+
+@pytest.mark.parametrize("kind", [StreamEWC, StreamMAS])
+def test_importances_are_measured_image_by_image_in_evaluation_mode(kind, tmp_path, make_model, make_stream):
+    model, stream, passes = make_model(codebook=False), make_stream(), []
+    cache = FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))
+    entry = next(entry for entry, plugin in PLUGINS.items() if plugin is kind)
+    plugin = kind(entry.method_settings({}))
+    strategy = make(StreamStrategy, model, cache, plugin)
+    images = len(stream.train_stream[0].dataset)
+    model.register_forward_pre_hook(lambda module, given: passes.append((module.training, len(given[0]))))
+    strategy.train(stream.train_stream[0])
+    assert passes[-images:] == [(False, 1)] * images and cache.store.filled == images
+    assert model.training and not model.feature_extractor.training
+    (importance, _), *_ = plugin.held
+    learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert importance.keys() == learned.keys() and all(weight.grad is None for weight in learned.values())
+    unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
+    bias = importance["plastic_layers.head.bias"]
+    assert bias[unseen].max() == 0 < bias.max()
 
 
 # LwF.
