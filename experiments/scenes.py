@@ -1,6 +1,6 @@
 r"""Does a learner know the object, or the scene behind it?
 
-    python experiments/scenes.py --eth80 ETH80 --photos PHOTOS [PHOTOS ...] --backbones efficientnet_lite0
+    python experiments/scenes.py --eth80 ETH80 --photos PHOTOS [PHOTOS ...] --backbones efficientnet_lite0=package
 
 Objects of ETH-80 are cut out and pasted on photos. In each split two objects of each class are held out; the others are
 taught in one lesson each, eight views at 0.4 to 0.9 of the image's height, in one of four streams:
