@@ -12,8 +12,8 @@ from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below each of the two thresholds
-# Factors of the deviations by which relative distance and cosine exceed their thresholds; the smaller product counts.
-# A steep cosine hardly changes the order of images above its threshold.
+# Factors of the deviations by which the two exceed their thresholds; the smaller product counts. A steep cosine hardly
+# changes the order of images above its threshold.
 STEEPNESS = (1.0, 4.0)
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
@@ -34,7 +34,7 @@ class Records(NamedTuple):
         lessons: ``(n,)`` int64, number of the lesson.
         images: ``(n,)`` int64, images of the true class that were learned at that time.
         classes: ``(n,)`` int64, number of classes at that time.
-        typicality: ``(n, 2)`` float32, see ``Evidence``.
+        typicality: ``(n, 3)`` float32, see ``Evidence``.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
         gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
     """
@@ -52,7 +52,7 @@ class Records(NamedTuple):
         """Return no records."""
         none = torch.zeros(0, dtype=torch.int64)
         rivals = none.view(0, 1).expand(0, RIVALS)
-        return cls(none, none, none, none, torch.zeros(0, 2), rivals, torch.zeros(0, RIVALS))
+        return cls(none, none, none, none, torch.zeros(0, 3), rivals, torch.zeros(0, RIVALS))
 
     @classmethod
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
@@ -137,14 +137,15 @@ class Records(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Thresholds of the typicality, ``(2,)``, and the units in which it is above them, ``(2,)``."""
+    """Deviations of relative distance and cosine, and thresholds and units of what ``_sums`` returns; ``(2,)`` each."""
 
+    deviations: Tensor
     least: Tensor
     units: Tensor
 
     def familiarity(self, typicality: Tensor) -> Tensor:
-        """Return ``(B,)`` float64 from ``(B, 2)``: below 0 for unknown images."""
-        return ((typicality.double() - self.least) / self.units).amin(1)
+        """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
+        return ((_sums(typicality, self.deviations) - self.least) / self.units).amin(1)
 
 
 class Confidence:
@@ -158,14 +159,15 @@ class Confidence:
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
     deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
 
-    *Unknown*: an image is known if its relative distance to the nearest class and its largest cosine with a class mean
-    are both above their 5 % quantiles over the records, each lesson counting once. The distance tells classes that were
-    never learned, the cosine what shows no object at all. Before five lessons are observed, images whose largest
-    probability is below 0.1 are unknown, and with ``usual`` those of small cosines. Images that look like what was
-    shown as nothing always are.
+    *Unknown*: an image is known if the sum of its relative distance to the nearest class and its cosine with a class
+    mean, in units of their deviations, and its cosine apart from what shows nothing are above their 5 % quantiles over
+    the records, each lesson counting once; of the latter cosine no more than ``usual`` is asked. The sum tells classes
+    that were never learned, the cosine apart from nothing what shows no object at all. Before five lessons are
+    observed, images whose largest probability is below 0.1 are unknown, and with ``usual`` those of small cosines.
+    Images that look like what was shown as nothing always are.
 
     Args:
-        capacity: largest number of records, 232 bytes each; beyond it, the class with most loses every second one.
+        capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
         usual: cosine that images of known classes have at least, where cosines are those of a whitened space; see
             ``nothing.usual_cosine``.
     """
@@ -228,7 +230,7 @@ class Confidence:
             confident = (evidence.scores / temperature).log_softmax(1).amax(1)
             familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
             if self.usual is not None:
-                familiarity = torch.minimum(familiarity, evidence.typicality[:, 1] - self.usual)
+                familiarity = torch.minimum(familiarity, evidence.typicality[:, 2] - self.usual)
         return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
 
     def known(self, evidence: Evidence) -> Tensor:
@@ -271,7 +273,7 @@ class Confidence:
         if self._cache is None or self._cache[0] != key:
             fresh = self._fresh(evidence)
             enough = len(fresh.lessons.unique()) >= LEAST_LESSONS
-            self._cache = key, _temperature(fresh), _fit(fresh) if enough else None
+            self._cache = key, _temperature(fresh), _fit(fresh, self.usual) if enough else None
         return self._cache[1:]
 
     def _fresh(self, evidence: Evidence) -> Records:
@@ -297,14 +299,24 @@ def _temperature(records: Records) -> float:
     return float(torch.tensor(centre).exp())
 
 
-def _fit(records: Records) -> _Fit:
-    """Return the thresholds of images of known classes."""
-    typicality, shares = records.typicality.double(), _shares(records)
-    ordered, order = typicality.sort(0)
+def _fit(records: Records, usual: float | None) -> _Fit:
+    """Return the thresholds of images of known classes; that of the cosine is at most ``usual``."""
+    shares = _shares(records)
+    deviations = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
+    values = _sums(records.typicality, deviations)
+    ordered, order = values.sort(0)
     below = shares[order].cumsum(0) / shares.sum()
     least = ordered.gather(0, (below < REJECTED).sum(0, keepdim=True))[0]
-    deviation = typicality.std(0, correction=0).clamp_min(1e-6)
-    return _Fit(least, deviation / torch.tensor(STEEPNESS, dtype=torch.float64))
+    if usual is not None:
+        least[1].clamp_max_(usual)
+    units = values.std(0, correction=0).clamp_min(1e-6) / torch.tensor(STEEPNESS, dtype=torch.float64)
+    return _Fit(deviations, least, units)
+
+
+def _sums(typicality: Tensor, deviations: Tensor) -> Tensor:
+    """Return relative distance plus cosine, in units of their deviations, and the cosine apart; ``(B, 2)`` float64."""
+    typicality = typicality.double()
+    return torch.stack([(typicality[:, :2] / deviations).sum(1), typicality[:, 2]], 1)
 
 
 def _shares(records: Records) -> Tensor:

@@ -31,10 +31,10 @@ class Evidence(NamedTuple):
         scores: ``(B, C)`` float64, divided by the usual temperature of the closed form.
         labels: ``(C,)`` int64, the class of each column.
         counts: ``(C,)`` int64, images that each class was learned from.
-        typicality: ``(B, 2)`` float64, larger for images like those of the classes: the closeness to the nearest class
-            relative to that of an image of any class; and the cosine between the image and the class mean of nearest
-            direction.
-        apart: ``(B,)`` float64, that cosine without the directions of what was shown as nothing; ``None`` if nothing
+        typicality: ``(B, 3)`` float64, larger for images like those of the classes: the closeness to the nearest class
+            relative to that of an image of any class; the cosine between the image and the class mean of nearest
+            direction; and that cosine apart from images that show nothing, where there are any.
+        apart: ``(B,)`` float64, the last one without the directions of what was shown as nothing; ``None`` if nothing
             was.
     """
 
@@ -54,10 +54,10 @@ def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = 
     """Compute scores and distances of images.
 
     Regularised discriminant and streaming LDA: in the space whitened with the common covariance, minus the relative
-    Mahalanobis distance (Ren et al., 2021), and the cosine. With features of images that show nothing, the cosine is
-    seen from their mean, in a space without their directions; else from the mean of the class means. Class means: the
-    same of unit vectors, not whitened, with the plain distance. Random projection: the largest score, and its ratio
-    with the root of the leverage of the regression. Other closed forms: the largest score, twice.
+    Mahalanobis distance (Ren et al., 2021), and the cosine seen from the mean of the class means. Apart from images
+    that show nothing it is seen from their mean, in a space without their directions. Class means: the same of unit
+    vectors, not whitened, with the plain distance. Random projection: the largest score, and its ratio with the root of
+    the leverage of the regression. Other closed forms: the largest score.
 
     Args:
         statistics: a closed form with at least one class.
@@ -92,15 +92,16 @@ def _typicality(
         values = features.double()
         values = values if isinstance(statistics, WHITENED) else functional.normalize(values)
         relative, cosine, *others = _solved(statistics, nothing).values(values)
-        apart = others[0] if others else None
+        last = others[0] if others else cosine
+        apart = others[1] if len(others) > 1 else None
     else:
         relative = scores.amax(1)
         if type(statistics) is not RandomProjection:
-            return relative.unsqueeze(1).expand(-1, 2) / statistics.temperature, None
+            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature, None
         hidden = statistics.project(features)
         leverage = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
-        cosine = relative / leverage.clamp_min(_TINY).sqrt()
-    return torch.stack([relative, cosine], 1), apart
+        cosine = last = relative / leverage.clamp_min(_TINY).sqrt()
+    return torch.stack([relative, cosine, last], 1), apart
 
 
 class _Cosine(NamedTuple):
@@ -203,18 +204,16 @@ class _Space(NamedTuple):
 
         Returns:
             The squared distance to the centre in units of the total covariance, which is 0 for class means, minus that
-            to the nearest mean, both within the span of the means; and the largest cosine between the image and a class
-            mean, both seen from the centre, or that of each of ``cosines``; ``(B,)`` float64 each.
+            to the nearest mean, both within the span of the means; the largest cosine between the image and a class
+            mean, both seen from the centre; and that of each of ``cosines``; ``(B,)`` float64 each.
         """
         rows = features - self.centre
         places, white = rows @ self.projection, self.white(rows)
-        cosines = [cosine(white) for cosine in self.cosines]
-        if not cosines:
-            lengths = white.square().sum(1).clamp_min(_TINY).sqrt()
-            cosines = [(places @ functional.normalize(self.means).mT).amax(1) / lengths]
+        lengths = white.square().sum(1).clamp_min(_TINY).sqrt()
+        plain = (places @ functional.normalize(self.means).mT).amax(1) / lengths
         # As a product: torch's exporter to ONNX has no cdist in every version.
         nearest = (self.means.square().sum(1) - 2 * places @ self.means.mT).amin(1) + places.square().sum(1)
-        return places.square() @ self.background - nearest, *cosines
+        return places.square() @ self.background - nearest, plain, *(cosine(white) for cosine in self.cosines)
 
 
 _held: WeakKeyDictionary[ClosedForm, tuple[Any, Any, Any]] = WeakKeyDictionary()

@@ -148,7 +148,7 @@ CONFIDENCE = {
     **{name: Array(torch.int64, "records", low=0) for name in ("lessons", "images", "classes")},
     "next": Whole(0, 10**9),
     "labels": Array(torch.int64, "records", low=0, high="classes"),
-    "typicality": Array(torch.float32, "records", 2),
+    "typicality": Array(torch.float32, "records", 3),
     "rivals": Array(torch.int64, "records", RIVALS, low=-1, high="classes"),
     "gaps": Array(torch.float32, "records", RIVALS, but=-math.inf),
 }

@@ -14,7 +14,7 @@ def made(scores, typicality=None, labels=None, counts=None):
         scores,
         torch.arange(columns) if labels is None else torch.tensor(labels),
         torch.full((columns,), 10) if counts is None else torch.tensor(counts),
-        torch.zeros(len(scores), 2, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
+        torch.zeros(len(scores), 3, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
     )
 
 
@@ -22,7 +22,7 @@ def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
     generator = torch.Generator().manual_seed(seed)
     scores = spread * torch.randn(images, classes, generator=generator, dtype=torch.float64)
     scores[:, label] += 2
-    return made(scores, torch.randn(images, 2, generator=generator, dtype=torch.float64), counts=counts)
+    return made(scores, torch.randn(images, 3, generator=generator, dtype=torch.float64), counts=counts)
 
 
 def taught(lessons=8, **arguments):

@@ -80,7 +80,7 @@ def test_distances_of_gaussians(name):
 
 def parts(statistics, features, nothing=None):
     """The relative distance and the cosine."""
-    return evidence(statistics, features, nothing).typicality.T
+    return evidence(statistics, features, nothing).typicality[:, :2].T
 
 
 @pytest.mark.parametrize("name", ["rda", "slda"])
@@ -98,9 +98,10 @@ def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(na
         return images @ inverse @ means.mT / lengths[0][:, None] / lengths[1]
 
     found, plain = evidence(statistics, fresh, shown), evidence(statistics, fresh)
-    assert torch.allclose(found.typicality[:, 1], expected(drawn).amax(1), rtol=1e-4)
+    assert torch.allclose(found.typicality[:, 2], expected(drawn).amax(1), rtol=1e-4)
     assert torch.allclose(found.apart, expected(shown).amax(1), rtol=1e-4)
-    assert torch.equal(found.typicality[:, 0], plain.typicality[:, 0]) and plain.apart is None
+    assert torch.equal(found.typicality[:, :2], plain.typicality[:, :2]) and plain.apart is None
+    assert torch.equal(plain.typicality[:, 1], plain.typicality[:, 2])
     assert evidence(statistics, fresh, drawn).apart is None
 
 
@@ -133,7 +134,7 @@ def test_evidence_covers_the_classes_with_images(name):
     found = evidence(statistics, fresh)
     assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
     assert torch.allclose(found.scores * statistics.temperature, statistics.scores(fresh)[:, [0, 1, 3]])
-    assert found.typicality.shape == (200, 2) and found.typicality.isfinite().all()
+    assert found.typicality.shape == (200, 3) and found.typicality.isfinite().all()
 
 
 @pytest.mark.parametrize("name", BUILD)
@@ -164,7 +165,7 @@ def test_another_closed_form_is_as_typical_as_its_largest_score():
     features, labels = data()
     statistics.update(features, labels)
     found = evidence(statistics, features)
-    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 2))
+    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 3))
 
 
 def test_explain_takes_a_single_image(make):

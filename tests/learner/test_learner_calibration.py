@@ -86,30 +86,36 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 # Threshold
 
 
-def test_familiarity_by_hand():
-    """Of each value of the records half is 1, half -1: the deviation is 1, and the 5 % quantile -1."""
-    confidence = Confidence()
+@pytest.mark.parametrize("usual, least", [(None, -1), (-0.5, -1), (-1.5, -1.5)])
+def test_familiarity_by_hand(usual, least):
+    """Of each value half is 1, half -1: the deviation is 1, that of the sum of the first two is 2, the quantile -2."""
+    confidence = Confidence(usual=usual)
     for place in range(LEAST_LESSONS):
-        typicality = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64).repeat(10, 1)
+        typicality = torch.tensor([[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64).repeat(10, 1)
         confidence.observe(made([[1.0, 0]] * 20, typicality), place % 2)
-    typicality = torch.tensor([[1.0, 3.0], [-1.0, 0.0], [-1.5, 0.0], [2.0, -1.25]], dtype=torch.float64)
+    typicality = torch.tensor([[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]], dtype=torch.float64)
     evidence = made([[1.0, 0]] * 4, typicality)
-    assert confidence.familiarity(evidence).tolist() == pytest.approx([2.0, 0, -0.5, -0.25 * STEEPNESS[1]])
+    expected = [2.5, 0, -0.25, (-1.75 - least) * STEEPNESS[1]]
+    assert confidence.familiarity(evidence).tolist() == pytest.approx(expected)
     assert confidence.known(evidence).tolist() == [True, True, False, False]
 
 
 def test_thresholds_are_quantiles_of_the_records_of_which_each_lesson_counts_once():
     """A readable twin: every lesson as often as the others, by copies."""
-    confidence, sizes, copied = Confidence(), (1, 2, 4, 8, 16, 16), []
+    confidence, sizes, seen, copied = Confidence(), (1, 2, 4, 8, 16, 16), [], []
     for seed, images in enumerate(sizes):
         lesson = random_lesson(seed, label=seed % 4, images=images)
         confidence.observe(lesson, seed % 4)
-        copied.append(lesson.typicality.float().double().repeat(16 // images, 1))
-    new, copies = random_lesson(70), torch.cat(copied).sort(0).values
-    least = copies[math.ceil(REJECTED * len(copies)) - 1]
-    margins = (new.typicality - least) * torch.tensor(STEEPNESS)
-    records = torch.cat([random_lesson(seed, seed % 4, images).typicality for seed, images in enumerate(sizes)])
-    expected = (margins / records.float().double().std(0, correction=0)).amin(1)
+        seen.append(lesson.typicality.float().double())
+        copied.append(seen[-1].repeat(16 // images, 1))
+    deviations, new = torch.cat(seen).std(0, correction=0), random_lesson(70)
+
+    def sums(some):
+        return torch.stack([some[:, 0] / deviations[0] + some[:, 1] / deviations[1], some[:, 2]], 1)
+
+    copies = sums(torch.cat(copied)).sort(0).values
+    margins = (sums(new.typicality) - copies[math.ceil(REJECTED * len(copies)) - 1]) * torch.tensor(STEEPNESS)
+    expected = (margins / sums(torch.cat(seen)).std(0, correction=0)).amin(1)
     assert torch.allclose(confidence.familiarity(new), expected)
 
 
@@ -193,7 +199,7 @@ def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacit
     state = confidence.state_dict()
     if capacity >= 8:
         assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 232
+    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 236
 
 
 def test_more_than_sixteen_rivals():

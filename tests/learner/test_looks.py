@@ -156,7 +156,7 @@ def test_where_the_evidence_lies_is_within_the_looks(learner):
 
 
 def test_a_usual_threshold_of_the_cosine_holds_until_one_is_fitted():
-    typicality = torch.tensor([[0, 0.39], [0, 0.41]], dtype=torch.float64)
+    typicality = torch.tensor([[0, 0, 0.39], [0, 0, 0.41]], dtype=torch.float64)
     found = Evidence(5 * torch.eye(3).double()[:2], torch.arange(3), torch.ones(3).long(), typicality)
     assert Confidence(usual=0.4).known(found).tolist() == [False, True]
     assert Confidence().known(found).tolist() == [True, True]

@@ -39,7 +39,7 @@ def test_a_scene_that_was_shown_is_apart_from_what_was_shown_in_it():
     drawn = torch.randn(DRAWN, 400, generator=draws)
     nothing = torch.cat([drawn, seen(0, 6)])
     scene, known = (evidence(statistics, some, nothing) for some in (seen(0), seen(objects[1])))
-    assert scene.typicality[:, 1].mean() > 0.3 > LEAST_APART > scene.apart.mean()
+    assert scene.typicality[:, 2].mean() > 0.3 > LEAST_APART > scene.apart.mean()
     assert known.apart.min() > 0.3
     unknown = Confidence().known(scene._replace(apart=torch.full((20,), LEAST_APART - 0.01)))
     assert not unknown.any() and Confidence().known(known).all()
