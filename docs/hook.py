@@ -48,10 +48,11 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
 
 
 def on_page_content(page_html: str, page, config, files) -> str:
-    """Convert equations, and let pictures load when they are seen and open at their full size."""
+    """Convert equations, keep short code in one line, and let pictures load when seen and open at their full size."""
     linked = PICTURE.sub(r'<a class="picture" href="\2">\1</a>', page_html)
     linked = re.sub(r"(<img [^>]*?)( ?/?>)", r'\1 loading="lazy"\2', linked)
-    return equations.with_mathml(linked)
+    whole = re.sub(r"<code>([^<\n]{1,24})</code>", r'<code class="whole">\1</code>', linked)
+    return equations.with_mathml(whole)
 
 
 def made_text(kind: str, arguments: list[str]) -> str:

@@ -1,9 +1,13 @@
 """Record a session of ``crumb serve`` in Chromium as a moving picture, docs/page.webp.
 
-    python docs/record_page.py --weights squeezenet1_0.npz
+    python docs/record_page.py FRAMES
 
-The camera of the browser plays rendered shapes: two classes are taught in two lessons each, and then shown in other
-light and motion. What the page answers is what the learner answers. Needs the extra "serve" and Chromium.
+The camera of the browser plays FRAMES: a folder for each clip, in order of their names, such as ``1-mug``, with its
+pictures. The first clips are lessons under their names, the others are only asked. What the page answers is what the
+learner answers. Needs the extras "serve", "onnx" and "weights", and Chromium.
+
+The frames of docs/page.webp are scans of real objects of the YCB set (B. Calli and others, 2015; CC BY 4.0), drawn on
+tables in photographed rooms (Poly Haven, CC0); each clip begins with the empty table.
 """
 
 import argparse
@@ -24,12 +28,9 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
 from camera_browser import PROGRAM, Chromium, write_y4m  # noqa: E402
 
-from benchmarks_toybox_ilab.datasets.toy_shapes.scene import render  # noqa: E402
-
-RATE, SECONDS, SIDE = 10, 4, 360  # of the film: frames a second, seconds of a clip, pixels of its height
-# Class, object and session of each clip: four lessons, then two that are only asked.
-CLIPS = (("mug", 0, 0), ("key", 0, 0), ("mug", 0, 1), ("key", 0, 1), ("mug", 0, 3), ("key", 0, 3))
-LESSONS, TAUGHT = 4, 1.5  # number, and seconds of each
+RATE = 5  # frames a second
+LESSONS, TAUGHT, ASKED = 4, 2.0, 5.0  # number of clips that are taught, and seconds of a lesson and of another clip
+BEGUN = 2.0  # seconds until the object of a clip is in its place and has been answered for
 PAUSE = 0.18  # seconds between pictures
 WIDTH, HEIGHT, SHOWN = 1000, 760, 760  # of the page, and width of the picture in pixels
 MOST_BYTES = 1_500_000
@@ -43,32 +44,26 @@ SEEN = """(() => {
 })()"""
 
 
-def film() -> np.ndarray:
-    """Render the film, ``(N, SIDE, 4 / 3 SIDE, 3)`` uint8, with plain margins."""
-    count, width = RATE * SECONDS, SIDE * 4 // 3
-    clips = [[np.asarray(render(*clip, frame, SIDE, count)) for frame in range(count)] for clip in CLIPS]
-    frames = np.stack([frame for clip in clips for frame in clip])
-    margin = (width - SIDE) // 2
-    return np.pad(frames, ((0, 0), (0, 0), (margin, width - SIDE - margin), (0, 0)), mode="edge")
-
-
 class Recorder:
     """Takes pictures of the page, each with the time at which it was taken.
 
     Args:
         browser: the browser.
-        frames: the film.
+        clips: name and frames of each clip.
     """
 
-    def __init__(self, browser: Chromium, frames: np.ndarray):
+    def __init__(self, browser: Chromium, clips: list):
         self.browser, self.pictures = browser, []
+        self.names = [name for name, _ in clips]
+        self.numbers = np.repeat(range(len(clips)), [len(frames) for _, frames in clips])
+        frames = np.concatenate([frames for _, frames in clips])
         small = [np.asarray(Image.fromarray(frame).resize((8, 8), Image.Resampling.BOX)) for frame in frames]
         self.small = np.stack(small).reshape(len(frames), -1).astype(float)
 
     def clip(self) -> int:
         """Number of the clip that the camera shows."""
         seen = np.array(self.browser.evaluate(SEEN), float)
-        return int(np.abs(self.small - seen).mean(1).argmin()) // (RATE * SECONDS)
+        return int(self.numbers[np.abs(self.small - seen).mean(1).argmin()])
 
     def take(self) -> None:
         """Take a picture, if the last one is old enough."""
@@ -78,13 +73,13 @@ class Recorder:
         data = base64.b64decode(self.browser.send("Page.captureScreenshot", format="png")["data"])
         self.pictures.append((time.monotonic(), Image.open(io.BytesIO(data)).convert("RGB")))
 
-    def until(self, clip: int, kept: bool = True) -> None:
-        """Wait until a clip begins; take pictures meanwhile if they are to be kept."""
+    def until(self, clip: int) -> None:
+        """Wait until a clip has begun."""
         before = now = self.clip()
         while now != clip or before == clip:
-            if kept:
-                self.take()
+            time.sleep(0.1)
             before, now = now, self.clip()
+        time.sleep(BEGUN)
 
     def during(self, seconds: float) -> None:
         """Take pictures for some seconds."""
@@ -93,12 +88,10 @@ class Recorder:
             self.take()
 
     def type(self, name: str) -> None:
-        """Type a name into the page, letter by letter."""
+        """Type a name into the page."""
         self.browser.click("#name")
         self.browser.evaluate("document.getElementById('name').select()")
-        for letter in name:
-            self.browser.send("Input.insertText", text=letter)
-            self.take()
+        self.browser.send("Input.insertText", text=name)
 
 
 def record(recorder: Recorder, address: str) -> None:
@@ -107,21 +100,23 @@ def record(recorder: Recorder, address: str) -> None:
     size = dict(width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
     browser.send("Emulation.setDeviceMetricsOverride", **size)
     browser.send("Page.navigate", url=address)
-    browser.wait_for("document.readyState === 'complete' && !document.getElementById('none').hidden")
+    browser.wait_for("document.readyState === 'complete' && !document.getElementById('none').hidden", 120)
     recorder.take()
     browser.click("#camera")
     browser.wait_for("document.getElementById('video').videoWidth")
-    for number, (name, _, _) in enumerate(CLIPS[:LESSONS]):
+    for number, name in enumerate(recorder.names[:LESSONS]):
         recorder.type(name)
-        recorder.until(number, kept=number > 0)
+        recorder.until(number)
+        recorder.take()
         browser.click("#teach")
-        browser.wait_for("document.getElementById('count').className !== 'lead'")
+        browser.wait_for("document.getElementById('count').className !== 'lead'", 60)
         recorder.during(TAUGHT)
         browser.click("#teach")
-        browser.wait_for("document.getElementById('teach-news').textContent.startsWith('Learned')")
+        browser.wait_for("document.getElementById('teach-news').textContent.startsWith('Learned')", 300)
         recorder.take()
-    for number in (*range(LESSONS, len(CLIPS)), 0):
+    for number in range(LESSONS, len(recorder.names)):
         recorder.until(number)
+        recorder.during(ASKED)
 
 
 def write(pictures: list, path: Path) -> None:
@@ -144,21 +139,27 @@ def write(pictures: list, path: Path) -> None:
 def main() -> None:
     """Record a session."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", default="torchvision", help="weights, as for crumb serve")
+    parser.add_argument("frames", type=Path, help="a folder for each clip, such as 1-mug, with its pictures")
     parser.add_argument("--output", default=str(ROOT / "docs" / "page.webp"), help="the file to write")
     chosen = parser.parse_args()
     if PROGRAM is None:
         sys.exit("there is no Chromium; install one")
     with tempfile.TemporaryDirectory() as folder:
-        frames = film()
-        write_y4m(f"{folder}/camera.y4m", frames, RATE)
+        clips = [
+            (
+                clip.name.split("-")[1],
+                np.stack([np.asarray(Image.open(path).convert("RGB")) for path in sorted(clip.iterdir())]),
+            )
+            for clip in sorted(chosen.frames.iterdir())
+        ]
+        write_y4m(f"{folder}/camera.y4m", np.concatenate([frames for _, frames in clips]), RATE)
         command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", f"{folder}/mine.safetensors", "--port", "0"]
-        server = subprocess.Popen([*command, "--weights", chosen.weights], stdout=subprocess.PIPE, text=True)
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
             address = next(found[1] for line in server.stdout if (found := re.match("Open (.*)", line)))
             with Chromium(f"{folder}/profile", f"{folder}/camera.y4m") as browser:
-                recorder = Recorder(browser, frames)
+                recorder = Recorder(browser, clips)
                 record(recorder, address)
         finally:
             server.terminate()
