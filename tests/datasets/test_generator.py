@@ -75,18 +75,16 @@ def test_an_editor_shows_all_arguments_of_each_generator():
 @pytest.mark.slow  # as that of all the code
 def test_a_type_checker_knows_the_arguments(tmp_path):
     lines = ["from benchmarks_toybox_ilab import CORe50, ToyShapes", "from crumb_avalanche import CRUMBStrategy"]
-    lines += [
-        "ToyShapes(seed=1, n_experiences=5, shuffle=False, dots=True).train_stream",
-        "CRUMBStrategy(mem_size=417)",
-    ]
-    lines += ["ToyShapes(seed='one')", "CORe50(experiences=5)"]
+    lines += ["ToyShapes(seed=1, n_experiences=5, shuffle=False, dots=True).train_stream"]
+    lines += ["ToyShapes(seed='one')", "CORe50(experiences=5)", "CRUMBStrategy(mem_size=417)"]
     (tmp_path / "script.py").write_text("\n".join(lines))
     out, _, _ = api.run(
         [str(tmp_path / "script.py"), "--config-file", str(ROOT / "setup.cfg"), "--cache-dir", os.devnull]
     )
     found = [line for line in out.splitlines() if "script.py" in line and "error" in line]
-    assert len(found) == 2 and 'Argument "seed" to "ToyShapes" has incompatible type "str"' in found[0]
+    assert len(found) == 4 and 'Argument "seed" to "ToyShapes" has incompatible type "str"' in found[0]
     assert 'Unexpected keyword argument "experiences" for "CORe50"' in found[1]
+    assert {line.partition("argument ")[2].split()[0] for line in found[2:]} == {'"model"', '"optimizer"'}
 
 
 @pytest.fixture(scope="module")
