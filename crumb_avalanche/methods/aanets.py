@@ -4,7 +4,6 @@ One level is blended: all plastic layers before the head. Training is a single p
 """
 
 import copy
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,39 +11,11 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import (
-    HerdedFrames,
-    HerdingPlugin,
-    OldNetwork,
-    distillation_loss,
-    draw,
-    draw_from,
-    memory_strategy,
-)
+from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, distillation_loss, draw, draw_from
 from crumb_avalanche.models.penultimate import evaluating
-from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive
+from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class AANetsSettings(InRange):
-    """Settings of AANets on iCaRL's loss, with the authors' values except where they fail in a single pass.
-
-    Attributes:
-        outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
-            an experience.
-        a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
-        distillation: weight of the distillation loss.
-        temperature: temperature of the distillation.
-    """
-
-    outer_every: Count = 50
-    a_learning_rate: NotNegative = 1e-2
-    distillation: NotNegative = 0.25
-    temperature: Positive = 2.0
 
 
 def put(network: nn.Module, name: str, module: nn.Module) -> None:
@@ -190,18 +161,41 @@ class OldBranches(OldNetwork):
         self.state = {name: value for name, value in self.state.items() if name in changing}
 
 
+@register(
+    "aanets",
+    summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
+    source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
+    stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
+    fixed_bytes=lambda model, method, n_classes: (
+        OldBranches.bytes_of(model) + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
+    ),
+)
 class AANetsPlugin(HerdingPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
     An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
-    evaluation mode, so that only the share changes.
+    evaluation mode, so that only the share changes. Settings of the authors that fail in a single pass are others.
+
+    Attributes:
+        outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
+            an experience.
+        a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
+        distillation: weight of the distillation loss.
+        temperature: temperature of the distillation.
     """
+
+    outer_every: Count = 50
+    a_learning_rate: NotNegative = 1e-2
+    distillation: NotNegative = 0.25
+    temperature: Positive = 2.0
 
     kept = ("random", "_old", "_steps", "_branch_bytes", "old_network")
 
-    def __init__(self, storage_policy: ImageBuffer, settings: AANetsSettings, seed: int):
-        super().__init__(storage_policy, settings)
-        self.random = np.random.default_rng(seed)
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
+        recipe.model.plastic_layers, recipe.model.head = layers, layers.head  # before the optimiser is made
+        self.random = np.random.default_rng(recipe.seed)
         self.old_network = OldBranches()
         self._old: list[int] = []  # classes of earlier experiences
         self._steps = 0
@@ -228,8 +222,8 @@ class AANetsPlugin(HerdingPlugin):
             strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
             logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
             old_logits = self.old_network.logits(model, maps)
-            loss = distillation_loss(logits, old_logits, self._old, self.settings.temperature)
-            strategy.loss = strategy.loss + self.settings.distillation * self.settings.temperature**2 * loss
+            loss = distillation_loss(logits, old_logits, self._old, self.temperature)
+            strategy.loss = strategy.loss + self.distillation * self.temperature**2 * loss
 
     def after_backward(self, strategy, **kwargs):
         strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it
@@ -237,7 +231,7 @@ class AANetsPlugin(HerdingPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         if self._old:
             self._steps += 1
-            if self._steps % self.settings.outer_every == 0:
+            if self._steps % self.outer_every == 0:
                 self._outer_step(strategy, self.batch.feature_map, self.batch.labels, **kwargs)
         super().after_training_iteration(strategy, **kwargs)
 
@@ -247,7 +241,7 @@ class AANetsPlugin(HerdingPlugin):
             if not self._old:
                 model.plastic_layers.aggregate()
             self.herd(strategy)
-            if self._old and self._steps < self.settings.outer_every:
+            if self._old and self._steps < self.outer_every:
                 nothing = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
         self._old = list(strategy.seen_classes.seen)
@@ -275,23 +269,4 @@ class AANetsPlugin(HerdingPlugin):
             (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])
         strategy.replay_loss = strategy.replay_loss.detach()
         with torch.no_grad():
-            share.sub_(self.settings.a_learning_rate * gradient).clamp_(0, 1)
-
-
-@register(
-    "aanets",
-    summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
-    source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
-    stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
-    settings=AANetsSettings,
-    buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: (
-        OldBranches.bytes_of(model) + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
-    ),
-)
-def build_aanets(recipe: Recipe) -> StreamStrategy:
-    """Build AANets; the recipe's model gets both branches before the optimiser is made."""
-    layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
-    recipe.model.plastic_layers, recipe.model.head = layers, layers.head
-    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
-    return memory_strategy(recipe, AANetsPlugin(buffer, recipe.method, recipe.seed))
+            share.sub_(self.a_learning_rate * gradient).clamp_(0, 1)

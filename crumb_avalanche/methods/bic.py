@@ -2,43 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, memory_strategy, trim
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, trim
 from crumb_avalanche.models.penultimate import evaluating
-from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Positive, PositiveShare
+from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive, PositiveShare
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import in_last_epoch
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 _SMALLEST_ALPHA = 0.01
-
-
-@dataclass(frozen=True)
-class BiCSettings(InRange):
-    """Settings of BiC.
-
-    Attributes:
-        temperature: temperature of the distillation.
-        validation_share: share of a class's exemplars that only the bias stage uses; at least one.
-        bias_epochs: steps of the bias stage, each over the whole validation set.
-        bias_learning_rate: learning rate of Adam in that stage, divided by ten after each quarter of the steps. (The
-            authors use SGD; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
-        bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
-    """
-
-    temperature: Positive = 2.0
-    validation_share: PositiveShare = 0.1
-    bias_epochs: Count = 200
-    bias_learning_rate: Positive = 0.1
-    bias_decay: NotNegative = 0.1
 
 
 def spread(count: int, total: int) -> list[int]:
@@ -126,10 +105,11 @@ class SplitExemplars(SelectionRule):
         return chosen
 
 
-def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSettings) -> tuple[float, float]:
+def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: Any) -> tuple[float, float]:
     """Fit ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes on ``(B, classes)`` balanced logits.
 
     ``alpha`` stays positive: for a few images, reversing the order of the new classes may have a lower loss.
+    ``settings`` are those of ``BiCPlugin``.
     """
     is_new = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     is_new[list(new)] = True
@@ -149,6 +129,13 @@ def fit_bias(logits: Tensor, labels: Tensor, new: Sequence[int], settings: BiCSe
     return float(scalars[0].detach()), float(scalars[1].detach())
 
 
+@register(
+    "bic",
+    summary="exemplars, distillation, and two scalars that correct the bias to new classes",
+    source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
+    stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model) + 8 * n_classes,
+)
 class BiCPlugin(ImageMemoryPlugin):
     """Distillation with replay, and two scalars for each experience that correct the bias to new classes.
 
@@ -161,16 +148,28 @@ class BiCPlugin(ImageMemoryPlugin):
     is too short for that.)
 
     Attributes:
+        temperature: temperature of the distillation.
+        validation_share: share of a class's exemplars that only the bias stage uses; at least one.
+        bias_epochs: steps of the bias stage, each over the whole validation set.
+        bias_learning_rate: learning rate of Adam in that stage, divided by ten after each quarter of the steps. (The
+            authors use SGD; Adam's steps do not depend on the scale of the logits, which the feature scale sets here.)
+        bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
     """
 
+    temperature: Positive = 2.0
+    validation_share: PositiveShare = 0.1
+    bias_epochs: Count = 200
+    bias_learning_rate: Positive = 0.1
+    bias_decay: NotNegative = 0.1
+
     kept, answering = ("_old", "old_network"), ("alpha", "beta")
 
-    def __init__(self, storage_policy: MemoryBuffer, old_network: OldNetwork, settings: BiCSettings, n_classes: int):
-        super().__init__(storage_policy, settings)
-        self.old_network = old_network
-        self.alpha = torch.ones(n_classes)
-        self.beta = torch.zeros(n_classes)
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe, SplitExemplars(recipe.method.validation_share))
+        self.old_network = OldNetwork()
+        self.alpha = torch.ones(recipe.n_classes)
+        self.beta = torch.zeros(recipe.n_classes)
         self._old: list[int] = []
 
     @property
@@ -213,7 +212,7 @@ class BiCPlugin(ImageMemoryPlugin):
         losses = cross_entropy(logits, labels, reduction="none")
         if self._old:
             # Cross-entropies of softened answers over the old classes, not scaled by the squared temperature.
-            soft, targets = (one[:, self._old] / self.settings.temperature for one in (logits, old_logits))
+            soft, targets = (one[:, self._old] / self.temperature for one in (logits, old_logits))
             distilled = -(targets.softmax(1) * soft.log_softmax(1)).sum(1)
             share = len(self._old) / len(strategy.seen_classes.seen)
             losses = share * distilled + (1 - share) * losses
@@ -232,7 +231,7 @@ class BiCPlugin(ImageMemoryPlugin):
         stored = set(self.storage_policy.classes)
         if stored & set(self._old) and stored & set(new):
             logits, labels = self._validation_answers(strategy)
-            self.alpha[new], self.beta[new] = fit_bias(logits, labels, new, self.settings)
+            self.alpha[new], self.beta[new] = fit_bias(logits, labels, new, self)
         self.old_network.take(strategy.model)
 
     def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
@@ -249,19 +248,3 @@ class BiCPlugin(ImageMemoryPlugin):
 
     def after_eval_forward(self, strategy, **kwargs):
         strategy.mb_output = strategy.seen_classes.mask_answers(self.correct(strategy.mb_output))
-
-
-@register(
-    "bic",
-    summary="exemplars, distillation, and two scalars that correct the bias to new classes",
-    source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
-    stores="raw images, a copy of the plastic layers for distillation, two scalars an experience",
-    settings=BiCSettings,
-    buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model) + 8 * n_classes,
-)
-def build_bic(recipe: Recipe) -> StreamStrategy:
-    """Build BiC on the plastic layers."""
-    method = recipe.method
-    buffer = ImageBuffer(recipe.mem_size, SplitExemplars(method.validation_share), recipe.seed)
-    return memory_strategy(recipe, BiCPlugin(buffer, OldNetwork(), method, recipe.n_classes))

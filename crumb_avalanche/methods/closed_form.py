@@ -6,14 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar, get_origin
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.counted import counted
-from crumb_avalanche.system.setting_ranges import check_arguments, checked, hints_of
+from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
 from crumb_avalanche.system.tensor_bytes import storage_bytes, tensor_bytes, tensors_of
 from crumb_avalanche.system.tensor_file import StateError
 
@@ -80,24 +80,14 @@ class ClosedForm(ABC):
             ValueError: a value has another type or is out of its range.
             TypeError: an argument is unknown.
         """
-        given = {
-            name: checked(name, keywords.pop(name, getattr(self, name)), hint) for name, hint in self.hints().items()
-        }
+        own = declared(type(self)).items()
+        given = {name: checked(name, keywords.pop(name, getattr(self, name)), hint) for name, hint in own}
         bound = inspect.signature(self._allocate).bind(n_classes, length, *decided, **keywords)
         bound.apply_defaults()
         arguments = check_arguments(type(self)._allocate, bound.arguments)
         self.settings = {**arguments, **given}
         vars(self).update(given)
         self._allocate(**arguments)
-
-    @classmethod
-    def hints(cls) -> dict[str, Any]:
-        """Return the types of the settings by name: of all public annotated attributes that have a value."""
-        return {
-            name: hint
-            for name, hint in hints_of(cls).items()
-            if ClassVar not in (hint, get_origin(hint)) and not name.startswith("_") and hasattr(cls, name)
-        }
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
         memo.update({id(part): part for part in (getattr(self, name) for name in self._cached)})

@@ -1,35 +1,19 @@
 """CoPE: prototypes that are updated with every batch, and a loss that attracts features to them."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
-from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots, memory_strategy
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
-from crumb_avalanche.system.setting_ranges import InRange, Positive, Probability
+from crumb_avalanche.system.setting_ranges import Positive, Probability
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
-from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class CoPESettings(InRange):
-    """Settings of CoPE.
-
-    Attributes:
-        prototype_momentum: weight of the old prototype in an update.
-        temperature: divisor of similarities.
-    """
-
-    prototype_momentum: Probability = 0.99
-    temperature: Positive = 0.1
 
 
 class BalancedMemories(ClassBalancedReservoir):
@@ -74,6 +58,13 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
     return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
 
 
+@register(
+    "cope",
+    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
+    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
+    stores="raw images, and a prototype of each class",
+    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
+)
 class CoPEPlugin(ImageMemoryPlugin):
     """Trains on every batch and as many memories in one step; answers with the nearest prototype.
 
@@ -82,14 +73,26 @@ class CoPEPlugin(ImageMemoryPlugin):
     each step with the embeddings of that step.
 
     Attributes:
+        prototype_momentum: weight of the old prototype in an update.
+        temperature: divisor of similarities.
         prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
     """
 
-    answering = ("prototypes",)
+    prototype_momentum: Probability = 0.99
+    temperature: Positive = 0.1
 
-    def __init__(self, storage_policy: MemoryBuffer, settings: CoPESettings, n_classes: int, length: int):
-        super().__init__(storage_policy, settings)
-        self.prototypes = torch.zeros(n_classes, length)
+    answering, rule = ("prototypes",), BalancedMemories
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        model = recipe.model
+        weights = [name for name, weight in model.plastic_layers.named_parameters() if weight.requires_grad]
+        if all(name.startswith(f"{model.head}.") for name in weights):
+            raise ValueError(
+                "cope learns the layers between cut and head, but this model has none with weights there; cut the "
+                "network at an earlier layer"
+            )
+        self.prototypes = torch.zeros(recipe.n_classes, feature_length(model))
         self._head = HeadInput()
         self._batch: tuple[Tensor, Tensor] | None = None
 
@@ -106,7 +109,7 @@ class CoPEPlugin(ImageMemoryPlugin):
     def scores(self, embeddings: Tensor) -> Tensor:
         """Compute ``(B, classes)`` products with the prototypes, divided by the temperature."""
         self.prototypes = self.prototypes.to(embeddings.device)
-        return embeddings @ self.prototypes.t() / self.settings.temperature
+        return embeddings @ self.prototypes.t() / self.temperature
 
     @torch.no_grad()
     def begin(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -122,7 +125,7 @@ class CoPEPlugin(ImageMemoryPlugin):
     @torch.no_grad()
     def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
         """Update ``p <- normalised(m p + (1 - m) mean)`` for each class of a batch."""
-        momentum = self.settings.prototype_momentum
+        momentum = self.prototype_momentum
         for label in labels.unique().tolist():
             mean = embeddings[labels == label].mean(0)
             self.prototypes[label] = normalize(momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0)
@@ -148,7 +151,7 @@ class CoPEPlugin(ImageMemoryPlugin):
                 maps, its_labels = storage.replay(slots, model)
                 embeddings = torch.cat([embeddings, normalize(penultimate(model, maps))])
                 labels = torch.cat([labels, its_labels])
-        strategy.loss = ppp_loss(embeddings, labels, self.prototypes, self.known, self.settings.temperature)
+        strategy.loss = ppp_loss(embeddings, labels, self.prototypes, self.known, self.temperature)
         self._batch = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
@@ -169,26 +172,3 @@ class CoPEPlugin(ImageMemoryPlugin):
         features = self._head.release()
         if self.known.any():
             strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
-
-
-@register(
-    "cope",
-    summary="prototypes updated with every batch, balanced replay of images, nearest prototype",
-    source="De Lange and Tuytelaars, Continual Prototype Evolution, ICCV 2021",
-    stores="raw images, and a prototype of each class",
-    settings=CoPESettings,
-    buffer=ImageBuffer,
-    fixed_bytes=lambda model, method, n_classes: 4 * n_classes * feature_length(model),
-)
-def build_cope(recipe: Recipe) -> StreamStrategy:
-    """Build CoPE on the plastic layers below the head."""
-    model = recipe.model
-    layers = model.plastic_layers
-    if all(name.startswith(f"{model.head}.") for name, weight in layers.named_parameters() if weight.requires_grad):
-        raise ValueError(
-            "cope learns the layers between cut and head, but this model has none with weights there; cut the network "
-            "at an earlier layer"
-        )
-    buffer = ImageBuffer(recipe.mem_size, BalancedMemories(), recipe.seed)
-    plugin = CoPEPlugin(buffer, recipe.method, recipe.n_classes, feature_length(model))
-    return memory_strategy(recipe, plugin)

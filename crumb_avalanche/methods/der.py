@@ -1,32 +1,17 @@
 """Dark experience replay (DER++): raw images and the logits that the network had for them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from crumb_avalanche.memory.buffers import ImageBuffer
-from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative
+from crumb_avalanche.system.setting_ranges import NotNegative
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
-from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class DarkReplaySettings(InRange):
-    """Settings of DER++, with its authors' values.
-
-    Attributes:
-        alpha: weight of the loss of the stored logits.
-        beta: weight of the loss of the stored labels; 0 is plain DER.
-    """
-
-    alpha: NotNegative = 0.1
-    beta: NotNegative = 0.5
 
 
 class LogitImageBuffer(ImageBuffer):
@@ -60,8 +45,24 @@ class LogitImageBuffer(ImageBuffer):
         return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
 
 
+@register(
+    "der",
+    summary="raw images and their logits from a reservoir (DER++)",
+    source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
+    stores="raw images, and a float32 logit of each for every class",
+)
 class DarkReplayPlugin(ImageMemoryPlugin):
-    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step."""
+    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
+
+    Attributes:
+        alpha: weight of the loss of the stored logits, with its authors' value.
+        beta: weight of the loss of the stored labels, likewise; 0 is plain DER.
+    """
+
+    alpha: NotNegative = 0.1
+    beta: NotNegative = 0.5
+
+    buffer, rule = LogitImageBuffer, Reservoir
 
     def before_backward(self, strategy, **kwargs):
         first = draw(self.storage_policy, len(strategy.mb_y))
@@ -74,7 +75,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             known = stored != UNSEEN_LOGIT  # the mean is over the classes seen then
             dark = (logits[: len(first)] - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
-        strategy.loss = strategy.loss + self.settings.alpha * dark + self.settings.beta * again
+        strategy.loss = strategy.loss + self.alpha * dark + self.beta * again
 
     def offer(self, strategy, batch):
         # Those of the step, as the authors store, have dropout noise, which the network would have to reproduce.
@@ -86,17 +87,3 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         self.storage_policy.offered = logits
         super().offer(strategy, batch)
         del self.storage_policy.offered  # it holds the batch
-
-
-@register(
-    "der",
-    summary="raw images and their logits from a reservoir (DER++)",
-    source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
-    stores="raw images, and a float32 logit of each for every class",
-    settings=DarkReplaySettings,
-    buffer=LogitImageBuffer,
-)
-def build_der(recipe: Recipe) -> StreamStrategy:
-    """Build dark experience replay."""
-    buffer = LogitImageBuffer(recipe.mem_size, Reservoir(), recipe.seed)
-    return memory_strategy(recipe, DarkReplayPlugin(buffer, recipe.method))

@@ -1,17 +1,21 @@
 """Experience replay: raw images, trained on in the step of the new batch."""
 
-from dataclasses import dataclass
-
-from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, RingBuffer, draw, memory_strategy
-from crumb_avalanche.system.setting_ranges import InRange, Number
-from crumb_avalanche.training.stream_strategy import StreamStrategy
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, RingBuffer, draw
+from crumb_avalanche.system.setting_ranges import Number
 
 
-@dataclass(frozen=True)
-class ExperienceReplaySettings(InRange):
-    """Settings of experience replay (ER).
+@register(
+    "er",
+    summary="raw images from rings or a reservoir, trained on in one step with each new batch",
+    source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
+    stores="raw images",
+)
+class ExperienceReplayPlugin(ImageMemoryPlugin):
+    """Trains on the union of the new batch and as many memories, in one step.
+
+    See algorithm 1 of the paper. The two halves pass the plastic layers one after the other: a batch norm takes its
+    statistics from each of them.
 
     Attributes:
         ring_below: with fewer memories than this for each class of the stream, each class has a ring buffer of its
@@ -22,13 +26,11 @@ class ExperienceReplaySettings(InRange):
 
     ring_below: Number = 5
 
+    rule = Reservoir
 
-class ExperienceReplayPlugin(ImageMemoryPlugin):
-    """Trains on the union of the new batch and as many memories, in one step.
-
-    See algorithm 1 of the paper. The two halves pass the plastic layers one after the other: a batch norm takes its
-    statistics from each of them.
-    """
+    def __init__(self, recipe: Recipe):
+        rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
+        super().__init__(recipe, RingBuffer() if rings else None)
 
     def before_backward(self, strategy, **kwargs):
         slots = draw(self.storage_policy, len(strategy.mb_y))
@@ -38,18 +40,3 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
             logits, labels = self.memory_logits(strategy, slots)
             replay_loss = strategy._criterion(logits, labels)
         strategy.loss = (strategy.loss + replay_loss) / 2
-
-
-@register(
-    "er",
-    summary="raw images from rings or a reservoir, trained on in one step with each new batch",
-    source="Chaudhry et al., On Tiny Episodic Memories in Continual Learning, 2019",
-    stores="raw images",
-    settings=ExperienceReplaySettings,
-    buffer=ImageBuffer,
-)
-def build_er(recipe: Recipe) -> StreamStrategy:
-    """Build experience replay; see ``ExperienceReplaySettings`` for the selection rule."""
-    rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
-    rule = RingBuffer() if rings else Reservoir()
-    return memory_strategy(recipe, ExperienceReplayPlugin(ImageBuffer(recipe.mem_size, rule, recipe.seed)))

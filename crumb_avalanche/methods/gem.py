@@ -7,32 +7,17 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative
-from crumb_avalanche.training.crumb import CRUMBStrategy
-from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.stream_strategy import StreamStrategy
+from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.replay import ImageMemoryPlugin
+from crumb_avalanche.system.setting_ranges import NotNegative
 
 # Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights of gradients that repeat or
 # oppose each other would be unbounded. Products that stay negative are projected away once more.
 _RIDGE = 1e-10
 _PRODUCT_TOLERANCE = 1e-9
 _REFINEMENTS = 10
-
-
-@dataclass(frozen=True)
-class GEMSettings(InRange):
-    """Settings of GEM.
-
-    Attributes:
-        margin: least weight of each past gradient in a corrected step, ``memory_strength`` of GEM's authors (0.5; the
-            paper's port: 1).
-    """
-
-    margin: NotNegative = 0.5
 
 
 @dataclass
@@ -113,7 +98,7 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     Args:
         gradient: ``(n,)``, returned itself where no product is negative.
         references: ``(t, n)`` past gradients.
-        margin: see ``GEMSettings``; above 0 a corrected step goes along every past gradient.
+        margin: see ``GEMPlugin``; above 0 a corrected step goes along every past gradient.
     """
     past, present = references.double(), gradient.double()
     # Rows of length 1: gradients of an experience known by heart are tiny beside others.
@@ -133,29 +118,38 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     return present.to(gradient.dtype)
 
 
-class GEMPlugin(StatefulPlugin):
+@register(
+    "gem",
+    summary="gradients are projected so that no past experience's loss rises",
+    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
+    stores="raw images, an equal share for every experience",
+)
+class GEMPlugin(ImageMemoryPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
     At every step P runs forward and backward on the memories of each past experience, in training mode and with the
     loss over the classes seen so far. No gradients are kept, so the memories are all the bytes. Momentum, weight decay
     and clamping come after the correction, so the step may still go slightly against a past gradient; GEM's authors use
     none of them, the paper's port uses the first two.
+
+    Attributes:
+        margin: least weight of each past gradient in a corrected step, ``memory_strength`` of GEM's authors (0.5; the
+            paper's port: 1).
     """
 
-    def __init__(self, settings: GEMSettings):
-        super().__init__()
-        self.settings = settings
+    margin: NotNegative = 0.5
+
+    rule = ExperienceShares
 
     def after_backward(self, strategy, **kwargs):
-        policy = strategy.storage_policy
-        past = policy.rule.past(policy.slots)
+        past = self.storage_policy.rule.past(self.storage_policy.slots)
         if not past:
             return
         weights = [weight for weight in strategy.model.parameters() if weight.requires_grad]
         with strategy.model.stopwatch.measure("replay"):
             references = torch.stack([self._reference(strategy, torch.tensor(held), weights) for held in past])
             gradient = _flat([weight.grad for weight in weights], weights)
-            corrected = project(gradient, references, self.settings.margin)
+            corrected = project(gradient, references, self.margin)
             if corrected is not gradient:
                 parts = corrected.split([weight.numel() for weight in weights])
                 for weight, part in zip(weights, parts):
@@ -163,9 +157,7 @@ class GEMPlugin(StatefulPlugin):
 
     def _reference(self, strategy, slots: Tensor, weights: list[Tensor]) -> Tensor:
         """Compute the gradient of the loss on the memories of a past experience, ``(n,)``."""
-        maps, labels = strategy.storage_policy.replay(slots, strategy.model)
-        logits = strategy.seen_classes.mask(strategy.model.classify(maps))
-        loss = strategy._criterion(logits, labels)
+        loss = strategy._criterion(*self.memory_logits(strategy, slots))
         return _flat(torch.autograd.grad(loss, weights, allow_unused=True), weights)
 
 
@@ -173,23 +165,3 @@ def _flat(gradients, weights: list[Tensor]) -> Tensor:
     """Concatenate gradients, with zeros for weights without one."""
     pairs = zip(gradients, weights)
     return torch.cat([(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs])
-
-
-@register(
-    "gem",
-    summary="gradients are projected so that no past experience's loss rises",
-    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
-    stores="raw images, an equal share for every experience",
-    settings=GEMSettings,
-    buffer=ImageBuffer,
-)
-def build_gem(recipe: Recipe) -> StreamStrategy:
-    """Build GEM; its images are stored by CRUMB's plugin and never replayed."""
-    return CRUMBStrategy(
-        optimizer=recipe.optimizer(),
-        storage_policy=ImageBuffer(recipe.mem_size, ExperienceShares(), recipe.seed),
-        direct_weight=1.0,
-        codebook_weight=0.0,
-        replay_steps=0,
-        **recipe.common(GEMPlugin(recipe.method)),
-    )

@@ -1,37 +1,24 @@
 """GSS-greedy: memories with gradients in diverse directions (Aljundi et al., NeurIPS 2019)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, normalize
 
-from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
+from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots, memory_strategy
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import Count, InRange
+from crumb_avalanche.system.setting_ranges import Count
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 # Cosine of the first memories, which have none to be compared with, in the authors' code.
 _FIRST_COSINE = 0.1
-
-
-@dataclass(frozen=True)
-class GSSSettings(InRange):
-    """Settings of GSS-greedy.
-
-    Attributes:
-        compared: number of random memories whose gradients are compared with those of a frame.
-    """
-
-    compared: Count = 10
 
 
 def sample_gradients(
@@ -134,16 +121,28 @@ class GreedyDiversity(SelectionRule):
         self.scores = state["scores"].clone()
 
 
+@register(
+    "gss",
+    summary="replay of images selected for diverse gradients",
+    source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
+    stores="raw images, and a score of each",
+    item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
+)
 class GSSPlugin(ImageMemoryPlugin):
     """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
 
     Gradients of memories change with the weights; they are computed for each comparison and not kept. The batch is
     compared with the memories that were replayed with it, so F runs once for each image. (The authors draw again, and
     use one gradient of several memories.)
+
+    Attributes:
+        compared: number of random memories whose gradients are compared with those of a frame.
     """
 
-    def __init__(self, storage_policy: MemoryBuffer, settings: GSSSettings):
-        super().__init__(storage_policy, settings)
+    compared: Count = 10
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe, GreedyDiversity(recipe.mem_size))
         self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
 
     @property
@@ -157,20 +156,20 @@ class GSSPlugin(ImageMemoryPlugin):
         if held:
             with model.stopwatch.measure("replay"):
                 # No image twice in a batch, as in the authors' code: all of a small buffer is replayed.
-                count = min(len(held), max(batch, self.settings.compared))
+                count = min(len(held), max(batch, self.compared))
                 slots = draw_from(storage.slots.random, held, count)
                 maps, labels = storage.replay(slots, model)
                 replay_loss = strategy._criterion(self.logits(model, maps[:batch]), labels[:batch])
                 strategy.loss = strategy.loss + replay_loss
-            compared = slice(self.settings.compared)
+            compared = slice(self.compared)
             self._drawn = slots[compared], maps[compared], labels[compared]
 
     def offer(self, strategy, batch):
-        model, settings, storage = strategy.model, self.settings, self.storage_policy
+        model, storage = strategy.model, self.storage_policy
         slots, maps, labels = [], batch.feature_map, batch.labels
         with model.stopwatch.measure("replay"):
             if self.batch is None and (held := held_slots(storage)):  # no memories were replayed with these images
-                drawn = draw_from(storage.slots.random, held, min(len(held), settings.compared))
+                drawn = draw_from(storage.slots.random, held, min(len(held), self.compared))
                 self._drawn = drawn, *storage.replay(drawn, model)
             if self._drawn is not None:
                 slots = self._drawn[0].tolist()
@@ -183,18 +182,3 @@ class GSSPlugin(ImageMemoryPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         super().after_training_iteration(strategy, **kwargs)
         self._drawn = None
-
-
-@register(
-    "gss",
-    summary="replay of images selected for diverse gradients",
-    source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
-    stores="raw images, and a score of each",
-    settings=GSSSettings,
-    buffer=ImageBuffer,
-    item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
-)
-def build_gss(recipe: Recipe) -> StreamStrategy:
-    """Build GSS-greedy on the plastic layers."""
-    buffer = ImageBuffer(recipe.mem_size, GreedyDiversity(recipe.mem_size), recipe.seed)
-    return memory_strategy(recipe, GSSPlugin(buffer, recipe.method))

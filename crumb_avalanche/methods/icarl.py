@@ -6,22 +6,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
 
-from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import (
-    HerdedFrames,
-    HerdingPlugin,
-    OldNetwork,
-    draw_from,
-    memory_strategy,
-)
+from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, draw_from
 from crumb_avalanche.models.penultimate import HeadInput
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
+@register(
+    "icarl",
+    summary="herded exemplars, distillation, nearest mean of exemplars",
+    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
+    stores="raw images, and a copy of the plastic layers for distillation",
+    scores_answer=True,
+    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model),
+)
 class ICaRLPlugin(HerdingPlugin):
     """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
 
@@ -37,9 +37,18 @@ class ICaRLPlugin(HerdingPlugin):
 
     kept = ("_old", "old_network")
 
-    def __init__(self, storage_policy: MemoryBuffer, old_network: OldNetwork):
-        super().__init__(storage_policy)
-        self.old_network = old_network
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        parent, _, head = recipe.model.head.rpartition(".")
+        layers = dict(recipe.model.plastic_layers.get_submodule(parent).named_children())
+        if any(isinstance(layer, nn.ReLU) for layer in [*layers.values()][[*layers].index(head) :]):
+            warnings.warn(
+                "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: "
+                "no class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
+                "relu_logits=False",
+                stacklevel=2,
+            )
+        self.old_network = OldNetwork()
         self._old: list[int] = []
         self._head = HeadInput()
         self._means: Tensor | None = None
@@ -117,27 +126,3 @@ class ICaRLPlugin(HerdingPlugin):
 
     def load_answer_state(self, state):
         self._loaded = list(state["classes"]), state["means"].clone()
-
-
-@register(
-    "icarl",
-    summary="herded exemplars, distillation, nearest mean of exemplars",
-    source="Rebuffi et al., iCaRL: Incremental Classifier and Representation Learning, CVPR 2017",
-    stores="raw images, and a copy of the plastic layers for distillation",
-    buffer=ImageBuffer,
-    scores_answer=True,
-    fixed_bytes=lambda model, method, n_classes: OldNetwork.bytes_of(model),
-)
-def build_icarl(recipe: Recipe) -> StreamStrategy:
-    """Build iCaRL on the plastic layers."""
-    parent, _, head = recipe.model.head.rpartition(".")
-    layers = dict(recipe.model.plastic_layers.get_submodule(parent).named_children())
-    if any(isinstance(layer, nn.ReLU) for layer in [*layers.values()][[*layers].index(head) :]):
-        warnings.warn(
-            "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: no "
-            "class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
-            "relu_logits=False",
-            stacklevel=2,
-        )
-    buffer = ImageBuffer(recipe.mem_size, HerdedFrames(), recipe.seed)
-    return memory_strategy(recipe, ICaRLPlugin(buffer, OldNetwork()))

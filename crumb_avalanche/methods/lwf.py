@@ -1,27 +1,17 @@
 """Learning without forgetting: distillation of the old plastic layers' answers on new images."""
 
-from dataclasses import dataclass
-
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import OldNetwork, distillation_loss
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive
+from crumb_avalanche.system.setting_ranges import NotNegative, Positive
 from crumb_avalanche.training.batch_plugin import BatchPlugin
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
-@dataclass(frozen=True)
-class LwFSettings(InRange):
-    """Settings of LwF.
-
-    Attributes:
-        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
-        temperature: temperature of both softmaxes (LwF's authors: 2).
-    """
-
-    alpha: NotNegative = 1.0
-    temperature: Positive = 2.0
-
-
+@register(
+    "lwf",
+    summary="distillation of the old plastic layers' answers on new images",
+    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
+    stores="the old plastic layers",
+)
 class StreamLwF(BatchPlugin):
     """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
 
@@ -29,15 +19,19 @@ class StreamLwF(BatchPlugin):
     applies dropout.
 
     Attributes:
+        alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
+        temperature: temperature of both softmaxes (LwF's authors: 2).
         old_network: the weights of these plastic layers, as float32; empty in the first experience.
         old_classes: the classes they were trained on.
     """
 
+    alpha: NotNegative = 1.0
+    temperature: Positive = 2.0
+
     kept = ("old_classes", "old_network")
 
-    def __init__(self, settings: LwFSettings):
+    def __init__(self, recipe: Recipe):
         super().__init__()
-        self.settings = settings
         self.old_network = OldNetwork(half=False)
         self.old_classes: list[int] = []
 
@@ -50,21 +44,9 @@ class StreamLwF(BatchPlugin):
         if not self.old_network.state:
             return
         old = self.old_network.logits(strategy.model, self.batch.feature_map)
-        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.settings.temperature)
-        strategy.loss = strategy.loss + self.settings.alpha * loss
+        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.temperature)
+        strategy.loss = strategy.loss + self.alpha * loss
 
     def after_training_exp(self, strategy, **kwargs):
         self.old_network.take(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)
-
-
-@register(
-    "lwf",
-    summary="distillation of the old plastic layers' answers on new images",
-    source="Li and Hoiem, Learning without Forgetting, ECCV 2016",
-    stores="the old plastic layers",
-    settings=LwFSettings,
-)
-def build_lwf(recipe: Recipe) -> StreamStrategy:
-    """Build fine-tuning with distillation."""
-    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(StreamLwF(recipe.method)))

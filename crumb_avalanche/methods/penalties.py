@@ -4,7 +4,6 @@ They cover trainable weights and classes seen so far. ``statistics_bytes`` count
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +12,9 @@ from torch.utils.data import DataLoader
 
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Positive
+from crumb_avalanche.system.setting_ranges import NotNegative, Positive
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Tensors = dict[str, Tensor]  # by the name of a weight
 
@@ -58,14 +56,15 @@ class Penalty(StatefulPlugin):
     """Adds ``weight`` times the sum of importance times squared shift of the trainable weights to the loss.
 
     Attributes:
+        weight: weight of the sum, a setting.
         held: importances and old weights, for each of the penalties that add up.
     """
 
     kept = ("held",)
+    weight: float
 
-    def __init__(self, weight: float):
+    def __init__(self, recipe: Recipe):
         super().__init__()
-        self.weight = weight
         self.held: list[tuple[Tensors, Tensors]] = []
 
     @property
@@ -108,27 +107,24 @@ def _placed(value: Any, device: str) -> Any:
     return type(value)(_placed(one, device) for one in value) if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True)
-class EWCSettings(InRange):
-    """Settings of EWC.
-
-    Attributes:
-        weight: weight of the sum of Fisher information times squared shift (the paper's port: 100).
-    """
-
-    weight: NotNegative = 100.0
-
-
+@register(
+    "ewc",
+    summary="penalty on changes of weights by their Fisher information",
+    source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
+    stores="importances and old weights of every experience",
+)
 class StreamEWC(Penalty):
     """EWC with the Fisher information on the labels of the stream, and a penalty for each experience.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017, eq. 3 without the factor of one
     half. With true labels it is the empirical Fisher information; with the most probable ones (the paper's port) it is
     not a Fisher information. Avalanche's ``EWCPlugin`` squares gradients of batch means instead.
+
+    Attributes:
+        weight: weight of the sum of Fisher information times squared shift (the paper's port: 100).
     """
 
-    def __init__(self, settings: EWCSettings):
-        super().__init__(settings.weight)
+    weight: NotNegative = 100.0
 
     def after_training_exp(self, strategy, **kwargs):
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -142,26 +138,23 @@ class StreamEWC(Penalty):
         self.held.append((latest, copies(learning(strategy.model))))
 
 
-@dataclass(frozen=True)
-class MASSettings(InRange):
-    """Settings of MAS.
+@register(
+    "mas",
+    summary="penalty on changes of weights by how much the outputs depend on them",
+    source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
+    stores="importances and old weights",
+)
+class StreamMAS(Penalty):
+    """MAS with importances summed over the experiences, of outputs for classes seen.
+
+    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The moving average of Avalanche's ``MASPlugin`` forgets
+    the importances of early experiences; the paper adds them up.
 
     Attributes:
         weight: weight of the sum of importance times squared shift (MAS's authors and the paper's port: 1).
     """
 
     weight: NotNegative = 1.0
-
-
-class StreamMAS(Penalty):
-    """MAS with importances summed over the experiences, of outputs for classes seen.
-
-    Aljundi et al., "Memory Aware Synapses", 2018, eq. 3 and 4. The moving average of Avalanche's ``MASPlugin`` forgets
-    the importances of early experiences; the paper adds them up.
-    """
-
-    def __init__(self, settings: MASSettings):
-        super().__init__(settings.weight)
 
     def after_training_exp(self, strategy, **kwargs):
         seen = strategy.seen_classes.seen
@@ -173,9 +166,18 @@ class StreamMAS(Penalty):
         self.held = [(latest, copies(learning(strategy.model)))]
 
 
-@dataclass(frozen=True)
-class SISettings(InRange):
-    """Settings of SI.
+@register(
+    "si",
+    summary="penalty on changes of weights by their share in lowering the loss",
+    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
+    stores="importances, path integrals and old weights",
+)
+class StreamSI(Penalty):
+    """SI with path integrals over the gradient of the loss alone.
+
+    Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017, eq. 3 to 5. In Avalanche's
+    ``SynapticIntelligencePlugin`` the integral is over the gradient of loss and penalty together, importances may be
+    negative, and on a CPU the weights that it saves are views of the live ones, so that every shift is 0.
 
     Attributes:
         weight: weight of the sum of importance times squared shift, c of eq. 4 (the paper's port: 0.01).
@@ -185,20 +187,10 @@ class SISettings(InRange):
     weight: NotNegative = 0.01
     damping: Positive = 0.1
 
-
-class StreamSI(Penalty):
-    """SI with path integrals over the gradient of the loss alone.
-
-    Zenke et al., "Continual Learning Through Synaptic Intelligence", 2017, eq. 3 to 5. In Avalanche's
-    ``SynapticIntelligencePlugin`` the integral is over the gradient of loss and penalty together, importances may be
-    negative, and on a CPU the weights that it saves are views of the live ones, so that every shift is 0.
-    """
-
     kept = ("total", "path")
 
-    def __init__(self, settings: SISettings):
-        super().__init__(settings.weight)
-        self.damping = settings.damping
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
         self.total: Tensors = {}  # importances of all experiences, which may be negative
         self.path: Tensors = {}  # integrals in this experience
         self._before: Tensors = {}  # weights and gradients of the loss, in an iteration
@@ -239,35 +231,3 @@ class StreamSI(Penalty):
         for name, weight in learning(strategy.model).items():
             self.total[name] += self.path[name] / ((weight - old[name]).square() + self.damping)
             importance[name] = self.total[name].clamp(0, limit)
-
-
-def _builder(plugin: Callable[[Any], Penalty]) -> Callable[[Recipe], StreamStrategy]:
-    """Return a function that builds fine-tuning with a plugin that takes the method's settings."""
-
-    def build(recipe: Recipe) -> StreamStrategy:
-        return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(plugin(recipe.method)))
-
-    return build
-
-
-register(
-    "ewc",
-    summary="penalty on changes of weights by their Fisher information",
-    source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
-    stores="importances and old weights of every experience",
-    settings=EWCSettings,
-)(_builder(StreamEWC))
-register(
-    "mas",
-    summary="penalty on changes of weights by how much the outputs depend on them",
-    source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
-    stores="importances and old weights",
-    settings=MASSettings,
-)(_builder(StreamMAS))
-register(
-    "si",
-    summary="penalty on changes of weights by their share in lowering the loss",
-    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
-    stores="importances, path integrals and old weights",
-    settings=SISettings,
-)(_builder(StreamSI))

@@ -2,44 +2,21 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.er import ExperienceReplayPlugin
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ChosenFrames, held_slots, memory_strategy
+from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, held_slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import Count, InRange, NotNegative, Number, Probability
+from crumb_avalanche.system.setting_ranges import Count, NotNegative, Number, Probability
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass(frozen=True)
-class RainbowSettings(InRange):
-    """Settings of Rainbow Memory, with its authors' values.
-
-    Attributes:
-        copies: perturbed copies of a candidate that vote on its uncertainty.
-        candidates: frames of each class that are scored after an experience, evenly spread over it. F runs on every
-            copy of each; the authors score every frame.
-        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors use 256).
-        cutmix: probability of mixing a batch in these epochs.
-        stream_rate: factor of the learning rate while training on the stream after the first experience.
-    """
-
-    copies: Count = 12
-    candidates: Count = 25
-    memory_epochs: Number = 5
-    cutmix: Probability = 0.5
-    stream_rate: NotNegative = 0.1
 
 
 def shift(images: Tensor, down: float, right: float) -> Tensor:
@@ -136,32 +113,56 @@ def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor,
     return mixed, others, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
 
 
-class RainbowPlugin(ExperienceReplayPlugin):
+@register(
+    "rainbow_memory",
+    summary="raw images from easy to hard, trained on again with CutMix after each experience",
+    source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
+    stores="raw images",
+    each_class=True,
+    tuning={"candidates": 8},
+)
+class RainbowPlugin(ImageMemoryPlugin):
     """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
 
     The frames of the experience are read once more for scoring, without training. The first experience, on which all
-    strategies here train several epochs, has the full rate.
+    strategies here train several epochs, has the full rate. SGD's momentum is Nesterov's.
+
+    Attributes:
+        copies: perturbed copies of a candidate that vote on its uncertainty.
+        candidates: frames of each class that are scored after an experience, evenly spread over it. F runs on every
+            copy of each; the authors score every frame.
+        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors use 256).
+        cutmix: probability of mixing a batch in these epochs.
+        stream_rate: factor of the learning rate while training on the stream after the first experience.
     """
 
-    kept = ("random",)
+    copies: Count = 12
+    candidates: Count = 25
+    memory_epochs: Number = 5
+    cutmix: Probability = 0.5
+    stream_rate: NotNegative = 0.1
 
-    def __init__(self, storage_policy: ImageBuffer, rate: float, settings: RainbowSettings, seed: int):
-        super().__init__(storage_policy, settings)
-        self.rate = rate
-        self.random = np.random.default_rng(seed)
+    kept, rule = ("random",), ChosenFrames
+    before_backward = ExperienceReplayPlugin.before_backward
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        self.rate = recipe.settings.learning_rate
+        self.sgd = {"nesterov": recipe.settings.momentum > 0}
+        self.random = np.random.default_rng(recipe.seed)
         # The same for all candidates and experiences: a vote depends on the network and the image only.
-        self.perturbations = make_perturbations(settings.copies, self.random)
+        self.perturbations = make_perturbations(recipe.method.copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         strategy.make_optimizer(reset_optimizer_state=True)
         first = strategy.clock.train_exp_counter == 0
-        self._set_rate(strategy, self.rate if first else self.settings.stream_rate * self.rate)
+        self._set_rate(strategy, self.rate if first else self.stream_rate * self.rate)
 
     def after_training_exp(self, strategy, **kwargs):
         with strategy.model.stopwatch.measure("replay"):
             self._choose_memories(strategy)
-            for epoch in range(self.settings.memory_epochs):
+            for epoch in range(self.memory_epochs):
                 self._set_rate(strategy, memory_rate(epoch, self.rate))
                 self._memory_epoch(strategy, **kwargs)
 
@@ -197,7 +198,7 @@ class RainbowPlugin(ExperienceReplayPlugin):
         targets = np.asarray(labels_of(strategy.experience.dataset))
         for label in np.unique(targets).tolist():
             positions = np.flatnonzero(targets == label)
-            spread = np.linspace(0, len(positions) - 1, min(len(positions), self.settings.candidates)).astype(int)
+            spread = np.linspace(0, len(positions) - 1, min(len(positions), self.candidates)).astype(int)
             by_class.setdefault(label, []).extend((False, position) for position in positions[spread].tolist())
         return by_class
 
@@ -229,28 +230,10 @@ class RainbowPlugin(ExperienceReplayPlugin):
             images = augment(buffer.rows[slots].to(strategy.device), self.random)
             labels = buffer.labels[slots].long().to(strategy.device)
             mixed, others, own = images, slice(None), 1.0
-            if self.random.random() < self.settings.cutmix:
+            if self.random.random() < self.cutmix:
                 mixed, others, own = cutmix(images, self.random)
             logits = self.logits(model, self._fresh_features(model, mixed))
             loss = own * strategy._criterion(logits, labels)
             if own < 1:
                 loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
             memory_step(strategy, loss, **kwargs)
-
-
-@register(
-    "rainbow_memory",
-    summary="raw images from easy to hard, trained on again with CutMix after each experience",
-    source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
-    stores="raw images",
-    settings=RainbowSettings,
-    buffer=ImageBuffer,
-    each_class=True,
-    tuning={"candidates": 8},
-)
-def build_rainbow(recipe: Recipe) -> StreamStrategy:
-    """Build Rainbow Memory; if its SGD has momentum, it is Nesterov's."""
-    settings = recipe.settings
-    buffer = ImageBuffer(recipe.mem_size, ChosenFrames(), recipe.seed)
-    plugin = RainbowPlugin(buffer, settings.learning_rate, recipe.method, recipe.seed)
-    return memory_strategy(recipe, plugin, nesterov=settings.momentum > 0)

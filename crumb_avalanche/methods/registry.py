@@ -6,13 +6,23 @@ torch and Avalanche are imported when a method is looked up, and only its own fi
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crumb_avalanche.system.setting_ranges import Count, Decay, Epochs, InRange, NotNegative, Rate, Share, hints_of
+from crumb_avalanche.system.setting_ranges import (
+    Count,
+    Decay,
+    Epochs,
+    InRange,
+    NotNegative,
+    Rate,
+    Share,
+    declared,
+    hints_of,
+)
 from crumb_avalanche.training.replay_settings import Replay
 
 if TYPE_CHECKING:
@@ -246,21 +256,42 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
         summary, source, stores, more: see ``Entry``.
 
     Returns:
-        A decorator of a function that builds the strategy from a ``Recipe``, or of a subclass of ``ClosedForm``, whose
-        strategy, settings and bytes follow from it.
+        A decorator of a function that builds the strategy from a ``Recipe``, or of a class that declares the settings
+        as annotated attributes: a subclass of ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that
+        is made from a recipe and gets the settings as attributes. Its strategy is ``StreamStrategy``, with the plugin
+        as memory if it has a ``storage_policy``, of the type ``buffer``. ``sgd``, if it has that, are arguments of SGD
+        that differ from the recipe's.
     """
 
     def add(method: Any) -> Any:
-        of_method = _of_form(method) if isinstance(method, type) else {"build": method}
+        of_method = {"build": method}
+        if isinstance(method, type):
+            of_method = _of_form(method) if hasattr(method, "held_bytes") else _of_plugin(method)
         STRATEGIES._entries[name] = Entry(name, summary, source, stores, **{**of_method, **more})
         return method
 
     return add
 
 
+def _of_plugin(plugin: type) -> dict[str, Any]:
+    """Return the fields of an entry that follow from a plugin."""
+
+    def build(recipe: Recipe) -> "StreamStrategy":
+        from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+        made = plugin(recipe)
+        vars(made).update(asdict(recipe.method))
+        optimizer = recipe.optimizer(**getattr(made, "sgd", {}))
+        if hasattr(made, "storage_policy"):
+            return StreamStrategy(memory=made, optimizer=optimizer, **recipe.common())
+        return StreamStrategy(optimizer=optimizer, **recipe.common(made))
+
+    return dict(build=build, buffer=getattr(plugin, "buffer", None), settings=settings_of(plugin))
+
+
 def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     """Return the fields of an entry that follow from a closed form."""
-    from crumb_avalanche.methods.features import parts_of
+    from crumb_avalanche.methods.features import FeatureMoments, parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
         from crumb_avalanche.methods import closed_form_strategy
@@ -277,7 +308,7 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     return dict(
         build=build,
-        settings=settings_of(form),
+        settings=settings_of(form, FeatureMoments),
         item_bytes=item_bytes if form.budgeted else None,
         fixed_bytes=fixed_bytes,
         gradient=False,
@@ -285,16 +316,14 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     )
 
 
-def settings_of(form: "type[ClosedForm]") -> type:
-    """Make the dataclass of a closed form's settings: those of its features, and its own."""
-    from crumb_avalanche.methods.features import FeatureMoments
-
-    hints = hints_of(FeatureMoments)
-    declared: list[Any] = [
-        (item.name, hints[item.name], form.moments.get(item.name, item.default)) for item in fields(FeatureMoments)
+def settings_of(method: Any, features: Any = None) -> type:
+    """Make the dataclass of the settings that a class declares, after those of its features, if it has any."""
+    hints = hints_of(features) if features else {}
+    members: list[Any] = [
+        (name, hint, method.moments.get(name, getattr(features, name))) for name, hint in hints.items()
     ]
-    declared += [(name, hint, getattr(form, name)) for name, hint in form.hints().items()]
-    return make_dataclass(f"{form.__name__}Settings", declared, bases=(InRange,), frozen=True)
+    members += [(name, hint, getattr(method, name)) for name, hint in declared(method).items()]
+    return make_dataclass(f"{method.__name__}Settings", members, bases=(InRange,), frozen=True)
 
 
 def get_strategy(name: str) -> Entry:

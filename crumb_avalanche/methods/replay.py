@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
+from crumb_avalanche.memory.buffers import ImageBuffer, MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.features import pooled_features
@@ -24,7 +24,6 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 from crumb_avalanche.training.data import labels_of
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
 @dataclass
@@ -157,12 +156,22 @@ def draw(buffer: MemoryBuffer, count: int) -> Tensor:
 class ImageMemoryPlugin(StoringPlugin):
     """Stores raw images during the last epoch of each experience; a method adds its own loss.
 
-    A method that chooses its memories itself calls ``hold`` after an experience. ``settings`` are those of the method.
+    A method that chooses its memories itself calls ``hold`` after an experience. Its settings are attributes, see
+    ``registry.register``.
+
+    Args:
+        recipe: gives size and seed of the buffer.
+        rule: the selection rule; default a new one of the class's type.
+
+    Attributes:
+        buffer, rule: types of the buffer and of its selection rule.
     """
 
-    def __init__(self, storage_policy: MemoryBuffer, settings: Any = None):
-        super().__init__(storage_policy)
-        self.settings = settings
+    buffer: ClassVar[type[ImageBuffer]] = ImageBuffer
+    rule: ClassVar[type[SelectionRule]]
+
+    def __init__(self, recipe: Recipe, rule: SelectionRule | None = None):
+        super().__init__(self.buffer(recipe.mem_size, self.rule() if rule is None else rule, recipe.seed))
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
@@ -194,10 +203,9 @@ class ImageMemoryPlugin(StoringPlugin):
 
 
 class HerdingPlugin(ImageMemoryPlugin):
-    """Stores exemplars that are herded after each experience, from its frames, by the features of the network then.
+    """Stores exemplars that are herded after each experience, from its frames, by the features of the network then."""
 
-    Its image buffer has the rule ``HerdedFrames``.
-    """
+    rule = HerdedFrames
 
     @torch.no_grad()
     def herd(self, strategy) -> None:
@@ -235,11 +243,6 @@ class HerdingPlugin(ImageMemoryPlugin):
 def unit_features(model: SplitModel, images: Tensor) -> Tensor:
     """Compute L2-normalised penultimate features ``(B, D)`` in evaluation mode."""
     return functional.normalize(pooled_features(model, images))
-
-
-def memory_strategy(recipe: Recipe, plugin: ImageMemoryPlugin, **optimizer_changes) -> StreamStrategy:
-    """Build a strategy with a plugin that stores images."""
-    return StreamStrategy(memory=plugin, optimizer=recipe.optimizer(**optimizer_changes), **recipe.common())
 
 
 class OldNetwork:

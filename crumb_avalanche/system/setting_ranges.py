@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 HIGHEST_COUNT, HIGHEST_NUMBER = 10**6, 1e9  # where a type says nothing else: all settings are finite and bounded
 HIGHEST_SHOWN = 999  # limits above concern nobody but who exceeds them
@@ -123,6 +123,16 @@ def checked(name: str, value: Any, hint: Any) -> Any:
 def hints_of(typed: Any) -> dict[str, Any]:
     """Return the types of a class's attributes or of a function's arguments, with their ranges."""
     return get_type_hints(typed, include_extras=True)
+
+
+def declared(kind: type) -> dict[str, Any]:
+    """Return the types of the settings that a class declares: of its public annotated attributes with a value."""
+    hosts = {name for base in kind.__mro__ if base.__module__.startswith("avalanche.") for name in vars(base)}
+    return {
+        name: hint
+        for name, hint in hints_of(kind).items()
+        if ClassVar not in (hint, get_origin(hint)) and name[0] != "_" and hasattr(kind, name) and name not in hosts
+    }
 
 
 def check_arguments(function: Callable, given: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from torch.nn.functional import normalize
 from watched import built, outputs_of, unseen_in
 from watched import learned as learned_by
 
-from crumb_avalanche.memory.buffers import ImageBuffer
-from crumb_avalanche.memory.selection import ClassBalancedReservoir
-from crumb_avalanche.methods.cope import CoPEPlugin, CoPESettings, ppp_loss
+from crumb_avalanche.methods.cope import ppp_loss
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
 
@@ -59,8 +57,9 @@ def test_the_loss_and_its_gradient_are_those_of_a_loop(temperature):
     assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)
 
 
-def test_prototypes_by_hand():
-    one = CoPEPlugin(ImageBuffer(4, ClassBalancedReservoir()), CoPESettings(prototype_momentum=0.5), 3, 2)
+def test_prototypes_by_hand(make_model):
+    one = built("cope", make_model(codebook=False), 4, method={"prototype_momentum": 0.5}).memory
+    one.prototypes = torch.zeros(3, 2)
     one.begin(torch.tensor([[0.6, 0.8], [0.6, -0.8], [0.0, 1.0]]), torch.tensor([2, 2, 0]))
     assert torch.allclose(one.prototypes, torch.tensor([[0.0, 1], [0, 0], [1, 0]]))
     assert one.known.tolist() == [True, False, True]

@@ -9,9 +9,8 @@ from small_crumb import make
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+from watched import built
 
-from crumb_avalanche.methods.lwf import LwFSettings, StreamLwF
-from crumb_avalanche.methods.penalties import Penalty, StreamEWC, StreamMAS, StreamSI
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import distillation_loss
 from crumb_avalanche.models.map_store import MapStore
@@ -20,7 +19,6 @@ from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
-PLUGINS = {EWC: StreamEWC, SI: StreamSI, MAS: StreamMAS, LWF: StreamLwF}
 RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
 
 
@@ -58,6 +56,10 @@ def learn(model, stream, *plugins, rate=RATE, **arguments):
     for experience in stream:
         strategy.train(experience)
     return strategy
+
+
+def plugin_of(entry, **settings):
+    return built(entry.name, tiny_model(START), 0, method=settings).plugins[2]  # after the mask and the epochs
 
 
 def weights_of(model):
@@ -130,7 +132,7 @@ CASES = {
 def test_weights_are_those_of_a_plain_loop(case):
     entry, settings, loop = CASES[case]
     model = tiny_model(START)
-    plugin = PLUGINS[entry](entry.method_settings(settings))
+    plugin = plugin_of(entry, **settings)
     strategy = learn(model, stream_of(*STREAM), plugin)
     assert strategy.clock.train_iterations == EPOCHS * 3 + 8 + 8
     torch.testing.assert_close(weights_of(model), plain_loop(**loop), rtol=1e-5, atol=1e-6)
@@ -140,13 +142,13 @@ def test_weights_are_those_of_a_plain_loop(case):
 
 def test_importances_end_where_a_step_would_pass_the_old_weight():
     strategy = learn(tiny_model(START), (), rate=0.05)
-    limit = Penalty(4.0).limit(strategy)
+    limit = plugin_of(MAS, weight=4.0).limit(strategy)
     shift = torch.tensor(3.0, requires_grad=True)
     slope = torch.autograd.grad(4.0 * limit * shift**2, shift)[0]
     assert (shift - 0.05 * slope).item() == pytest.approx(0)
-    assert Penalty(0.0).limit(strategy) == float("inf")
+    assert plugin_of(MAS, weight=0.0).limit(strategy) == float("inf")
     for entry in (EWC, SI, MAS):
-        plugin = PLUGINS[entry](entry.method_settings({"weight": 500.0}))
+        plugin = plugin_of(entry, weight=500.0)
         learn(tiny_model(START), stream_of(*STREAM), plugin)
         kept = torch.stack([importance["plastic_layers.1.weight"] for importance, _ in plugin.held])
         assert len(kept) == (3 if entry is EWC else 1) and kept.min() >= 0
@@ -154,12 +156,11 @@ def test_importances_end_where_a_step_would_pass_the_old_weight():
         assert found.max().item() == pytest.approx(0.5 / (500 * RATE))
 
 
-@pytest.mark.parametrize("kind", [StreamEWC, StreamMAS])
-def test_importances_are_measured_image_by_image_in_evaluation_mode(kind, tmp_path, make_model, make_stream):
+@pytest.mark.parametrize("name", ["ewc", "mas"])
+def test_importances_are_measured_image_by_image_in_evaluation_mode(name, tmp_path, make_model, make_stream):
     model, stream, passes = make_model(codebook=False), make_stream(), []
     cache = FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))
-    entry = next(entry for entry, plugin in PLUGINS.items() if plugin is kind)
-    plugin = kind(entry.method_settings({}))
+    plugin = plugin_of(STRATEGIES[name])
     strategy = make(StreamStrategy, model, cache, plugin)
     images = len(stream.train_stream[0].dataset)
     model.register_forward_pre_hook(lambda module, given: passes.append((module.training, len(given[0]))))
@@ -191,7 +192,7 @@ def test_distillation_loss_is_a_loop_over_images_and_old_classes():
 
 
 def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers():
-    plugin, found, expected = StreamLwF(LwFSettings(alpha=0.5, temperature=3.0)), [], []
+    plugin, found, expected = plugin_of(LWF, alpha=0.5, temperature=3.0), [], []
 
     class Watch(SupervisedPlugin):
         def __init__(self, after):

@@ -16,12 +16,10 @@ from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.training.ledger import LedgerMetric
 
 TOY = """
-from dataclasses import dataclass
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw, memory_strategy
-from crumb_avalanche.system.setting_ranges import InRange, Positive
-from crumb_avalanche.memory.buffers import ImageBuffer
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw
+from crumb_avalanche.system.setting_ranges import Positive
 
 @register("toy_means", summary="toy", source="here", stores="means")
 class ToyMeans(ClassMeans):
@@ -30,23 +28,15 @@ class ToyMeans(ClassMeans):
     def _answers(self, features, solution):
         return self.scale * super()._answers(features, solution)
 
-@dataclass(frozen=True)
-class ToySettings(InRange):
-    weight: Positive = 0.5
-
+@register("toy_replay", summary="toy", source="here", stores="images")
 class ToyPlugin(ImageMemoryPlugin):
-    weight = 0.0
+    weight: Positive = 0.5
+    rule = Reservoir
 
     def before_backward(self, strategy, **kwargs):
         slots = draw(self.storage_policy, len(strategy.mb_y))
         if len(slots):
             strategy.loss = strategy.loss + self.weight * strategy._criterion(*self.memory_logits(strategy, slots))
-
-@register("toy_replay", summary="toy", source="here", stores="images", settings=ToySettings, buffer=ImageBuffer)
-def build(recipe):
-    plugin = ToyPlugin(ImageBuffer(recipe.mem_size, Reservoir(), recipe.seed))
-    plugin.weight = recipe.method.weight
-    return memory_strategy(recipe, plugin)
 """
 
 
