@@ -35,11 +35,6 @@ def OnlineCIFAR100(
 ) -> FrameBenchmark:
     """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
 
-    The protocol is class_iid by default.
-
-    Args:
-        dataset_root: As `root` of `CIFAR100Frames`; None is `~/.avalanche/data/cifar100`.
-        reference: Draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
+    The protocol is class_iid by default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

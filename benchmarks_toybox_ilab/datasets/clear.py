@@ -66,12 +66,10 @@ def CLEARFrames(root: str | Path, paths: Iterable[str] | None = None, data_name:
     protocol uses for pretraining without labels, are left out. Classes and buckets may be missing.
 
     Args:
-        root: The folder that contains `train` and `test`, or the one that contains it as `data_name`.
-        paths: Files below root, if they are known; None lists the folder.
+        root, paths: See `Layout.read`.
         data_name: "clear10" or "clear100".
 
     Raises:
-        FrameTableError: If the files do not fit the layout, or the two splits differ in their classes.
         ValueError: If there is no data set of that name.
     """
     if data_name not in LAYOUTS:
@@ -94,15 +92,7 @@ def CLEAR(
     """CLEAR as an Avalanche benchmark of 10 experiences with all classes each, and a test set for each.
 
     With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of Avalanche gives the figures of
-    the paper.
-
-    Args:
-        dataset_root: As `root` of `CLEARFrames`; None is the folder `data_name` where Avalanche keeps data.
-        data_name: As in `CLEARFrames`.
-        **host: See `StreamKeywords`.
-
-    Raises:
-        ValueError: If there is no data set of that name.
+    the paper. See `Benchmark.stream`, and `CLEARFrames` for `data_name`.
     """
     if data_name not in BENCHMARKS:
         raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}.")

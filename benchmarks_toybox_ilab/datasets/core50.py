@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_list
+from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_lists
 from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
@@ -78,16 +78,8 @@ def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference
     """The table of CORe50: sessions 3, 7 and 10 are the test split, the other eight the training split in every run.
 
     Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are named "o1" to "o50" and sessions
-    "s1" to "s11" like their folders. Sessions, clips and frames may be missing.
-
-    Args:
-        root: The folder that contains the session folders, or one that contains it as `core50_128x128`, `core50` or
-            `core50/core50_128x128`.
-        paths: Files below root, if they are known; None lists the folder.
-        reference: Has no effect, because the published code uses the same frames; the generator draws order and labels.
-
-    Raises:
-        FrameTableError: If the files do not fit the layout, or a class has no training frames.
+    "s1" to "s11" like their folders. Sessions, clips and frames may be missing. `reference` has no effect: the
+    published code uses the same frames. See `Layout.read` for the others.
     """
     root, images = LAYOUT.read(root, paths)
     frames = [
@@ -112,11 +104,7 @@ def CORe50Categories(
 ) -> FrameBenchmark:
     """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
 
-    Args:
-        dataset_root: As `root` of `CORe50Frames`; None is `~/.avalanche/data/core50`.
-        reference: Draw orders and labels as the paper's code does.
-        download: Download the data set (5 GB) if nothing of it is there.
-        **host: See `StreamKeywords`.
+    See `Benchmark.stream`; the data set has 5 GB.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, download, **host)
 
@@ -150,25 +138,16 @@ def CORe50ListedFrames(
             f"there is no folder {' and no folder '.join(absent)}. Scenario {scenario!r} needs the images and the "
             f"official lists ({', '.join(url for url, _ in LISTS_ARCHIVES)}) side by side, as download=True does."
         )
-    frames: list[Frame] = []
-    label_of: dict[str, int] = {}
-    for session in [*(f"batch{number}" for number in range(batches)), "test"]:
-        name = "test" if session == "test" else f"train_batch_{int(session.removeprefix('batch')):02d}"
-        file = root / folder / f"run{run}" / f"{name}_filelist.txt"
-        for number, image, label in read_list(file, PATTERN, "s1/o3/C_01_03_010.png 2"):
-            thing = int(image["object"]) - 1
-            category = CLASSES[thing // OBJECTS]
-            class_name = f"{category}{thing % OBJECTS + 1}" if object_lvl else category
-            if label_of.setdefault(class_name, label) != label and object_lvl:
-                raise FrameTableError(f"line {number} of {file} gives {class_name} a second label; unpack it again.")
-            split = "test" if session == "test" else "train"
-            frames.append(Frame(image[0], class_name, f"o{thing + 1}", session, int(image["frame"]), split))
-    classes = sorted(label_of, key=label_of.__getitem__) if object_lvl else CLASSES
-    if object_lvl and [label_of[name] for name in classes] != [*range(len(classes))]:
-        raise FrameTableError(
-            f"the labels in {root / folder}/run{run} are not 0 to {len(classes) - 1}; unpack it again."
-        )
-    return FrameTable(frames, images, name="core50", classes=classes)
+
+    def names(image: re.Match[str], label: int, line: int) -> tuple[str, str, int]:
+        thing = int(image["object"]) - 1
+        category = CLASSES[thing // OBJECTS]
+        class_name = f"{category}{thing % OBJECTS + 1}" if object_lvl else category
+        return class_name, f"o{thing + 1}", int(image["frame"])
+
+    lists, example = root / folder / f"run{run}", "s1/o3/C_01_03_010.png 2"
+    frames, classes = read_lists(lists, "_filelist.txt", batches, PATTERN, example, names, object_lvl)
+    return FrameTable(frames, images, name="core50", classes=classes or CLASSES)
 
 
 def CORe50(
@@ -184,17 +163,15 @@ def CORe50(
     """CORe50 as an Avalanche benchmark: the paper's ten categories, or an official protocol.
 
     Args:
-        dataset_root: As `root` of `CORe50Frames` or `CORe50ListedFrames`; None is `~/.avalanche/data/core50`.
+        dataset_root, reference: See `Benchmark.stream`; `reference` is for "paper".
         scenario: "paper" is `CORe50Categories`; "ni", "nc", "nicv2_79", "nicv2_196" and "nicv2_391" have the
             experiences and the one test experience of the authors' lists, as Avalanche's `CORe50` has, and `run`
             chooses the list.
         object_lvl, mini: See `CORe50ListedFrames`; "paper" has neither.
-        reference: For "paper": draw orders and labels as the paper's code does.
         download: Download the images (5 GB) and the lists, if they are not there.
         **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
 
     Raises:
-        FrameTableError: If images or lists are missing or invalid.
         ValueError: If the scenario is unknown, or a keyword does not fit it.
     """
     if scenario == "paper":

@@ -55,11 +55,11 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     other than ten objects, positions are modulo n, and runs 5 to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
-        root: The folder that contains the 80 object folders, or the one that contains it as `eth80`.
+        root: See `Layout.read`.
         run: Chooses the test objects.
 
     Raises:
-        FrameTableError: If the folder is missing, empty or has another layout, or a class has fewer than 3 objects.
+        FrameTableError: Also if a class has fewer than 3 objects.
         ValueError: If run is not a whole number of at least 0.
     """
     run = whole_number("run", run, 0)
@@ -86,10 +86,5 @@ BENCHMARK = register(Benchmark(LAYOUT, ETH80Frames, 2, 21, 15))
 
 
 def ETH80(dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]) -> FrameBenchmark:
-    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
-
-    Args:
-        dataset_root: As `root` of `ETH80Frames`; None is `~/.avalanche/data/eth80`.
-        **host: See `StreamKeywords`.
-    """
+    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, **host)

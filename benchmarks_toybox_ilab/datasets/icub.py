@@ -67,14 +67,9 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     number of the file. Parts, classes, objects and clips may be missing.
 
     Args:
-        root: The folder that contains the parts, or all categories without parts, or the one that contains it as
-            `icub`.
-        paths: Files below root, if they are known; None lists the folder.
+        root, paths: See `Layout.read`; the folder may contain all categories without parts.
         reference: Choose the first day as the published code does, which sorts the names as text: day10 before
             day2. By default day2 comes before day10.
-
-    Raises:
-        FrameTableError: If the files do not fit the layout, or a class has no training frames.
     """
     root, images = LAYOUT.read(root, paths)
     frames = []
@@ -114,9 +109,6 @@ def ICub(
 ) -> FrameBenchmark:
     """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
 
-    Args:
-        dataset_root: As `root` of `ICubFrames`; None is `~/.avalanche/data/icub`.
-        reference: Choose frames as `ICubFrames` says, and draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
+    See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

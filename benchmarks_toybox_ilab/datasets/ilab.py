@@ -76,15 +76,13 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     big-endian number, modulo the number of possible starts), so each session is independent of the others.
 
     Args:
-        root: The folder that contains `train_img`, or the one that contains it as `iLab-2M-Light` or `ilab`, or
-            `train_img` itself.
-        paths: Files below root, if they are known; None lists the folder.
+        root, paths: See `Layout.read`; root may also be `train_img` itself.
         reference: Draw the starts with Python's generator, seeded with 0, for the sorted sessions. The published code
             draws them from that generator in the order in which pandas groups its index file; whether the draws agree
             file by file is not verified.
 
     Raises:
-        FrameTableError: If the files do not fit the layout, or a class has no object with 8 sessions of 15 images.
+        FrameTableError: Also if a class has no object with 8 sessions of 15 images.
     """
     root, images = LAYOUT.read(root, paths)
     generator = random.Random(0) if reference else None
@@ -119,11 +117,5 @@ BENCHMARK = register(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
 def ILab(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:
-    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each.
-
-    Args:
-        dataset_root: As `root` of `ILabFrames`; None is `~/.avalanche/data/ilab`.
-        reference: Choose frames as `ILabFrames` says, and draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
-    """
+    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -45,14 +45,10 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
     Frames, names and splits are those of `ILabFrames` and `CORe50Frames`.
 
     Args:
-        root: The folder that contains `iLab-2M-Light` and `core50`, or the one that contains it as `ilab_core50`.
-        paths: Files below root, if they are known; None lists the folders. Those outside the two folders are ignored.
+        root, paths: See `Layout.read`. Files outside the two folders are ignored.
         reference: Choose the clips as pandas does in the published code: permute the clips of a class, in natural
             order, by numpy's legacy generator seeded with the class number (iLab's 1 to 15 with 11 for the unused semi,
             CORe50's 16 to 25). Also passed to the two tables.
-
-    Raises:
-        FrameTableError: As `ILabFrames` and `CORe50Frames`.
     """
     root = Path(root)
     root = LAYOUT.folder(root) if paths is None else root
@@ -110,11 +106,6 @@ def ILabCORe50(
 
     The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's
     unused category as a class and loses a real one in most runs, so that it streams 23. Here all 24 are streamed in
-    every run, also with `reference`, so the order of classes is not the published one.
-
-    Args:
-        dataset_root: As `root` of `ILabCORe50Frames`; None is `~/.avalanche/data/ilabcore50`.
-        reference: Choose frames as `ILabCORe50Frames` says, and draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
+    every run, also with `reference`, so the order of classes is not the published one. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

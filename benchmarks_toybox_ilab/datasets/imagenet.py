@@ -38,11 +38,6 @@ def OnlineImageNet(
 ) -> FrameBenchmark:
     """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
 
-    The protocol is class_iid by default.
-
-    Args:
-        dataset_root: As `root` of `ImageNetFrames`; None is `~/.avalanche/data/imagenet`.
-        reference: Draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
+    The protocol is class_iid by default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

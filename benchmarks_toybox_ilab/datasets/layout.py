@@ -111,7 +111,16 @@ class Layout:
                 )
 
     def read(self, root: str | Path, paths: Iterable[str] | None = None) -> tuple[Path, Iterator[re.Match[str]]]:
-        """The folder of the data set and a match of each image: of the files below root, or of `paths` if given."""
+        """The folder of the data set and a match of each image; all functions that make tables take these arguments.
+
+        Args:
+            root: The folder that `tree` describes, or one that contains it as one of `places`.
+            paths: Files below root, if they are known; None lists the folder.
+
+        Raises:
+            FrameTableError: If the folder is missing, or the files do not fit the layout; from a function that makes a
+                table also if a class has no training frames.
+        """
         root = Path(root)
         if paths is None:
             root = self.folder(root)
@@ -143,14 +152,7 @@ class Layout:
         """The table of single images in `<split>/<class>/<image>`: `train` is the training split in every run.
 
         Every image is a clip of its own, see `single_image`; rows have the order of the files. Classes may be missing.
-
-        Args:
-            root: The folder of the data set, or one that contains it as one of `places`.
-            paths: Files below root, if they are known; None lists the folder.
-            reference: Has no effect; the generator draws order and labels.
-
-        Raises:
-            FrameTableError: If the files do not fit the layout, or the two splits differ in their classes.
+        `reference` has no effect; see `read` for the others.
         """
         root, images = self.read(root, paths)
         return self.table(list(map(single_image, images)), root)
@@ -250,16 +252,51 @@ def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]
     return class_groups
 
 
-def read_list(file: Path, pattern: re.Pattern[str], example: str) -> Iterator[tuple[int, re.Match[str], int]]:
-    """Yield line number, matched path and label of the lines of an official list; FrameTableError if one differs."""
-    if not file.is_file():
-        raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
-    for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
-        path, _, label = line.strip().rpartition(" ")
-        image = pattern.fullmatch(path)
-        if not image or not (label.isascii() and label.isdigit()):
-            raise FrameTableError(
-                f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
-                f"{example}. Unpack the lists again."
-            )
-        yield number, image, int(label)
+def read_lists(
+    folder: Path,
+    ending: str,
+    batches: int,
+    pattern: re.Pattern[str],
+    example: str,
+    names: Callable[[re.Match[str], int, int], tuple[str, str, int]],
+    labelled: bool = True,
+) -> tuple[list[Frame], list[str]]:
+    """Read official lists of images and labels, of which a session each consists: "batch0", "batch1", ... and "test".
+
+    Args:
+        folder, ending: The files are `train_batch_00` and so on, and `test`, with this ending.
+        batches: Number of training lists.
+        pattern, example: Of the path of an image, and of a line, for messages.
+        names: Class, object and frame of an image, from the match of its path, its label and the number of its line.
+        labelled: Whether each class has a label of its own, from 0.
+
+    Returns:
+        The frames, and the classes in the order of their labels; none if these are not their own.
+
+    Raises:
+        FrameTableError: If a list is missing, or a line or the labels are not as they should be.
+    """
+    frames, label_of = [], {}
+    for batch in range(batches + 1):
+        session, split, name = f"batch{batch}", "train", f"train_batch_{batch:02d}"
+        if batch == batches:
+            session = split = name = "test"
+        file = folder / f"{name}{ending}"
+        if not file.is_file():
+            raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
+        for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            path, _, label = line.strip().rpartition(" ")
+            image = pattern.fullmatch(path)
+            if not image or not (label.isascii() and label.isdigit()):
+                raise FrameTableError(
+                    f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
+                    f"{example}. Unpack the lists again."
+                )
+            class_name, thing, frame = names(image, int(label), number)
+            if labelled and label_of.setdefault(class_name, int(label)) != int(label):
+                raise FrameTableError(f"line {number} of {file} gives {class_name} a second label; unpack it again.")
+            frames.append(Frame(path, class_name, thing, session, frame, split))
+    classes = sorted(label_of, key=label_of.__getitem__)
+    if [label_of[name] for name in classes] != [*range(len(classes))]:
+        raise FrameTableError(f"the labels in {folder} are not 0 to {len(classes) - 1}; unpack it again.")
+    return frames, classes

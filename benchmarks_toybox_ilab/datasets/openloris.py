@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout, read_list
+from benchmarks_toybox_ilab.datasets.layout import Layout, read_lists
 from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.streams.orders import TABLE
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 # Number of objects of each category; they count from 1, but the ninth cup is cup_10.
@@ -85,12 +85,10 @@ def OpenLORISFrames(root: str | Path, paths: Iterable[str] | None = None, factor
     and segments may be missing.
 
     Args:
-        root: The folder that contains `train` and `test`, or the one that contains it as `openloris`.
-        paths: Files below root, if they are known; None lists the folder.
+        root, paths: See `Layout.read`.
         factor: "clutter", "illumination", "occlusion" or "pixel"; "sequence" is all of them.
 
     Raises:
-        FrameTableError: If the files do not fit the layout, or a class has no training frames.
         ValueError: If the factor is unknown.
     """
     if factor not in LAYOUTS:
@@ -129,16 +127,11 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     Raises:
         FrameTableError: If a list is missing, or a line of one is invalid.
     """
-    frames: list[Frame] = []
-    for session in [*(f"batch{number}" for number in range(BATCHES)), "test"]:
-        name = "test" if session == "test" else f"train_batch_{int(session.removeprefix('batch')):02d}"
-        file = Path(root) / LISTS / f"{name}.txt"
-        for number, image, label in read_list(file, LISTED, "train/cup_10/001.jpg 34"):
-            folder, split = image[0].rpartition("/")[0], "test" if session == "test" else "train"
-            frames.append(Frame(image[0], str(label), folder, session, number, split))
-    classes = sorted({frame.class_name for frame in frames}, key=int)
-    if classes != [str(label) for label in range(len(classes))]:
-        raise FrameTableError(f"the labels in {Path(root) / LISTS} are not 0 to {len(classes) - 1}; unpack it again.")
+
+    def names(image: re.Match[str], label: int, line: int) -> tuple[str, str, int]:
+        return str(label), image[0].rpartition("/")[0], line
+
+    frames, classes = read_lists(Path(root) / LISTS, ".txt", BATCHES, LISTED, "train/cup_10/001.jpg 34", names)
     return FrameTable(frames, root, name=f"openloris_{MIXTURE}", classes=classes)
 
 
@@ -148,13 +141,11 @@ def OpenLORIS(
     """OpenLORIS-Object as an Avalanche benchmark of 9 experiences (36 for "sequence") with all 121 classes each.
 
     Args:
-        dataset_root: As `root` of `OpenLORISFrames`; None is `~/.avalanche/data/openlorisclutter`, and so on.
+        dataset_root, host: See `Benchmark.stream`. Lists leave nothing to draw or divide.
         factor: As in `OpenLORISFrames`; or "mixture-iros", the 12 batches of the competition at IROS 2019 with one test
             experience, as Avalanche's generator has them.
-        **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
 
     Raises:
-        FrameTableError: If lists or images are missing or invalid.
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:

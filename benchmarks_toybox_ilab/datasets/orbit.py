@@ -76,13 +76,12 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
     times; here they are the same in every run. A session is a video.
 
     Args:
-        root: The folder that contains `test` and `annotations`, or the one that contains it as `orbit_benchmark_224`,
-            `orbit_benchmark` or `orbit`.
+        root: See `Layout.read`.
         run: Chooses the user: run 0 is P177, run 16 P999, run 17 P177 again.
         user: The name of a test user, instead.
 
     Raises:
-        FrameTableError: If the user is missing, the files do not fit the layout, or annotations are missing or damaged.
+        FrameTableError: Also if annotations are missing or damaged.
         ValueError: If there is no such test user, or run is not a whole number of at least 0.
     """
     user = list(USERS)[whole_number("run", run, 0) % len(USERS)] if user is None else user
@@ -136,9 +135,6 @@ def ORBIT(
 ) -> FrameBenchmark:
     """A test user of ORBIT as an Avalanche benchmark: an experience for each of 5 to 13 objects.
 
-    Args:
-        dataset_root: As `root` of `ORBITFrames`; None is `~/.avalanche/data/orbit`.
-        user: As in `ORBITFrames`; None takes that of the run.
-        **host: See `StreamKeywords`.
+    See `Benchmark.stream`, and `ORBITFrames` for `user`.
     """
     return BENCHMARK.stream(dataset_root, {"user": user}, **host)

@@ -101,11 +101,13 @@ class Benchmark:
         /,
         **keywords: Unpack[StreamKeywords],
     ) -> FrameBenchmark:
-        """Make the Avalanche benchmark: what every generator does.
+        """Make the Avalanche benchmark: what every generator does, with these arguments and errors.
 
         Args:
-            dataset_root: Folder of the data set; None is the folder of its name where Avalanche keeps data.
-            own: Arguments of `frames` that are the generator's own, without `run`.
+            dataset_root: Folder of the data set, as `root` of the function that makes its table; None is the folder of
+                its name where Avalanche keeps data, such as `~/.avalanche/data/toybox`.
+            own: The other arguments of a generator, which are those of that function. With `reference` order and labels
+                are drawn, too, as the paper's published code does.
             download: Download the data set to `dataset_root` if nothing of it is there.
             keywords: See `StreamKeywords`. `protocol`, `classes_per_experience` and the transforms have the defaults of
                 this benchmark.

@@ -77,14 +77,7 @@ def Stream51Frames(root: str | Path) -> FrameTable:
 
     Labels are the official numbers of the classes, and a class is named after its training folder ("3-bear" is "bear").
     An object is a source clip and a session a video of it. A test image is a clip of its own. Images are cut to 1.1
-    times the box around the object.
-
-    Args:
-        root: The folder that contains the lists, `train` and `test`, or the one that contains it as `Stream-51` or
-            `stream51`.
-
-    Raises:
-        FrameTableError: If a list is missing or damaged, a listed image is missing, or the files do not fit the layout.
+    times the box around the object. See `Layout.read` for root and errors; a list that is damaged is one, too.
     """
     return _table(root, novel=False)
 
@@ -92,13 +85,8 @@ def Stream51Frames(root: str | Path) -> FrameTable:
 def Stream51Novel(root: str | Path) -> FrameTable:
     """The 2,550 test images of classes that are never taught, as a table of one class "novel".
 
-    It is for scoring novelty, not for training, though its rows are marked "train", which every table needs.
-
-    Args:
-        root: As for `Stream51Frames`.
-
-    Raises:
-        FrameTableError: As `Stream51Frames`.
+    It is for scoring novelty, not for training, though its rows are marked "train", which every table needs. Root and
+    errors are those of `Stream51Frames`.
     """
     return _table(root, novel=True)
 
@@ -168,9 +156,6 @@ def Stream51(
 ) -> FrameBenchmark:
     """Stream-51 as an Avalanche benchmark of 51 experiences of one class, about 3,000 training frames each.
 
-    Args:
-        dataset_root: As `root` of `Stream51Frames`; None is `~/.avalanche/data/stream51`.
-        download: Download the data set if nothing of it is there.
-        **host: See `StreamKeywords`.
+    See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {}, download, **host)

@@ -39,21 +39,13 @@ LAYOUT = Layout(
 )
 
 
-def TinyImageNetFrames(root: str | Path, run: int = 0) -> FrameTable:
+def TinyImageNetFrames(root: str | Path) -> FrameTable:
     """The table of Tiny-ImageNet in either layout: `train` is the training split, `val` or `test` the test split.
 
     Every image is a clip of its own, see `layout.single_image`. The class name is its WordNet number, such as
     n01443537. In the official layout, `val/val_annotations.txt` gives the classes of the test images, and the folder
     `test`, whose images have no labels, is ignored. Classes and images may be missing. Files have the same order in
-    both layouts.
-
-    Args:
-        root: The folder that contains `train`, or the one that contains it as `tiny-imagenet-200` or `tiny_imagenet`.
-        run: Has no effect: the splits are the same in every run.
-
-    Raises:
-        FrameTableError: If a folder or `val_annotations.txt` is missing, the layout is another one, or the splits
-            differ in their classes.
+    both layouts, and the splits in every run. See `Layout.read` for root and errors.
     """
     found = LAYOUT.find(Path(root)) or Path(root)
     official = (found / "val").is_dir()
@@ -106,11 +98,7 @@ def TinyImageNet(
 ) -> FrameBenchmark:
     """Tiny-ImageNet as an Avalanche benchmark of 20 experiences, 5,000 training images each; stream them once.
 
-    The protocol is class_iid by default. ImageNet weights were trained on these classes.
-
-    Args:
-        dataset_root: As `root` of `TinyImageNetFrames`; None is `~/.avalanche/data/tinyimagenet`.
-        download: Download the data set (240 MB) if nothing of it is there.
-        **host: See `StreamKeywords`.
+    The protocol is class_iid by default. ImageNet weights were trained on these classes. See `Benchmark.stream`; the
+    data set has 240 MB.
     """
     return BENCHMARK.stream(dataset_root, None, download, **host)

@@ -84,13 +84,12 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
     fewer than 15 frames stay short. Sessions follow the paper's numbers. Classes may be missing.
 
     Args:
-        root: The folder that contains `images`, or the one that contains it as `toybox`.
-        paths: Files below root, if they are known; None lists the folder.
+        root, paths: See `Layout.read`.
         reference: Extend short clips to 15 frames as the published code does: run backwards from the last frame but
             one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
 
     Raises:
-        FrameTableError: If the files do not fit the layout, or a class has no object with all ten clips.
+        FrameTableError: Also if a class has no object with all ten clips.
     """
     root, images = LAYOUT.read(root, paths)
     frames = []
@@ -125,11 +124,5 @@ BENCHMARK = register(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
 def Toybox(
     dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:
-    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each.
-
-    Args:
-        dataset_root: As `root` of `ToyboxFrames`; None is `~/.avalanche/data/toybox`.
-        reference: Choose frames as `ToyboxFrames` says, and draw orders and labels as the paper's code does.
-        **host: See `StreamKeywords`.
-    """
+    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

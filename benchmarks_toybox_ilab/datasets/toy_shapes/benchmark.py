@@ -81,8 +81,7 @@ def ToyShapesFrames(
     """The table of toy shapes: classes x objects x sessions x frames; the held-out sessions are the test split.
 
     Args:
-        root: Ignored, there are no files; all tables share this parameter.
-        run: Ignored, the split is the same in every run; the protocol draws the order of classes and clips.
+        root, run: Ignored: there are no files, and the split is the same in every run.
         classes: Names from `CLASSES`, e.g. `STREAM_CLASSES`; None selects all 20.
         objects_per_class: Number of objects per class.
         sessions: Number of clips per object.
@@ -153,10 +152,7 @@ def ToyShapes(
 ) -> FrameBenchmark:
     """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in.
 
-    Args:
-        dataset_root: Ignored, there are no files.
-        classes, objects_per_class, sessions, frames_per_clip, size, held_out_sessions, dots: See `ToyShapesFrames`.
-        **host: See `StreamKeywords`.
+    See `ToyShapesFrames` and `Benchmark.stream`; `dataset_root` is ignored, there are no files.
     """
     own = dict(classes=classes, objects_per_class=objects_per_class, sessions=sessions, frames_per_clip=frames_per_clip)
     return BENCHMARK.stream(None, {**own, "size": size, "held_out_sessions": held_out_sessions, "dots": dots}, **host)
