@@ -20,7 +20,6 @@ LAYOUT = Layout(
     folders=("train", "test"),
     places=("cifar100",),
     counts={"classes": 100, "train": 50_000, "test": 10_000},
-    per_class={"train": 500, "test": 100},
     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     md5="eb9058c3a382ffc7106e4002c42a8d85",
 )

@@ -44,9 +44,8 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
         rule=rule,
         folders=SPLITS,
         places=(name,),
-        counts={"classes": number, "train": None, "test": None},
+        counts={"classes": number, **{f"{split}_sessions": number * len(BUCKETS) for split in SPLITS}},
         owner="the data set",
-        per_class={f"{split}/labeled_images/{bucket}": None for split in SPLITS for bucket in BUCKETS},
     )
 
 

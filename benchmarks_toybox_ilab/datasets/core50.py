@@ -24,7 +24,7 @@ CLASSES = (
 OBJECTS = 5  # per class
 SESSIONS = tuple(f"s{session}" for session in range(1, 12))
 TEST_SESSIONS = frozenset({"s3", "s7", "s10"})
-FRAMES = range(10, 300, 20)  # used of a clip: one per second, starting after the frames that some clips lack
+FRAMES = range(10, 300, 20)  # used of a clip: one per second, starting after the 134 frames that the data set lacks
 
 IMAGES, MINI = "core50_128x128", "core50_32x32"  # folders of the images
 # The official protocols: folder of their lists, and the number of training experiences.
@@ -63,11 +63,6 @@ LAYOUT = Layout(
     places=("core50_128x128", "core50", "core50/core50_128x128"),
     counts={"classes": 10, "train": 6_000, "test": 2_250},
     classes=CLASSES,
-    needed=OBJECTS,
-    sessions=SESSIONS,
-    # The published data set lacks none of the frames that are used: its 134 missing frames have numbers below 10.
-    frames=len(FRAMES),
-    label=lambda class_name, number: f"o{number}",
     url="http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
     md5="745f3373fed08d69343f1058ee559e13",
 )

@@ -40,8 +40,6 @@ LAYOUT = Layout(
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
     classes=CLASSES,
-    needed=10,
-    sessions=7,
 )
 
 

@@ -51,11 +51,8 @@ LAYOUT = Layout(
     folders=(*PARTS, *CLASSES),
     whole=False,
     places=("icub",),
-    counts={"classes": 20, "train": None, "test": None, "train_clips": 800, "test_clips": 200},
+    counts={"classes": 20, "train_clips": 800, "test_clips": 200},
     classes=CLASSES,
-    needed=OBJECTS,
-    sessions=TRANSFORMATIONS,
-    label=lambda class_name, number: f"{class_name}{number}",
 )
 
 

@@ -57,10 +57,6 @@ LAYOUT = Layout(
     places=(FOLDER, "ilab"),
     counts={"classes": 14, "train": 35_280, "test": 11_760},
     classes=CLASSES,
-    needed=OBJECTS,
-    sessions=SESSIONS,
-    frames=FRAMES,
-    label=lambda class_name, number: f"{class_name}/i{number:04d}",
 )
 
 

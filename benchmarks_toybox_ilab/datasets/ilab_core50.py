@@ -26,10 +26,9 @@ LAYOUT = Layout(
     name="ilab_core50",
     title=f"{ILAB} and CORe50",
     tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
-    source=f"{ILAB}: {ilab.LAYOUT.source}; CORe50: {core50.LAYOUT.source}",
+    source=f"`crumb prepare ilab --dataset-root ROOT/{ILAB}` and `crumb prepare core50 --dataset-root ROOT/{CORE50}`",
     folders=(ILAB, CORE50),
     places=("ilab_core50",),
-    parts={ILAB: ilab.LAYOUT, CORE50: core50.LAYOUT},
     counts={"classes": 24, "train": 14_400, "test": 5_400},
 )
 
@@ -52,11 +51,10 @@ def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, refer
     """
     root = Path(root)
     root = LAYOUT.folder(root) if paths is None else root
-    below = {} if paths is None else LAYOUT.of_parts(paths)
-    makers = {ILAB: ILabFrames, CORE50: CORe50Frames}
-    tables = [make(root / folder, below.get(folder), reference) for folder, make in makers.items()]
-    frames = []
-    for table in tables:
+    paths, frames = None if paths is None else list(paths), []
+    for folder, make in ((ILAB, ILabFrames), (CORE50, CORe50Frames)):
+        below = paths and [path.removeprefix(f"{folder}/") for path in paths if path.startswith(f"{folder}/")]
+        table = make(root / folder, below, reference)
         prefix = table.root.relative_to(root).as_posix()
         frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
     both = FrameTable(frames, root, name="ilab_core50")

@@ -25,7 +25,6 @@ LAYOUT = Layout(
     folders=("train", "val"),
     places=("imagenet",),
     counts={"classes": 1000, "train": 1_281_167, "test": 50_000},
-    per_class={"train": None, "val": 50},  # the number of training images varies between classes
 )
 
 

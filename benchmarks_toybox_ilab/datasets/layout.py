@@ -12,7 +12,12 @@ from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 SPLIT_OF_FOLDER = {"train": ("0", "train"), "val": ("1", "test"), "test": ("1", "test")}  # session and split
-_LISTED, _LISTED_CLASSES = 8, 20  # objects of a class, and classes of images, that are reported one by one
+_LISTED = 20  # incomplete classes that are reported one by one
+_WORDS = {"classes": "classes"} | {
+    f"{split}{key}": f"{'training' if split == 'train' else 'test'} {words}"
+    for key, words in (("", "images"), ("_clips", "clips"), ("_sessions", "sessions of a class"))
+    for split in ("train", "test")
+}
 
 Clips = dict[str, dict[Any, dict[Any, dict[Any, str]]]]  # path by class, object, session and frame
 
@@ -34,16 +39,11 @@ class Layout:
         whole: Whether all of `folders` are needed, and other folders are ignored; otherwise any of them is enough.
         inside: Whether the root may be the only one of `folders` itself.
         places: Folders below a root that may be that of the data set, besides the root itself.
-        parts: The layouts of the data sets that it consists of, by folder.
-        counts: Numbers of "classes", "train" and "test" images of the whole data set, or None where they vary;
-            "train_clips" and "test_clips" if those are fixed.
+        counts: Numbers of the whole data set that do not vary: of "classes", of "train" and "test" images, of clips
+            ("train_clips", "test_clips"), and of sessions of each class ("train_sessions", "test_sessions").
         owner: Whose numbers `counts` are.
-        classes: The classes of a data set of clips.
-        needed: Number of complete objects that a class needs, or that each class needs.
-        sessions: The names of an object's clips, or how many it needs.
-        frames: Number of images of a complete clip.
-        label: `label(class name, object)` names an object.
-        per_class: Number of images in each class of a tree of single images, by folder; None accepts any but 0.
+        classes: The classes, if the names are known.
+        lacks: `lacks(table)` lists what else a table lacks of the whole data set.
         archived: `archived(name)` returns the path below the root of an archive's file, or None to leave it out; None
             takes the images of `pattern`.
         url, md5: Address and MD5 checksum of the archive, if it can be downloaded.
@@ -61,15 +61,10 @@ class Layout:
     whole: bool = True
     inside: bool = False
     places: tuple[str, ...] = ()
-    parts: "Mapping[str, Layout]" = field(default_factory=dict)
-    counts: Mapping[str, int | None] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     owner: str = "the paper"
     classes: Sequence[str] = ()
-    needed: int | Mapping[str, int] = 0
-    sessions: Sequence | int = ()
-    frames: int = 1
-    label: Callable[[str, Any], str] = lambda class_name, thing: thing
-    per_class: Mapping[str, int | None] = field(default_factory=dict)
+    lacks: Callable[[FrameTable], list[str]] = lambda table: []
     archived: Callable[[str], str | None] | None = None
     url: str = ""
     md5: str = ""
@@ -86,8 +81,8 @@ class Layout:
         found = self.find(root, self.whole)
         if found is not None and found.is_dir():
             return found
-        advice = f"{self.name} is laid out as {self.tree}; give that folder as root, or make it with `crumb prepare "
-        advice += f"{self.name}`."
+        made = f"`crumb prepare {self.name}`" if self.pattern else self.source
+        advice = f"{self.name} is laid out as {self.tree}; give that folder as root, or make it with {made}."
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
         absent = [top for top in self.folders if not (root / top).is_dir()][: None if self.whole else 1]
@@ -166,67 +161,27 @@ class Layout:
         ignored = any(map(self.ignored.fullmatch, ends))
         return None if ignored else next(filter(self.pattern.fullmatch, ends), None)
 
-    def of_parts(self, paths: Iterable[str]) -> dict[str, list[str]]:
-        """The files in the folders of `parts`, relative to them; others are ignored."""
-        below: dict[str, list[str]] = {folder: [] for folder in self.parts}
-        for path in paths:
-            folder, _, rest = path.partition("/")
-            if folder in below:
-                below[folder].append(rest)
-        return below
-
-    def missing(self, paths: Iterable[str]) -> list[str]:
-        """List what these files lack of the whole data set, a line for each class.
-
-        Raises:
-            FrameTableError: If an image of a data set of clips does not fit, or two are the same frame.
-        """
-        if self.parts:
-            below = self.of_parts(paths)
-            return [f"{top}: {line}" for top, part in self.parts.items() for line in part.missing(below[top])]
-        return self._missing_objects(paths) if self.classes else self._missing_images(paths)
-
-    def _missing_objects(self, paths: Iterable[str]) -> list[str]:
-        found = self.clips(self.images(paths))
-        if not found:
-            return [f"all {len(self.classes)} classes are missing"]
-        lines = []
-        for class_name in self.classes:
-            objects = sorted(found.get(class_name, {}).items())
-            gaps = [(thing, gap) for thing, clips in objects if (gap := self._gap(clips))]
-            whole = len(objects) - len(gaps)
-            listed = "".join(f"; {self.label(class_name, thing)}: {gap}" for thing, gap in gaps[:_LISTED])
-            needed = self.needed if isinstance(self.needed, int) else self.needed[class_name]
-            if whole < needed:
-                lines.append(f"class {class_name}: {whole} of {needed} objects are complete{listed}")
-        return lines
-
-    def _gap(self, clips: dict) -> str:
-        """What an object lacks; "" if nothing."""
-        if isinstance(self.sessions, int):
-            whole = sum(len(clip) >= self.frames for clip in clips.values())
-            return f"{whole} of {self.sessions} sessions of {self.frames} images" * (whole < self.sessions)
-        few = [name for name in self.sessions if len(clips.get(name, ())) < self.frames]
-        return ", ".join(f"clip {name} has {len(clips.get(name, ()))} of {self.frames} frames" for name in few)
-
-    def _missing_images(self, paths: Iterable[str]) -> list[str]:
-        images = filter(None, map(self.pattern.fullmatch, paths))
-        found = Counter((image["class_name"], image["folder"]) for image in images if image["folder"] in self.per_class)
-        names, classes = sorted({name for name, _ in found}), self.counts.get("classes") or 0
-        if not names:
-            return [f"all {classes} classes are missing"]
-        lines = [f"{classes - len(names)} of {classes} classes are missing altogether"] if len(names) < classes else []
-        incomplete = []
-        for name in names:
-            gaps = [
-                f"no images in {folder}" if count is None else f"{found[name, folder]} of {count} images in {folder}"
-                for folder, count in self.per_class.items()
-                if found[name, folder] < (count or 1)
-            ]
+    def missing(self, table: FrameTable) -> list[str]:
+        """List what a table lacks of the whole data set: totals that differ, and classes with less than their share."""
+        clips = set(zip(table.class_name, table.split, table.session, table.object_name))
+        found = Counter((name, "classes") for name in table.classes)
+        found.update(zip(table.class_name, table.split))
+        found.update((name, f"{split}_clips") for name, split, *_ in clips)
+        found.update((name, f"{split}_sessions") for name, split, _ in {clip[:3] for clip in clips})
+        lines, shares, few = [], {}, []
+        for key, count in self.counts.items():
+            total = sum(number for (_, one), number in found.items() if one == key)
+            if total != count:
+                lines.append(f"{total} {_WORDS[key]}; {self.owner} has {count}")
+            if key != "classes" and count % self.counts["classes"] == 0:
+                shares[key] = count // self.counts["classes"]
+        for name in self.classes or table.classes:
+            gaps = {key: share for key, share in shares.items() if found[name, key] < share}
             if gaps:
-                incomplete.append(f"class {name}: {', '.join(gaps)}")
-        more = [f"{len(incomplete) - _LISTED_CLASSES} more classes are incomplete"]
-        return lines + incomplete[:_LISTED_CLASSES] + more * (len(incomplete) > _LISTED_CLASSES)
+                parts = (f"{found[name, key]} of {share} {_WORDS[key]}" for key, share in gaps.items())
+                few.append(f"class {name}: {', '.join(parts)}")
+        more = [f"{len(few) - _LISTED} more classes are incomplete"] * (len(few) > _LISTED)
+        return [*lines, *few[:_LISTED], *more, *self.lacks(table)]
 
 
 def _seen(path: str) -> bool:

@@ -64,11 +64,10 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         key=partial(_key, factors=factors),
         folders=SPLITS,
         places=("openloris",),
-        counts={"classes": len(CLASSES), "train": None, "test": None},
+        counts={"classes": len(CLASSES)}
+        | {f"{split}_sessions": len(CLASSES) * len(factors) * SEGMENTS for split in SPLITS},
         owner="the data set",
         classes=CLASSES,
-        needed=len(factors),
-        sessions=tuple(f"{split}/segment{number}" for split in SPLITS for number in range(1, SEGMENTS + 1)),
     )
 
 
@@ -99,7 +98,7 @@ def OpenLORISFrames(root: str | Path, paths: Iterable[str] | None = None, factor
     for class_name, factors in layout.clips(images).items():
         for position, one in enumerate(STREAMS[factor]):
             clips = factors.get(one, {})
-            for clip, files in ((clip, clips[clip]) for clip in layout.sessions if clip in clips):
+            for clip, files in sorted(clips.items(), key=lambda item: (item[0].startswith("test"), item[0])):
                 split, segment = clip.split("/segment")
                 session = f"task{SEGMENTS * position + int(segment)}"
                 for frame, name in enumerate(sorted(files, key=natural_key)):

@@ -45,6 +45,16 @@ def _archived(name: str) -> str | None:
     return f"{ANNOTATIONS}/{note[1]}" if note else image and image[1]
 
 
+def _lacks(table: FrameTable) -> list[str]:
+    """The test users without all of their objects."""
+    lines = []
+    for user, count in USERS.items():
+        folders = [{one.parent.name for one in table.root.glob(f"test/{user}/*/{kind}")} for kind in KINDS]
+        if len(both := set.intersection(*folders)) < count:
+            lines.append(f"user {user}: {len(both)} of {count} objects")
+    return lines
+
+
 LAYOUT = Layout(
     name="orbit",
     title="ORBIT",
@@ -60,9 +70,7 @@ LAYOUT = Layout(
     folders=("test",),
     places=("orbit_benchmark_224", "orbit_benchmark", "orbit"),
     owner="the data set",
-    classes=tuple(USERS),
-    needed=USERS,
-    sessions=tuple(KINDS),
+    lacks=_lacks,
     archived=_archived,
 )
 

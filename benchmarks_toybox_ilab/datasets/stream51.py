@@ -42,7 +42,6 @@ LAYOUT = Layout(
     places=("Stream-51", "stream51"),
     counts={"classes": 51, "train": 150_736, "test": 2_550},
     owner="the data set",
-    per_class={"train": None},
     url="http://klab.cis.rit.edu/files/Stream-51.zip",
     md5="5f34d542b71af7e5ecb2226d1bc7297c",
 )

@@ -33,7 +33,6 @@ LAYOUT = Layout(
     places=(FOLDER, "tiny_imagenet"),
     counts={"classes": 200, "train": 100_000, "test": 10_000},
     owner="the data set",
-    per_class={"train": 500},  # the names of the official test images do not say their classes
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     md5="90528d7ca1a48142e341f4ef8d21d0de",
 )

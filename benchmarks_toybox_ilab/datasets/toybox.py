@@ -66,10 +66,6 @@ LAYOUT = Layout(
     places=("toybox",),
     counts={"classes": 12, "train": 36_540, "test": 15_660},
     classes=CLASSES,
-    needed=OBJECTS,
-    sessions=SESSIONS,
-    frames=FRAMES,
-    label=lambda class_name, number: f"{class_name}_{number:02d}",
     archived=_archived,
 )
 class_groups = paper_order(CLASSES)

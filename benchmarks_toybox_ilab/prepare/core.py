@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.prepare.job import Job, Progress, counted, differences, gaps, write_cifar100
+from benchmarks_toybox_ilab.prepare.job import Job, Progress, counted, gaps, write_cifar100
 from benchmarks_toybox_ilab.prepare.toybox_videos import bring_toybox
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -67,12 +67,8 @@ def prepare(
     try:
         if _is_ready(job):
             return []
-        failures = []
-        if data.files.parts:
-            failures = _prepare_parts(job)
-        elif name == "toybox":
-            failures = bring_toybox(job)
-        else:
+        failures = bring_toybox(job) if name == "toybox" else []
+        if name != "toybox":
             job.bring(partial(write_cifar100, job) if name == "cifar100" else None)
         try:
             table = data.frames(job.root)
@@ -89,7 +85,7 @@ def prepare(
     except OSError as error:
         raise FrameTableError(f"{error}. Fix this and run the same command again, which resumes.") from error
     say(f"{name} in {table.root}: {counted(table)}; listed in {file}")
-    if differences(table, data):
+    if data.files.missing(table):
         say(_not_whole(data, root))
     return failures
 
@@ -118,7 +114,7 @@ def _is_ready(job: Job) -> bool:
     if job.in_place or not job.source.is_dir() or job.data.files.find(job.source) is None:
         return False
     table = job.data.frames(job.source)
-    incomplete = differences(table, job.data)
+    incomplete = job.data.files.missing(table)
     if incomplete and archives_in(job.source):
         return False  # it may be unpacked in part
     name = job.data.name
@@ -129,17 +125,6 @@ def _is_ready(job: Job) -> bool:
     if incomplete:
         job.say(_not_whole(job.data, job.source))
     return True
-
-
-def _prepare_parts(job: Job) -> list[str]:
-    """Prepare the data sets that this one consists of, each in its folder below the root."""
-    root = job.data.files.find(job.root) or job.root
-    parts = {part.name: root / folder for folder, part in job.data.files.parts.items()}
-    if not job.in_place:
-        commands = " and ".join(f"`crumb prepare {part} --dataset-root {parts[part]} --source ...`" for part in parts)
-        raise FrameTableError(f"{job.data.name} takes no --source; prepare its parts with {commands} first.")
-    prepared = (prepare(part, folder, None, job.workers, job.progress, job.say) for part, folder in parts.items())
-    return [failure for failures in prepared for failure in failures]
 
 
 def _relative_to(root: Path, table: FrameTable) -> FrameTable:

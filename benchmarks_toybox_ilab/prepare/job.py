@@ -21,12 +21,6 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 _CIFAR100_BYTES = 300_000_000  # 60,000 small files of at least one disk block each
 _LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
-_WORDS = {
-    "train": "training images",
-    "test": "test images",
-    "train_clips": "training clips",
-    "test_clips": "test clips",
-}
 
 # progress(title, unit) returns a context manager whose value is called with (done, total).
 Progress = Callable[[str, str], AbstractContextManager[Callable[..., object]]]
@@ -38,36 +32,13 @@ def counted(table: FrameTable) -> str:
     return f"{len(table.classes)} class{'es' * (len(table.classes) != 1)}, {train} training and {test} test images"
 
 
-def differences(table: FrameTable, data: Benchmark) -> list[str]:
-    """The totals of a table that differ from those of the whole data set, in words."""
-    found = {"classes": len(table.classes), "train": table.split.count("train"), "test": table.split.count("test")}
-    for split in ("train", "test"):
-        if f"{split}_clips" in data.files.counts:
-            found[f"{split}_clips"] = len(table.clips(table.rows(split)))
-    return [
-        f"{found[key]} {_WORDS.get(key, key)}; {data.files.owner} has {count}"
-        for key, count in data.files.counts.items()
-        if count is not None and found[key] != count
-    ]
-
-
 def gaps(data: Benchmark, root: Path) -> tuple[list[str], list[str]]:
     """What exists of a data set below root, and what is missing, in words."""
-    layout = data.files
     try:
         table = data.frames(root)
     except FrameTableError as error:
-        folder, lines, problems = layout.find(root), [], [str(error)]
-    else:
-        folder, lines = table.root, [f"{data.name} in {table.root}: {counted(table)}"]
-        problems = differences(table, data)
-    if folder is not None:
-        try:
-            missing = layout.missing(layout.files(folder))
-        except FrameTableError as error:
-            missing = [str(error)]
-        problems += [line for line in missing if line not in problems]
-    return lines, problems
+        return [], [str(error)]
+    return [f"{data.name} in {table.root}: {counted(table)}"], data.files.missing(table)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ def test_missing_files_are_listed_on_standard_error(crumb, core50):
     assert code == 1 and not out and not (core50 / "core50.csv").exists()
     title, *lines = err.splitlines()
     assert title == f"crumb prepare: core50 is not complete below {core50}:"
-    assert "  4 training images; the paper has 6000" in lines and "  class can: 0 of 5 objects are complete" in lines
+    assert (
+        "  4 training images; the paper has 6000" in lines
+        and "  class can: 0 of 600 training images, 0 of 225 test images" in lines
+    )
     assert all(line.startswith("  ") for line in lines)
 
 

@@ -60,13 +60,17 @@ def test_gaps_and_other_files_are_accepted(reference):
 def test_what_is_missing():
     lost = {*core50_clip(3, 7, (10, 290)), *core50_clip(4, 7, (50, 51)), *core50_clip(9, 7, range(300))}
     names = [name for name in core50_names() if name not in lost and "/o46/" not in name]
-    gaps = "clip s3 has 13 of 15 frames, clip s4 has 14 of 15 frames, clip s9 has 0 of 15 frames"
-    for folder in ("", "core50_128x128/"):
-        assert LAYOUT.missing(folder + name for name in names) == [
-            f"class mobile_phone: 4 of 5 objects are complete; o7: {gaps}",
-            "class remote_control: 4 of 5 objects are complete",
-        ]
-    assert LAYOUT.missing(core50_names((1,), (1,)))[1] == "class mobile_phone: 0 of 5 objects are complete"
+    assert LAYOUT.missing(CORe50Frames("nowhere", names)) == [
+        "5864 training images; the paper has 6000",
+        "2203 test images; the paper has 2250",
+        "class mobile_phone: 584 of 600 training images, 223 of 225 test images",
+        "class remote_control: 480 of 600 training images, 180 of 225 test images",
+    ]
+    alone = LAYOUT.missing(CORe50Frames("nowhere", core50_names((1,), (1,))))
+    assert (
+        alone[0] == "1 classes; the paper has 10"
+        and "class can: 0 of 600 training images, 0 of 225 test images" in alone
+    )
 
 
 @needs("core50_bbox.zip")
@@ -84,7 +88,7 @@ def test_the_frames_of_the_real_data():
     assert (min(totals.values()), max(totals.values()), len(totals)) == (14_966, 14_995, 11)
     assert all(name[-7:-4] < "007" for name in set(core50_names()).difference(names))
     table = CORe50Frames("nowhere", names)
-    assert (table.split.count("train"), table.split.count("test")) == (6000, 2250) and LAYOUT.missing(names) == []
+    assert (table.split.count("train"), table.split.count("test")) == (6000, 2250) and LAYOUT.missing(table) == []
 
 
 def batches_of(scenario, number, label, training, draw):

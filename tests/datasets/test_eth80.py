@@ -63,6 +63,7 @@ def test_masks_and_the_folder_of_the_whole_are_no_objects(tmp_path):
     own = ETH80Frames(tmp_path / "eth80")
     write_image(tmp_path / "eth80" / "cup1" / "maps" / "cup1-000-000-map.png")
     (tmp_path / "core50/s1/o1").mkdir(parents=True)  # a folder of data sets
+    assert "class cup: 5 of 328 training images, 10 of 82 test images" in LAYOUT.missing(own)
     assert len(own) == 15 and ETH80Frames(tmp_path).content_hash() == own.content_hash()
 
 
@@ -72,8 +73,6 @@ def test_objects_that_cannot_be_used(tmp_path):
         ETH80Frames(tmp_path)
     with pytest.raises(ValueError, match="run is -1, but must be a whole number of at least 0"):
         ETH80Frames(tmp_path, -1)
-    line = "class cup: 0 of 10 objects are complete; cup1: 1 of 7 sessions of 1 images"
-    assert LAYOUT.missing(["cup1/cup1-000-000.jpg"])[3] == line
 
 
 @pytest.mark.skipif(not (DATA / "eth80/eth80_128.zip").is_file(), reason="needs eth80/eth80_128.zip in CRUMB_TEST_DATA")

@@ -47,31 +47,25 @@ def test_rows_are_sorted_by_split_class_and_name(tmp_path):
 def test_what_is_missing_is_listed_by_class():
     names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
     gone = {f"train/{CLASSES[3]}/{CLASSES[3]}_7.png", *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1))}
-    strays = [
-        f"train/{CLASSES[3]}/notes.txt",
-        f"train/{CLASSES[3]}/deep/1.png",
-        "elsewhere/class98/1.png",
-        "train/1.png",
-    ]
     kept = [name for name in names if name not in gone and not name.startswith(f"test/{CLASSES[5]}/")]
-    assert cifar100.LAYOUT.missing([*kept, *strays]) == [
-        "3 of 100 classes are missing altogether",
-        f"class {CLASSES[3]}: 499 of 500 images in train, 98 of 100 images in test",
-        f"class {CLASSES[5]}: 0 of 100 images in test",
+    assert cifar100.LAYOUT.missing(CIFAR100Frames("x", kept)) == [
+        "97 classes; the paper has 100",
+        "48499 training images; the paper has 50000",
+        "9598 test images; the paper has 10000",
+        f"class {CLASSES[3]}: 499 of 500 training images, 98 of 100 test images",
+        f"class {CLASSES[5]}: 0 of 100 test images",
     ]
-    lines = cifar100.LAYOUT.missing(image_tree_names({"train": 499, "test": 100}, CLASSES[:100]))
-    assert lines[19:] == [f"class {CLASSES[19]}: 499 of 500 images in train", "80 more classes are incomplete"]
+    lines = cifar100.LAYOUT.missing(CIFAR100Frames("x", image_tree_names({"train": 499, "test": 100}, CLASSES[:100])))
+    assert lines[20:] == [f"class {CLASSES[19]}: 499 of 500 training images", "80 more classes are incomplete"]
 
 
 def test_the_training_images_of_imagenet_are_counted_together():
     names = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
-    assert imagenet.LAYOUT.missing(names) == []
-    gone = (f"train/{CLASSES[3]}/", f"val/{CLASSES[3]}/{CLASSES[3]}_0.", f"val/{CLASSES[4]}/{CLASSES[4]}_9.")
-    kept = [name for name in names if not name.startswith(gone) and CLASSES[999] not in name]
-    assert imagenet.LAYOUT.missing([*kept, "val/ILSVRC2012_val_00000001.JPEG"]) == [
-        "1 of 1000 classes are missing altogether",
-        f"class {CLASSES[3]}: no images in train, 49 of 50 images in val",
-        f"class {CLASSES[4]}: 49 of 50 images in val",
+    total = "3000 training images; the paper has 1281167"
+    assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", names)) == [total]
+    kept = [name for name in names if not name.startswith(f"val/{CLASSES[4]}/{CLASSES[4]}_9.")]
+    assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", kept)) == [
+        *(total, "49999 test images; the paper has 50000", f"class {CLASSES[4]}: 49 of 50 test images")
     ]
 
 
@@ -142,8 +136,8 @@ def test_pretraining_reads_the_training_images_of_both_layouts(official, tmp_pat
 def test_the_real_names_of_cifar100():
     with zipfile.ZipFile(CIFAR100) as archive:
         names = [name.removeprefix("cifar100/") for name in archive.namelist() if name.endswith(".png")]
-    assert cifar100.LAYOUT.missing(names) == []
     table = CIFAR100Frames("/nowhere", names)
+    assert cifar100.LAYOUT.missing(table) == []
     assert table.classes[0] == "apple" and "train" in table.classes and table.classes[-1] == "worm"
     assert all(count == {"train": 500, "test": 100} for count in table.counts().values())
 
@@ -154,9 +148,9 @@ def test_a_part_of_the_real_images_of_tiny_imagenet(tmp_path):
         names = [name for name in archive.namelist() if name.endswith(".jpg")]
         first = {name.rpartition("/")[0]: name for name in reversed(names)}  # of each class and split
         archive.extractall(tmp_path, first.values())
-    lines = tiny_imagenet.LAYOUT.missing(name.removeprefix("tiny_imagenet/") for name in names)
-    assert lines[0] == "class n01443537: 80 of 500 images in train"
-    assert lines[-1] == "180 more classes are incomplete"
     table = TinyImageNetFrames(tmp_path)
+    lines = tiny_imagenet.LAYOUT.missing(table)
+    assert lines[2] == "class n01443537: 1 of 500 training images, 1 of 50 test images"
+    assert lines[-1] == "180 more classes are incomplete"
     assert len(table.classes) == 200 and table.read(0).size == (64, 64)
     assert all(count == {"train": 1, "test": 1} for count in table.counts().values())

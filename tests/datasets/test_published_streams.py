@@ -3,13 +3,14 @@
 import hashlib
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from avalanche.benchmarks.classic import openloris as host_openloris
 from avalanche.benchmarks.datasets import Stream51 as HostStream51
 from avalanche.benchmarks.datasets.clear import _CLEARImage as HostCLEAR
-from fake_data import clear_names, openloris_names, orbit_video, write_files, write_orbit, write_stream51
+from fake_data import clear_names, openloris_names, write_files, write_orbit, write_stream51
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets import clear, openloris, orbit, stream51
@@ -28,18 +29,16 @@ def sha256(names):
 
 # Official lists, and names of whole trees: one image where the numbers of images vary.
 WHOLE = {
-    "openloris_sequence": (openloris.LAYOUTS["sequence"], openloris_names(openloris.CLASSES, openloris.FACTORS)),
-    "clear10": (clear.LAYOUTS["clear10"], clear_names(clear.CLEAR10_CLASSES)),
-    "clear100": (clear.LAYOUTS["clear100"], clear_names([f"class{number}" for number in range(100)])),
-    "orbit": (
-        orbit.LAYOUT,
-        [
-            name
-            for user, count in orbit.USERS.items()
-            for thing in range(count)
-            for kind in orbit.KINDS
-            for name in orbit_video(user, f"thing {thing}", kind, 1)
-        ],
+    "openloris_sequence": (
+        partial(OpenLORISFrames, factor="sequence"),
+        openloris.LAYOUTS["sequence"],
+        openloris_names(openloris.CLASSES, openloris.FACTORS),
+    ),
+    "clear10": (CLEARFrames, clear.LAYOUTS["clear10"], clear_names(clear.CLEAR10_CLASSES)),
+    "clear100": (
+        partial(CLEARFrames, data_name="clear100"),
+        clear.LAYOUTS["clear100"],
+        clear_names([f"class{number}" for number in range(100)]),
     ),
 }
 
@@ -60,19 +59,18 @@ def test_official_lists():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
-    layout, names = WHOLE[name]
-    assert layout.missing(names) == []
+    frames, layout, names = WHOLE[name]
+    assert layout.missing(frames("nowhere", names)) == []
     folder, gap = {
         "openloris_sequence": (
             "test/pixel/segment3/u_disk_02/",
-            "class u_disk_02: 3 of 4 objects are complete; pixel: ",
+            "class u_disk_02: 35 of 36 test sessions of a class",
         ),
-        "clear10": ("test/labeled_images/10/bus/", "class bus: no images in test/labeled_images/10"),
-        "clear100": ("train/labeled_images/1/class7/", "class class7: no images in train/labeled_images/1"),
-        "orbit": ("test/P999/thing 10/clean/", "class P999: 10 of 11 objects are complete; thing 10: clip clean has 0"),
+        "clear10": ("test/labeled_images/10/bus/", "class bus: 9 of 10 test sessions of a class"),
+        "clear100": ("train/labeled_images/1/class7/", "class class7: 9 of 10 training sessions of a class"),
     }[name]
-    (line,) = layout.missing(path for path in names if not path.startswith(folder))
-    assert line.startswith(gap)
+    _, line = layout.missing(frames("nowhere", [path for path in names if not path.startswith(folder)]))
+    assert line == gap
 
 
 MISFITS = [
@@ -225,6 +223,8 @@ def test_a_user_of_orbit(tmp_path):
     assert ORBITFrames(tmp_path, 17).content_hash() == ORBITFrames(tmp_path, user="P177").content_hash()
     write_orbit(tmp_path, frames=(1100, 50), absent=0, users=["P177"], things=["bag"])
     assert ORBITFrames(tmp_path).counts()["bag"] == {"train": 34, "test": 50}
+    lines = check("orbit", tmp_path).lines
+    assert lines[1:3] == ["user P177: 3 of 7 objects", "user P198: 0 of 10 objects"] and len(lines) == 18
 
 
 def test_wrong_trees_of_orbit(tmp_path):
