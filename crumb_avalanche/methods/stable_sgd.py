@@ -1,28 +1,33 @@
 """Stable SGD: a training regime that finds wide minima, without memories and penalties."""
 
 import warnings
-from dataclasses import dataclass
 
 from torch import nn
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.system.setting_ranges import Count, Factor, InRange, NotNegative, Share
+from crumb_avalanche.system.setting_ranges import Count, Factor, NotNegative, Share
 from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
-@dataclass(frozen=True)
-class StableSGDSettings(InRange):
-    """Settings of Stable SGD, with its authors' values on split CIFAR-100.
+@register(
+    "stable_sgd",
+    summary="a rate that decays from experience to experience, small batches and dropout",
+    source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
+    stores="nothing",
+)
+class StableSGDPlugin(StatefulPlugin):
+    """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
 
-    The rate of the first experience is the one that all strategies share: the authors' 0.15 is for a small ResNet
-    trained from scratch.
+    Experiences count from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and
+    it resets the momentum at every epoch, which is the same if an experience has one epoch. The first rate is the one
+    that all strategies share: the authors' 0.15 is for a small ResNet trained from scratch. Other defaults are theirs
+    on split CIFAR-100.
 
     Attributes:
         gamma: factor of the rate from each experience to the next.
         lowest_rate: lower limit of the rate.
         momentum: momentum of SGD.
-        dropout: probability of the dropout layers in the plastic layers.
+        dropout: probability of the dropout layers in the plastic layers, of which none is added.
         batch_size: batch size of training, instead of that of all strategies; small batches add noise to the steps.
     """
 
@@ -32,45 +37,24 @@ class StableSGDSettings(InRange):
     dropout: Share = 0.1
     batch_size: Count = 10
 
-
-class StableSGDPlugin(StatefulPlugin):
-    """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
-
-    Experiences count from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and
-    it resets the momentum at every epoch, which is the same if an experience has one epoch.
-    """
-
-    def __init__(self, first_rate: float, gamma: float, lowest_rate: float):
+    def __init__(self, recipe: Recipe):
         super().__init__()
-        self.first_rate = first_rate
-        self.gamma = gamma
-        self.lowest_rate = lowest_rate
+        self.first_rate = recipe.settings.learning_rate
+        self.sgd = {"momentum": recipe.method.momentum}
+        dropouts = [module for module in recipe.model.plastic_layers.modules() if isinstance(module, nn.Dropout)]
+        for module in dropouts:
+            module.p = recipe.method.dropout
+        if recipe.method.dropout and not dropouts:
+            warnings.warn(
+                f"the plastic layers have no dropout, so dropout={recipe.method.dropout} of stable_sgd has no effect; "
+                "the decaying rate and the small batches have",
+                stacklevel=2,
+            )
+
+    def before_training(self, strategy, **kwargs):
+        strategy.train_mb_size = self.batch_size
 
     def before_training_exp(self, strategy, **kwargs):
         strategy.make_optimizer(reset_optimizer_state=True)
         for group in strategy.optimizer.param_groups:
             group["lr"] = max(self.first_rate * self.gamma**strategy.clock.train_exp_counter, self.lowest_rate)
-
-
-@register(
-    "stable_sgd",
-    summary="a rate that decays from experience to experience, small batches and dropout",
-    source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
-    stores="nothing",
-    settings=StableSGDSettings,
-)
-def build_stable_sgd(recipe: Recipe) -> StreamStrategy:
-    """Build Stable SGD; warn if the plastic layers have no dropout, since none is added."""
-    method = recipe.method
-    dropouts = [module for module in recipe.model.plastic_layers.modules() if isinstance(module, nn.Dropout)]
-    for module in dropouts:
-        module.p = method.dropout
-    if method.dropout and not dropouts:
-        warnings.warn(
-            f"the plastic layers have no dropout, so dropout={method.dropout} of stable_sgd has no effect; the "
-            "decaying rate and the small batches have",
-            stacklevel=2,
-        )
-    plugin = StableSGDPlugin(recipe.settings.learning_rate, method.gamma, method.lowest_rate)
-    common = recipe.common(plugin) | {"train_mb_size": method.batch_size}
-    return StreamStrategy(optimizer=recipe.optimizer(momentum=method.momentum), **common)
