@@ -69,13 +69,12 @@ def plan_stream(
 
     Args:
         table: The frames.
-        protocol, run, seed, n_experiences, fixed_class_order, shuffle, first_exp_with_half_classes: See
-            `orders.StreamKeywords`; `n_experiences` goes before `classes_per_experience`.
         classes_per_experience: Number of classes in one experience; the last may have fewer. None makes an experience
             of each session, in natural order of their names.
         class_groups: Names of all classes in groups that follow one another and are shuffled separately; None is one
             group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
+        others: See `orders.StreamKeywords`; `n_experiences` goes before `classes_per_experience`.
 
     Raises:
         ValueError: If the protocol is unknown, a number is out of range, or two keywords exclude each other.
@@ -180,12 +179,7 @@ class FrameExperience(DatasetExperience):
 
 
 class FrameBenchmark(CLScenario):
-    """Avalanche's scenario for a frame table.
-
-    Args:
-        streams: The training and the test stream.
-        table, protocol, run: See below.
-        info: Classes of the streams.
+    """Avalanche's scenario for a frame table; `make_benchmark` makes it.
 
     Attributes:
         train_stream: One experience per chunk of classes; a single one if the protocol is "offline".
@@ -245,10 +239,7 @@ def make_benchmark(
         table, class_groups: See `plan_stream`.
         reference: Draw orders as the paper's published code does, and label classes by the order of their first frames,
             which differs between runs. By default the labels are the same in every run.
-        protocol, run, seed, classes_per_experience, n_experiences, fixed_class_order, shuffle: See
-            `orders.StreamKeywords`.
-        first_exp_with_half_classes, return_task_id, train_transform, eval_transform: See there.
-        class_ids_from_zero_from_first_exp, class_ids_from_zero_in_each_exp: See there.
+        others: See `orders.StreamKeywords`.
 
     Raises:
         ValueError: As `plan_stream`, or if both numberings of labels are asked for, or labels are to be numbered in

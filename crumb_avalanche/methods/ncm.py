@@ -71,12 +71,6 @@ class ClassMeans(ClosedForm):
         self.counts[label] += new
         return between
 
-    def keep_features(self, kept: int) -> None:
-        """Keep the last ``kept`` features."""
-        self.means = self.means[:, -kept:].clone()
-        self.settings["length"] = kept
-        self._solution = None
-
     def _solve(self, seen):
         return functional.normalize(self.means[seen].double(), dim=1)
 

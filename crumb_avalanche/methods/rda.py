@@ -126,7 +126,8 @@ class RegularizedDiscriminant(BlendedGaussians):
         """Keep the last features; what directions leave out of a trace is divided as their squared lengths are."""
         if self.scatter is not None:
             self.scatter.keep(kept)
-        self.classes.keep_features(kept)
+        self.classes.means = self.classes.means[:, -kept:].clone()
+        self.classes.settings["length"] = kept
         if self.directions is not None:
             self.directions.keep_features(kept)
         self.settings["length"] = kept

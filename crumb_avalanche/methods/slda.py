@@ -2,7 +2,6 @@
 
 import torch
 
-from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Factor
@@ -38,8 +37,6 @@ class StreamingLDA(ClassMeans):
     def _allocate(self, n_classes: int, length: int) -> None:
         super()._allocate(n_classes, length)
         self.covariance = torch.zeros(length, length)
-
-    keep_features = ClosedForm.keep_features
 
     @property
     def formed(self) -> int:
