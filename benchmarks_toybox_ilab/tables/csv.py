@@ -2,8 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,22 +41,17 @@ def read_frames(path: str | Path) -> list[Frame]:
     Raises:
         FrameTableError: If the file is missing, or its header or a line is invalid.
     """
-    with _opened(path) as lines:
-        header = next(lines, [])
-        if tuple(header) != COLUMNS:
-            raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must begin with {','.join(COLUMNS)!r}")
-        return [_frame(path, lines.line_num, line) for line in lines if line]
-
-
-@contextmanager
-def _opened(path: str | Path) -> Iterator:
     if not Path(path).is_file():
         raise FrameTableError(f"there is no frame table at {path}; give a CSV file written by to_csv.")
     # utf-8-sig: spreadsheets write a byte order mark first.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file)
         try:
-            yield lines
+            header = next(lines, [])
+            if tuple(header) != COLUMNS:
+                begin = ",".join(COLUMNS)
+                raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must begin with {begin!r}")
+            return [_frame(path, lines.line_num, line) for line in lines if line]
         except csv.Error as error:
             raise FrameTableError(f"{path}, line {lines.line_num} is no CSV: {error}.") from error
 
