@@ -19,7 +19,7 @@ from PIL import Image
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
-from benchmarks_toybox_ilab.prepare import job
+from benchmarks_toybox_ilab.prepare import core
 from benchmarks_toybox_ilab.prepare.core import Report, check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -103,7 +103,7 @@ def test_a_folder_that_has_the_layout_is_used_where_it_is(tmp_path, run, said, n
 @pytest.mark.parametrize("packed", ["x.tar.gz", "in the root", "folder of archives"])
 @pytest.mark.parametrize(("name", "names"), [("ilab", ILAB), ("icub", ICUB), ("cifar100", CIFAR100)])
 def test_data_sets_from_their_archives(tmp_path, run, said, packed, name, names, monkeypatch):
-    monkeypatch.setattr(job, "_LARGE", 100)
+    monkeypatch.setattr(core, "_LARGE", 100)
     made = write_files(tmp_path / "made", [*names, "README", "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg"])
     root, source = tmp_path / "root", tmp_path / "source"
     for folder in (root, source):
