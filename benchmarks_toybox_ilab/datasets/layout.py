@@ -89,11 +89,6 @@ class Layout:
         holds = listed_entries(root)
         raise FrameTableError(f"{root} has no folder {' and no folder '.join(absent)}, but holds {holds}. {advice}")
 
-    def files(self, folder: Path) -> list[str]:
-        """The visible files of the data set in its folder, in the order of `folders` and of their names."""
-        tops = [top for top in self.folders if (folder / top).is_dir()] if self.whole else []
-        return [name for top in tops or [""] for name in files_below(folder, top)]
-
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
         """Yield a match of `pattern` for each image; FrameTableError at one that does not fit. Others are ignored."""
         for path in paths:
@@ -119,7 +114,8 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            paths = self.files(root)
+            tops = self.folders if self.whole else [""]
+            paths = [name for top in tops for name in files_below(root, top)]
         return root, self.images(paths)
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
