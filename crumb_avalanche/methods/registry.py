@@ -258,9 +258,9 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
     Returns:
         A decorator of a function that builds the strategy from a ``Recipe``, or of a class that declares the settings
         as annotated attributes: a subclass of ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that
-        is made from a recipe and gets the settings as attributes. Its strategy is ``StreamStrategy``, with the plugin
-        as memory if it has a ``storage_policy``, of the type ``buffer``. ``sgd``, if it has that, are arguments of SGD
-        that differ from the recipe's.
+        is made from a recipe and gets the settings as attributes. Its strategy is ``StreamStrategy``, or the type in
+        its attribute ``strategy``, with the plugin as memory if it has a ``storage_policy``, of the type ``buffer``.
+        ``sgd``, if it has that, are arguments of SGD that differ from the recipe's.
     """
 
     def add(method: Any) -> Any:
@@ -281,10 +281,10 @@ def _of_plugin(plugin: type) -> dict[str, Any]:
 
         made = plugin(recipe)
         vars(made).update(asdict(recipe.method))
-        optimizer = recipe.optimizer(**getattr(made, "sgd", {}))
+        kind, optimizer = getattr(made, "strategy", StreamStrategy), recipe.optimizer(**getattr(made, "sgd", {}))
         if hasattr(made, "storage_policy"):
-            return StreamStrategy(memory=made, optimizer=optimizer, **recipe.common())
-        return StreamStrategy(optimizer=optimizer, **recipe.common(made))
+            return kind(memory=made, optimizer=optimizer, **recipe.common())
+        return kind(optimizer=optimizer, **recipe.common(made))
 
     return dict(build=build, buffer=getattr(plugin, "buffer", None), settings=settings_of(plugin))
 

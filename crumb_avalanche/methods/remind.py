@@ -3,8 +3,7 @@
 Defaults are those of the authors' ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -18,7 +17,8 @@ from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.codebook import largest_divisor
-from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, InRange, NotNegative, Range
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, NotNegative, Range
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -26,45 +26,6 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 Large = Annotated[int, Range(1, NEVER)]
 RATIOS = (3 / 4, 4 / 3)  # of width to height, as usual for images
 TRIES = 10
-
-
-@dataclass(frozen=True)
-class RemindSettings(InRange):
-    """Settings of REMIND.
-
-    Attributes:
-        sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
-        centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per value).
-        fit_vectors: number of locations of the first experience's maps to fit k-means on (256 per centroid, the most
-            that faiss uses); held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
-        samples_at_a_time: take one optimiser step per new image, with ``replays`` memories, as the authors do, instead
-            of one per batch of the stream, with ``batch_replays`` memories for each new image.
-        replays: memories per new image with ``samples_at_a_time``.
-        batch_replays: memories per new image without it; with 2, a step costs about as much as CRUMB's two. The loss
-            is the mean over all rows in both cases.
-        crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
-        mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
-        weight_decay: weight decay of SGD.
-    """
-
-    sub_quantizers: Count = 32
-    centroids: Annotated[int, Range(2, 256)] = 256
-    fit_vectors: Large = 65_536
-    samples_at_a_time: bool = False
-    replays: Count = 50
-    batch_replays: Count = 2
-    crop_scale: Factor = 4 / 13
-    mixup_alpha: NotNegative = 0.1
-    weight_decay: NotNegative = 1e-5
-
-    @property
-    def replays_per_image(self) -> int:
-        """Number of memories per new image."""
-        return self.replays if self.samples_at_a_time else self.batch_replays
-
-    def quantizer(self, model):
-        """Build an unfitted ``ProductQuantizer`` for a model's maps."""
-        return make_quantizer(model.map_shape[0], self.sub_quantizers, self.centroids)
 
 
 def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256) -> ProductQuantizer:
@@ -229,13 +190,118 @@ def random_resized_crops(maps: Tensor, scale: float, random: np.random.Generator
     return crop_and_resize(maps, random_boxes(len(maps), *maps.shape[2:], scale, random))
 
 
-class RemindPlugin(StoringPlugin):
-    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image."""
+class RemindStrategy(StreamStrategy):
+    """REMIND as a strategy: trains P on unquantized maps in experience 1, then on new and replayed ones in one step.
 
-    def __init__(self, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int):
-        super().__init__(storage_policy)
-        self.settings = settings
-        self.seed = seed
+    New and replayed maps are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation uses decoded
+    codes as well.
+    """
+
+    _replayed: tuple[Tensor, Tensor] | None = None  # logits and soft labels of memories, within a step
+
+    def make_train_dataloader(self, **kwargs):
+        """Make the loader of ``StreamStrategy``; with ``samples_at_a_time``, of single images after experience 1."""
+        if self.memory.samples_at_a_time and self.clock.train_exp_counter > 0:
+            self.train_mb_size = 1
+        super().make_train_dataloader(**kwargs)
+
+    def forward(self):
+        model, quantizer = self.model, self.storage_policy.quantizer
+        if not quantizer.fitted:
+            return super().forward()
+        maps = model.features(self.mb_x)
+        with model.stopwatch.measure("search"):
+            codes = quantizer.encode(maps)
+        if not self.is_training:
+            return model.classify(quantizer.decode(codes))
+        with model.stopwatch.measure("replay"):
+            new = self._crop(quantizer.decode(codes))
+            old, targets = self._mixed_memories(len(new))
+        logits = model.classify(torch.cat([new, old]))
+        self.memory.batch = StreamBatch(self.mb_y, maps, codes, None)
+        self._replayed = self.seen_classes.mask(logits[len(new) :]), targets
+        return logits[: len(new)]
+
+    def criterion(self):
+        if self._replayed is None:
+            return super().criterion()
+        logits, targets = self._replayed
+        self._replayed = None
+        new = functional.one_hot(self.mb_y, logits.shape[1]).to(targets)
+        return self._criterion(torch.cat([self.mb_output, logits]), torch.cat([new, targets]))
+
+    def _crop(self, maps: Tensor) -> Tensor:
+        if self.memory.crop_scale == 1:
+            return maps
+        return random_resized_crops(maps, self.memory.crop_scale, self.storage_policy.slots.random)
+
+    def _mixed_memories(self, new: int) -> tuple[Tensor, Tensor]:
+        """Draw maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less if there are too few memories."""
+        memory, buffer = self.memory, self.storage_policy
+        alpha, each = memory.mixup_alpha, memory.replays if memory.samples_at_a_time else memory.batch_replays
+        parts = 2 if alpha else 1
+        count = min(new * each, len(buffer) // parts)
+        maps, labels = buffer.replay(buffer.draw(parts * count), self.model)
+        maps, targets = self._crop(maps), functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
+        if not alpha:
+            return maps, targets
+        # One weight for the memories of a new image, as with samples_at_a_time.
+        weights = buffer.slots.random.beta(alpha, alpha, size=new).repeat(each)[:count]
+        weights = torch.from_numpy(weights).to(maps)
+        share = weights.view(-1, 1, 1, 1)
+        maps = share * maps[:count] + (1 - share) * maps[count:]
+        share = weights.view(-1, 1)
+        return maps, share * targets[:count] + (1 - share) * targets[count:]
+
+
+def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
+    """Make an empty product quantizer for the maps of a model, with the settings of REMIND."""
+    return make_quantizer(model.map_shape[0], settings.sub_quantizers, settings.centroids)
+
+
+@register(
+    "remind",
+    summary="product-quantizer codes, replayed with crops and mixup",
+    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
+    stores="codes of feature maps, and the tables of centroids",
+    item_bytes=lambda model, method: quantizer_of(model, method).map_bytes(*model.map_shape[1:]),
+    fixed_bytes=lambda model, method, n_classes: quantizer_of(model, method).table_bytes,
+)
+class RemindPlugin(StoringPlugin):
+    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image.
+
+    Attributes:
+        sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
+        centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per value).
+        fit_vectors: number of locations of the first experience's maps to fit k-means on (256 per centroid, the most
+            that faiss uses); held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+        samples_at_a_time: take one optimiser step per new image, with ``replays`` memories, as the authors do, instead
+            of one per batch of the stream, with ``batch_replays`` memories for each new image.
+        replays: memories per new image with ``samples_at_a_time``.
+        batch_replays: memories per new image without it; with 2, a step costs about as much as CRUMB's two. The loss
+            is the mean over all rows in both cases.
+        crop_scale: smallest share of a map's area that a crop keeps; 1 turns cropping off.
+        mixup_alpha: parameter of the Beta distribution of the mixing weight; 0 turns mixup off.
+        weight_decay: weight decay of SGD.
+    """
+
+    sub_quantizers: Count = 32
+    centroids: Annotated[int, Range(2, 256)] = 256
+    fit_vectors: Large = 65_536
+    samples_at_a_time: bool = False
+    replays: Count = 50
+    batch_replays: Count = 2
+    crop_scale: Factor = 4 / 13
+    mixup_alpha: NotNegative = 0.1
+    weight_decay: NotNegative = 1e-5
+
+    buffer, strategy = PQCodeBuffer, RemindStrategy
+
+    def __init__(self, recipe: Recipe):
+        quantizer = quantizer_of(recipe.model, recipe.method).to(recipe.device)
+        super().__init__(PQCodeBuffer(recipe.mem_size, seed=recipe.seed, quantizer=quantizer))
+        self.seed = recipe.seed
+        self.sgd = {"weight_decay": recipe.method.weight_decay}
         self._sample: LocationSample | None = None
 
     @property
@@ -247,7 +313,7 @@ class RemindPlugin(StoringPlugin):
         super().before_training_exp(strategy, **kwargs)
         buffer = self.storage_policy
         if not buffer.quantizer.fitted:
-            self._sample = LocationSample(len(strategy.adapted_dataset), self.settings.fit_vectors, buffer.slots.random)
+            self._sample = LocationSample(len(strategy.adapted_dataset), self.fit_vectors, buffer.slots.random)
 
     def before_forward(self, strategy, **kwargs):
         if not self.storage_policy.quantizer.fitted:
@@ -291,7 +357,7 @@ class RemindPlugin(StoringPlugin):
         super().load_state_dict(state)
         self._sample = None
         if state["sample"] is not None:
-            self._sample = LocationSample(0, self.settings.fit_vectors, self.storage_policy.slots.random)
+            self._sample = LocationSample(0, self.fit_vectors, self.storage_policy.slots.random)
             self._sample.load_state_dict(state["sample"])
 
     def answer_state(self, strategy):
@@ -299,93 +365,3 @@ class RemindPlugin(StoringPlugin):
 
     def load_answer_state(self, state):
         self.storage_policy.quantizer.load_state_dict(state)
-
-
-class RemindStrategy(StreamStrategy):
-    """REMIND as a strategy: trains P on unquantized maps in experience 1, then on new and replayed ones in one step.
-
-    New and replayed maps are decoded codes, cropped; the replayed ones are mixed in pairs. Evaluation uses decoded
-    codes as well.
-    """
-
-    def __init__(self, *, storage_policy: PQCodeBuffer, settings: RemindSettings, seed: int = 0, **stream_arguments):
-        self.settings = settings
-        self._replayed: tuple[Tensor, Tensor] | None = None
-        memory = RemindPlugin(storage_policy, settings, seed)
-        super().__init__(memory=memory, **stream_arguments)
-
-    def make_train_dataloader(self, **kwargs):
-        """Make the loader of ``StreamStrategy``; with ``samples_at_a_time``, of single images after experience 1."""
-        if self.settings.samples_at_a_time and self.clock.train_exp_counter > 0:
-            self.train_mb_size = 1
-        super().make_train_dataloader(**kwargs)
-
-    def forward(self):
-        model, quantizer = self.model, self.storage_policy.quantizer
-        if not quantizer.fitted:
-            return super().forward()
-        maps = model.features(self.mb_x)
-        with model.stopwatch.measure("search"):
-            codes = quantizer.encode(maps)
-        if not self.is_training:
-            return model.classify(quantizer.decode(codes))
-        with model.stopwatch.measure("replay"):
-            new = self._crop(quantizer.decode(codes))
-            old, targets = self._mixed_memories(len(new))
-        logits = model.classify(torch.cat([new, old]))
-        self.memory.batch = StreamBatch(self.mb_y, maps, codes, None)
-        self._replayed = self.seen_classes.mask(logits[len(new) :]), targets
-        return logits[: len(new)]
-
-    def criterion(self):
-        if self._replayed is None:
-            return super().criterion()
-        logits, targets = self._replayed
-        self._replayed = None
-        new = functional.one_hot(self.mb_y, logits.shape[1]).to(targets)
-        return self._criterion(torch.cat([self.mb_output, logits]), torch.cat([new, targets]))
-
-    def _crop(self, maps: Tensor) -> Tensor:
-        if self.settings.crop_scale == 1:
-            return maps
-        return random_resized_crops(maps, self.settings.crop_scale, self.storage_policy.slots.random)
-
-    def _mixed_memories(self, new: int) -> tuple[Tensor, Tensor]:
-        """Draw maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less if there are too few memories."""
-        buffer, alpha, each = self.storage_policy, self.settings.mixup_alpha, self.settings.replays_per_image
-        parts = 2 if alpha else 1
-        count = min(new * each, len(buffer) // parts)
-        maps, labels = buffer.replay(buffer.draw(parts * count), self.model)
-        maps, targets = self._crop(maps), functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
-        if not alpha:
-            return maps, targets
-        # One weight for the memories of a new image, as with samples_at_a_time.
-        weights = buffer.slots.random.beta(alpha, alpha, size=new).repeat(each)[:count]
-        weights = torch.from_numpy(weights).to(maps)
-        share = weights.view(-1, 1, 1, 1)
-        maps = share * maps[:count] + (1 - share) * maps[count:]
-        share = weights.view(-1, 1)
-        return maps, share * targets[:count] + (1 - share) * targets[count:]
-
-
-@register(
-    "remind",
-    summary="product-quantizer codes, replayed with crops and mixup",
-    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
-    stores="codes of feature maps, and the tables of centroids",
-    settings=RemindSettings,
-    buffer=PQCodeBuffer,
-    item_bytes=lambda model, method: method.quantizer(model).map_bytes(*model.map_shape[1:]),
-    fixed_bytes=lambda model, method, n_classes: method.quantizer(model).table_bytes,
-)
-def build_remind(recipe: Recipe) -> StreamStrategy:
-    """Build REMIND with an empty buffer and empty tables."""
-    settings: RemindSettings = recipe.method
-    quantizer = settings.quantizer(recipe.model).to(recipe.device)
-    return RemindStrategy(
-        storage_policy=PQCodeBuffer(recipe.mem_size, seed=recipe.seed, quantizer=quantizer),
-        settings=settings,
-        seed=recipe.seed,
-        optimizer=recipe.optimizer(weight_decay=settings.weight_decay),
-        **recipe.common(),
-    )

@@ -154,13 +154,13 @@ def ratios(image: Values, whole: Values, memory: Values) -> list[tuple[str, str,
 
 def measure(settings: RunSettings, part: Part) -> None:
     """Measure a run; print the ratios, and write seconds, bytes and ratios to `cost_of_replay.csv` in its folder."""
-    from crumb_avalanche.methods.remind import RemindSettings
+    from crumb_avalanche.methods.registry import get_strategy
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
     from crumb_avalanche.training.ledger import LedgerMetric
 
-    plan, output, usual = RunPlan.of(settings), Path(settings.output), RemindSettings()
+    plan, output, usual = RunPlan.of(settings), Path(settings.output), get_strategy("remind").settings()
     output.mkdir(parents=True, exist_ok=True)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan, joint=False)
@@ -179,7 +179,7 @@ def measure(settings: RunSettings, part: Part) -> None:
 
     counted = {name: LedgerMetric().count(strategy)["memory_bytes"] for name, strategy in learners.items()}
     held = {CRUMB: counted[CRUMB], ALL_MAPS: counted[BATCHES], SAMPLE: counted[BATCHES]}
-    quantizer = usual.quantizer(learners[BATCHES].model)
+    quantizer = learners[BATCHES].storage_policy.quantizer
     task = {name: getattr(plan, name) for name in ("codebook_size", "codebook_dim", "codebook_init")}
     task |= dict(seed=plan.run, measured_images=part.measured_images, fit_vectors=usual.fit_vectors)
     task |= dict(sub_quantizers=quantizer.sub_quantizers, bits=quantizer.bits, threads=torch.get_num_threads())

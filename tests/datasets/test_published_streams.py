@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from benchmarks_toybox_ilab.datasets import clear, openloris, orbit, stream51
 from benchmarks_toybox_ilab.datasets.clear import CLEARFrames
 from benchmarks_toybox_ilab.datasets.openloris import OpenLORIS, OpenLORISFrames
 from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames
+from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames, Stream51Novel
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
@@ -29,17 +29,9 @@ def sha256(names):
 
 # Official lists, and names of whole trees: one image where the numbers of images vary.
 WHOLE = {
-    "openloris_sequence": (
-        partial(OpenLORISFrames, factor="sequence"),
-        openloris.LAYOUTS["sequence"],
-        openloris_names(openloris.CLASSES, openloris.FACTORS),
-    ),
-    "clear10": (CLEARFrames, clear.LAYOUTS["clear10"], clear_names(clear.CLEAR10_CLASSES)),
-    "clear100": (
-        partial(CLEARFrames, data_name="clear100"),
-        clear.LAYOUTS["clear100"],
-        clear_names([f"class{number}" for number in range(100)]),
-    ),
+    "openloris_sequence": openloris_names(openloris.CLASSES, openloris.FACTORS),
+    "clear10": clear_names(clear.CLEAR10_CLASSES),
+    "clear100": clear_names([f"class{number}" for number in range(100)]),
 }
 
 
@@ -59,8 +51,8 @@ def test_official_lists():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
-    frames, layout, names = WHOLE[name]
-    assert layout.missing(frames("nowhere", names)) == []
+    data, names = BENCHMARKS[name], WHOLE[name]
+    assert data.files.missing(data.frames("nowhere", names)) == []
     folder, gap = {
         "openloris_sequence": (
             "test/pixel/segment3/u_disk_02/",
@@ -69,7 +61,7 @@ def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
         "clear10": ("test/labeled_images/10/bus/", "class bus: 9 of 10 test sessions of a class"),
         "clear100": ("train/labeled_images/1/class7/", "class class7: 9 of 10 training sessions of a class"),
     }[name]
-    _, line = layout.missing(frames("nowhere", [path for path in names if not path.startswith(folder)]))
+    _, line = data.files.missing(data.frames("nowhere", [path for path in names if not path.startswith(folder)]))
     assert line == gap
 
 
@@ -89,7 +81,7 @@ MISFITS = [
 
 @pytest.mark.parametrize(("name", "path"), MISFITS)
 def test_an_image_elsewhere_is_named(name, path):
-    layout = WHOLE[name][0]
+    layout = BENCHMARKS[name].files
     with pytest.raises(FrameTableError, match=f"image {path} does not fit the layout of .*; {re.escape(layout.rule)}"):
         list(layout.images([path]))
 

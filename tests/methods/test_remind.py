@@ -16,7 +16,6 @@ from crumb_avalanche.methods.remind import (
     EvictLargest,
     LocationSample,
     PQCodeBuffer,
-    RemindSettings,
     balanced_choice,
     crop_and_resize,
     make_quantizer,
@@ -156,7 +155,7 @@ def test_inference_is_on_decoded_maps(learn):
 
 def test_bytes_at_the_papers_cut():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
-    settings = RemindSettings()
+    settings = REMIND.settings()
     assert PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
     assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
