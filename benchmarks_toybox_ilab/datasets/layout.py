@@ -114,8 +114,8 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            tops = self.folders if self.whole else [""]
-            paths = [name for top in tops for name in files_below(root, top)]
+            tops = [top for top in self.folders if (root / top).is_dir()] if self.whole else []
+            paths = [name for top in tops or [""] for name in files_below(root, top)]
         return root, self.images(paths)
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
