@@ -12,8 +12,9 @@ Asked is photo by photo: taught objects on the photo of their own (`same`) and o
 (`other`); held-out objects on new photos (`new`), at 0.9, 0.45 and 0.3 of the image's height (`size 1`, `size 0.5`,
 `size 0.33`), at 0.45 of the light (`dark`), in warm light (`warm`); and new photos without an object (`empty`), where
 the share is that of photos called known. After `plain`, taught and held-out objects are asked as they are, too (`same`,
-`new`). Names of files divide the photos into two halves: one for reporting, and with
---development the one that settings are chosen on. Writes `scenes.csv` (each split) and `scenes.md` (means with
+`new`). A learner is not taught by `crumb` and `remind`: they learn the same images by `crumb run --preset tuned`, and
+see the part of an image that the learner looks at. Names of files divide the photos into two halves: one for reporting,
+and with --development the one that settings are chosen on. Writes `scenes.csv` (each split) and `scenes.md` (means with
 intervals over the splits) to --output; the same command resumes.
 """
 
@@ -24,6 +25,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
@@ -35,8 +37,11 @@ from support.statistics import interval
 
 from crumb_avalanche.learner.boxes import cut_out
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.methods.features import middle_of
+from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.tables import LEARNER, table
 from crumb_avalanche.system.atomic_file import write_text
 
 SIDE = 256
@@ -46,6 +51,7 @@ HEADER = ["backbone", "method", "looks", "stream", "split", "asked", "images", "
 AT_A_TIME = 64  # images that are asked together
 TAUGHT, SHOWN = 8, 6  # views of an object that are taught, and that are asked in each way
 WARM = (1.15, 0.95, 0.7)  # factors of red, green and blue
+IN_A_RUN = ("crumb", "remind")  # methods that `crumb run` learns by, and a learner is not taught by
 
 
 class View(NamedTuple):
@@ -174,11 +180,34 @@ def lit(image: Image.Image, factor: float | tuple[float, ...]) -> Image.Image:
     return changed
 
 
-def measure(learner: Learner, scenes: Scenes, stream: str, boxed: bool = False) -> list[list]:
-    """Teach a stream and ask; return for each way its name and the numbers of images, right ones and known ones."""
-    for name, images in scenes.lessons(stream):
+def middle(image: Image.Image, share: float) -> Image.Image:
+    """Return the middle of an image, a share of its sides."""
+    (left, right), (top, bottom) = (middle_of(length, share) for length in image.size)
+    return image.crop((left, top, right, bottom))
+
+
+def learned_in_a_run(scenes: Scenes, stream: str, share: float, folder: Path, **settings) -> Learner:
+    """Learn the middle of a stream's images as `crumb run` learns clips of objects; return what answers."""
+    # A run tests on the first two objects of each class, which are not learned.
+    objects = [(name, [views[0].whole]) for name, views in scenes.held_out]
+    for number, (name, images) in enumerate([*objects, *scenes.lessons(stream)]):
+        clip = folder / "clips" / name / str(number)
+        clip.mkdir(parents=True)
+        for place, image in enumerate(images):
+            middle(image, share).save(clip / f"{place}.png")
+    run(RunSettings("clip_folder", str(folder / "clips"), str(folder / "run"), preset="tuned", **settings))
+    return Learner.load(folder / "run" / LEARNER)
+
+
+def measure(learner: Learner, scenes: Scenes, stream: str, boxed: bool = False, share: float = 1.0) -> list[list]:
+    """Teach a stream, if nothing was learned yet, and ask about the middle of images.
+
+    Returns:
+        For each way of asking its name and the numbers of images, right ones and known ones.
+    """
+    for name, images in [] if learner.classes else scenes.lessons(stream):
         learner.teach(images, name, box=[image.info["box"] for image in images] if boxed else None)
-    images = list(scenes.asked(stream))
+    images = [(way, name, middle(image, share)) for way, name, image in scenes.asked(stream)]
     if boxed:  # of an empty scene there is no box
         images = [(way, name, cut_out(image, image.info["box"])) for way, name, image in images if name]
     found = {way: [0, 0, 0] for way in ASKED}
@@ -212,7 +241,7 @@ def main() -> int:
     parser.add_argument(
         "--backbones", nargs="*", default=["efficientnet_lite0=package"], metavar="NAME=WEIGHTS", help="of Learner"
     )
-    parser.add_argument("--methods", nargs="*", default=["recommended"], help="of Learner")
+    parser.add_argument("--methods", nargs="*", default=["recommended"], help="of Learner, or crumb and remind")
     parser.add_argument(
         "--looks", nargs="*", default=[",".join(map(str, LOOKS))], help="such as 0.85,0.5, or box:0.85,0.5 with a box"
     )
@@ -243,9 +272,15 @@ def main() -> int:
     for backbone, method, looks, stream, split in todo:
         boxed = looks.startswith("box:")
         shares = tuple(float(share) for share in looks.removeprefix("box:").split(","))
-        learner = Learner(method, backbone, backbones[backbone], looks=shares)
-        learner.use_runtime(options.runtime)
-        for line in measure(learner, Scenes(objects, photos, int(split)), stream, boxed):
+        scenes = Scenes(objects, photos, int(split))
+        if method in IN_A_RUN:
+            network = {"strategy": method, "backbone": backbone, "weights": backbones[backbone]}
+            with TemporaryDirectory() as folder:
+                learner = learned_in_a_run(scenes, stream, shares[0], Path(folder), **network, threads=options.threads)
+        else:
+            learner, shares = Learner(method, backbone, backbones[backbone], looks=shares), (1.0,)
+            learner.use_runtime(options.runtime)
+        for line in measure(learner, scenes, stream, boxed, shares[0]):
             rows.append(dict(zip(HEADER, map(str, [backbone, method, looks, stream, split, *line]))))
         options.output.mkdir(parents=True, exist_ok=True)
         write_csv(path, [HEADER, *([row[key] for key in HEADER] for row in rows)])
