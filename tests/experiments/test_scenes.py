@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
-from scenes import SIDE, TAUGHT, Scenes, measure, summary, view_of
+from scenes import SIDE, TAUGHT, Scenes, learned_in_a_run, measure, summary, view_of
 
 from crumb_avalanche.learner.learner import Learner
 
@@ -82,3 +82,16 @@ def test_a_learner_is_taught_and_asked(objects, photos, weights_file, stream, wa
     header = ["backbone", "method", "looks", "stream", "split", "asked", "images", "right", "known"]
     text = summary([dict(zip(header, map(str, ["small", "slda", "0.75,0.5", stream, 1, *row]))) for row in rows])
     assert text.count("\n") == 2 and "same" in text
+
+
+def test_a_method_without_lessons_learns_the_same_middles_in_a_run(objects, photos, weights_file, tmp_path):
+    scenes, network = (
+        Scenes(objects, photos, 1),
+        {"backbone": "small_cnn", "weights": str(weights_file), "image_size": 32},
+    )
+    learner = learned_in_a_run(scenes, "own", 0.6, tmp_path, strategy="crumb", **network, first_epochs=1, threads=1)
+    (last,) = (tmp_path / "clips" / "cup").glob("*/7.png")  # two objects with one image each are held out
+    with Image.open(last) as image:
+        assert image.size == (154, 154)
+    rows = {way: (images, right) for way, images, right, _ in measure(learner, scenes, "own", share=0.6)}
+    assert len(rows) == 9 and rows["same"][0] == 4 and rows["empty"] == (60, 0)
