@@ -92,6 +92,9 @@ def CLEAR(
 
     With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of Avalanche gives the figures of
     the paper. See `Benchmark.stream`, and `CLEARFrames` for `data_name`.
+
+    Raises:
+        ValueError: If there is no data set of that name.
     """
     if data_name not in BENCHMARKS:
         raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}.")

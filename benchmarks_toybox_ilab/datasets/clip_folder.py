@@ -268,5 +268,5 @@ BENCHMARK = register(Benchmark(LAYOUT, ClipFolderFrames, 2, 21, 15))
 def ClipFolder(
     dataset_root: str | Path, *, held_out: int | None = None, fps: float = 1.0, **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:
-    """A folder of clips as an Avalanche benchmark; see `ClipFolderFrames`, where `held_out` may be 0."""
+    """A folder of clips as an Avalanche benchmark; see `ClipFolderFrames` and `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, {"held_out": held_out, "fps": fps}, **host)

@@ -84,8 +84,8 @@ def Stream51Frames(root: str | Path) -> FrameTable:
 def Stream51Novel(root: str | Path) -> FrameTable:
     """The 2,550 test images of classes that are never taught, as a table of one class "novel".
 
-    It is for scoring novelty, not for training, though its rows are marked "train", which every table needs. Root and
-    errors are those of `Stream51Frames`.
+    It is for scoring novelty, not for training, though its rows are marked "train", which every table needs. See
+    `Layout.read` for root and errors.
     """
     return _table(root, novel=True)
 

@@ -181,6 +181,10 @@ class FrameExperience(DatasetExperience):
 class FrameBenchmark(CLScenario):
     """Avalanche's scenario for a frame table; `make_benchmark` makes it.
 
+    Args:
+        streams, info: The training and the test stream, and their classes.
+        table, protocol, run: See below.
+
     Attributes:
         train_stream: One experience per chunk of classes; a single one if the protocol is "offline".
         test_stream: One experience per chunk of classes, so `test_stream[: t + 1]` holds the classes seen up to t.

@@ -2,11 +2,13 @@
 
 import ast
 import re
+from functools import cache
 
 from page_commands import ROOT
 from site_parts import reference
 
 ENTRY = re.compile(r"^    (\w[\w, ]*):", re.MULTILINE)
+SEE = re.compile(r"[Ss]ee\s+`[^`]+`(?:,?\s+(?:and )?`[^`]+`)*")
 SHAPE = re.compile(r"`\([^`]*\)|any shape|[Ss]calar|same shape|\d x \d")  # as `(B, C)`
 HOOKS = re.compile(r"(before|after)_\w+|(load_)?state_dict|result|reset")  # Avalanche's and torch's; described there
 
@@ -22,12 +24,27 @@ def definitions():
                     yield target, node
 
 
+@cache
+def docstrings() -> dict[str, str]:
+    """The docstrings of the streams' package by the names of functions and classes, and of methods with their class."""
+    found = {}
+    for path in (ROOT / "benchmarks_toybox_ilab").glob("**/*.py"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            for one in (node, *getattr(node, "body", ())):
+                if isinstance(one, ast.ClassDef | ast.FunctionDef):
+                    name = one.name if one is node else f"{getattr(node, 'name', '')}.{one.name}"
+                    found[name] = ast.get_docstring(one) or ""
+    return found
+
+
 def undescribed(function, docstring: str) -> list[str]:
-    """Parameters that a docstring neither lists nor names in its text."""
+    """Parameters that neither a docstring nor one that it says to see lists or names."""
     spec = function.args
     names = [one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]]
-    listed = {name.strip() for match in ENTRY.finditer(docstring) for name in match[1].split(",")}
-    return [name for name in names if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", docstring)]
+    seen = [name for match in SEE.finditer(docstring) for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0])]
+    text = "\n".join([docstring, *(docstrings().get(name, "") for name in seen)])
+    listed = {name.strip() for match in ENTRY.finditer(text) for name in match[1].split(",")}
+    return [name for name in names if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", text)]
 
 
 def unlisted(function, docstring: str) -> list[str]:
@@ -85,3 +102,6 @@ def test_what_is_not_described_is_found():
     ]
     described = "Take the root of `x`, `(n,)` float32.\n\nArgs:\n    y: flag.\n\nRaises:\n    ValueError: never.\n"
     assert missing("root", node.body[0], described) == ["root: NaNError"]
+    text = "Take it.\n\nSee `orders.StreamKeywords` and `Benchmark.stream`."
+    node = ast.parse("def root(seed, dataset_root, where): pass")
+    assert missing("root", node.body[0], text) == ["root: where"]
