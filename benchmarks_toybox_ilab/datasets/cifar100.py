@@ -26,6 +26,7 @@ LAYOUT = Layout(
 
 
 CIFAR100Frames = LAYOUT.image_table
+"""Make the table of CIFAR-100's images, as `Layout.image_table`."""
 BENCHMARK = register(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid"))
 
 

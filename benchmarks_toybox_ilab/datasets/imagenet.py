@@ -29,6 +29,7 @@ LAYOUT = Layout(
 
 
 ImageNetFrames = LAYOUT.image_table
+"""Make the table of ImageNet's images, as `Layout.image_table`."""
 BENCHMARK = register(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid"))
 
 

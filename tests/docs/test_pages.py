@@ -112,6 +112,14 @@ def test_commands_of_crumb_parse(texts):
     assert count > 50
 
 
+def test_files_that_pages_name_exist(texts):
+    folder = "(?:tests|experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)"
+    others = {"docs/contrib.md", "CHANGELOG.md"}  # Avalanche's files, and those of the past
+    for name, text in texts.items():
+        paths = re.findall(rf"`({folder}/[a-z0-9_/]+\.\w+)`", text) if name not in others else []
+        assert not [path for path in paths if not (ROOT / path).exists()], name
+
+
 def test_other_commands_exist_and_snippets_are_python(texts):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
