@@ -1,8 +1,10 @@
 """One thread, the same random numbers in each test, and no deadline: no test depends on the machine or the order."""
 
 import gc
+import json
 import os
 import random
+import re
 import subprocess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
@@ -131,6 +133,41 @@ def crumb(capsys):
             code = error.code
         out, err = capsys.readouterr()
         return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def done(crumb):
+    """Call a command that ends well: ``done("report", ...)`` gives its standard output."""
+
+    def call(*arguments) -> str:
+        code, out, err = crumb(*arguments)
+        assert code == 0, err
+        return out
+
+    return call
+
+
+@pytest.fixture
+def refused(crumb):
+    """Call a command that says what is wrong: ``refused(words, "report", ...)`` gives its standard error."""
+
+    def call(words, *arguments) -> str:
+        code, _, err = crumb(*arguments)
+        assert code in (1, 2) and re.search(words, err, re.DOTALL) and "Traceback" not in err, (arguments, err)
+        return err
+
+    return call
+
+
+@pytest.fixture
+def ran(done, tiny):
+    """Do a run of a second: ``ran(folder, "--strategy", "ncm")`` gives its result and what it printed."""
+
+    def call(output, *more) -> tuple[dict, str]:
+        out = done(*tiny, "--output", output, *more)
+        return json.loads((output / "result.json").read_text()), out
 
     return call
 

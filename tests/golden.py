@@ -1,6 +1,6 @@
 """Record what a rebuilding of the packages must not change, and compare with a recorded file.
 
-    python tests/golden.py record FILE --quick     # minutes: tables, toy shapes, taught learners, export
+    python tests/golden.py record FILE --quick     # minutes: toy shapes, taught learners, export
     python tests/golden.py record FILE             # ETH-80 with real weights besides: hours on one core
     python tests/golden.py compare FILE --quick    # compute again and print what differs; exit code 1 if anything does
 
@@ -157,35 +157,6 @@ def result_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def tables_of(name: str) -> dict[str, str]:
-    """Digests of a data set's tables and streams for two runs, as usual and as in the paper's code."""
-    import fake_data
-
-    from benchmarks_toybox_ilab import PROTOCOLS, get_benchmark, plan_stream
-
-    benchmark, found = get_benchmark(name), {}
-    with tempfile.TemporaryDirectory() as folder:
-        trees = {"": fake_data.write_tiny(name, Path(folder) / "tiny")}
-        if odd := getattr(fake_data, f"odd_{name}_names", None):
-            trees["odd "] = fake_data.write_files(Path(folder) / "odd", odd())
-        for tree, root in trees.items():
-            for reference in (False, True) if "reference" in benchmark.options else (False,):
-                for run in (0, 1):
-                    key = f"{tree}{'reference ' if reference else ''}run {run}"
-                    try:
-                        table = benchmark.table(str(root), run, reference)
-                    except ValueError as error:
-                        found[key] = f"{type(error).__name__}"
-                        continue
-                    found[key] = table.content_hash()[:12]
-                    if not tree:
-                        settings = benchmark.classes_per_experience, benchmark.class_groups(table, reference), reference
-                        plans = [plan_stream(table, protocol, run, *settings) for protocol in PROTOCOLS]
-                        orders = [repr([rows.tolist() for rows in (*plan.train, *plan.test)]) for plan in plans]
-                        found[f"{key} orders"] = digest("".join(orders).encode())
-    return found
-
-
 def toy_run(shapes: Shapes, name: str, *settings: object, start: tuple[object, ...] = ()) -> dict[str, Any]:
     """Result of a run on the toy shapes for two experiences."""
     start = start or ("--weights", shapes.weights)
@@ -314,8 +285,6 @@ def machine() -> dict[str, str]:
 
 def values(options: argparse.Namespace, work: Path) -> Named:
     """All values that are asked for."""
-    from benchmarks_toybox_ilab import BENCHMARKS
-
     shapes, eth80 = Shapes(work), {"taught": partial(eth80_taught, options, work)}
     for run in (0, 1):
         eth80 |= {f"{name}, run {run}": partial(eth80_run, options, work, name, run) for name in ETH80}
@@ -323,7 +292,6 @@ def values(options: argparse.Namespace, work: Path) -> Named:
     methods = {name: partial(toy_run, shapes, name, "--strategy", name) for name in names}
     methods |= {name: partial(toy_run, shapes, name, *settings) for name, settings in VARIANTS.items()}
     parts: dict[str, dict[str, Callable[[], Any]]] = {
-        "tables": {name: partial(tables_of, name) for name in BENCHMARKS},
         "methods": {**methods, "crumb, pretrained": partial(pretrained_run, shapes)},
         "learners": {method: partial(taught, shapes, method) for method in METHODS_OF_LEARNER},
         "exports": {method: partial(exported, shapes, method) for method in METHODS_OF_LEARNER[:4]},
@@ -409,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", help="the JSON file of recorded values")
-    parser.add_argument("only", nargs="*", help="values, or parts of them: tables, methods, learners, exports, eth80")
+    parser.add_argument("only", nargs="*", help="values, or parts of them: methods, learners, exports, eth80")
     parser.add_argument("--quick", action="store_true", help="without ETH-80")
     parser.add_argument("--data", default=os.environ.get("CRUMB_TEST_DATA"), help="folder of eth80/, imagenet_weights/")
     parser.add_argument("--work", help="folder for ETH-80's images and runs, to resume them; default a temporary one")

@@ -141,7 +141,8 @@ def light_modules():
     [
         (f"import torch, {light_modules()}", "avalanche torchvision"),
         (
-            "import crumb_avalanche, benchmarks_toybox_ilab.tables.frame_table, benchmarks_toybox_ilab.catalog",
+            "import crumb_avalanche, crumb_avalanche.system.process, benchmarks_toybox_ilab.tables.frame_table, "
+            "benchmarks_toybox_ilab.catalog",
             "torch torchvision avalanche av faiss matplotlib",
         ),
         ("import crumb_avalanche.report.report", "torch avalanche tkinter matplotlib.pyplot"),

@@ -7,29 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from crumb_avalanche.cli import main
-
-# Settings of a new learner, without weights.
 NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", "--progress", "false"]
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
-
-
-@pytest.fixture
-def photos(tmp_path):
-    """A folder of two classes, three noisy photos each."""
-    for name, level in (("dark", 60), ("light", 180)):
-        for number in range(3):
-            path = tmp_path / "photos" / name / f"{number}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            noise = np.random.default_rng(number).integers(-60, 60, (40, 40, 3))
-            Image.fromarray((level + noise).astype(np.uint8)).save(path)
-    return tmp_path / "photos"
-
-
-@pytest.fixture
-def new():
-    """The options of a new learner with random weights."""
-    return ("--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false")
 
 
 def save(random, colour, path):
@@ -54,11 +33,16 @@ def place(tmp_path_factory, weights_file):
 
 
 @pytest.fixture
-def mine(place, tmp_path, capsys):
+def new(place):
+    """The options of a new learner."""
+    return ["--weights", place / "weights.safetensors", *NEW]
+
+
+@pytest.fixture
+def mine(place, new, tmp_path, done):
     """A learner of three classes."""
     path = tmp_path / "mine.safetensors"
-    assert main(["teach", str(path), str(place / "tree"), "--weights", str(place / "weights.safetensors"), *NEW]) == 0
-    capsys.readouterr()
+    done("teach", path, place / "tree", *new)
     return path
 
 

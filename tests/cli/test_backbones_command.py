@@ -45,10 +45,9 @@ def photos(colour, count=4):
     return (noise + np.array(colour)).astype(np.uint8)
 
 
-def test_named_backbones_are_measured(crumb, monkeypatch):
+def test_named_backbones_are_measured(done, monkeypatch):
     monkeypatch.setattr(backbones, "SECONDS", 0.01)
-    code, out, _ = crumb("backbones", "small_cnn", "timm:test_convnext")
-    assert code == 0
+    out = done("backbones", "small_cnn", "timm:test_convnext")
     own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))
     assert own[1:6] == ["64", "11", "128x8x8", "16", "640"] and float(own[-1]) > 0
     assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "256"]
@@ -68,15 +67,12 @@ def test_a_plan_takes_what_timm_says():
     ("strategy", "backbone"),
     [("rda", "timm:small_swin"), pytest.param("crumb", DINO, marks=pytest.mark.slow)],
 )
-def test_a_run_and_its_learner(crumb, tiny, tmp_path, strategy, backbone):
-    out, network = tmp_path / "run", ("--backbone", backbone, "--image-size", 64)
-    options = ("--strategy", strategy, "--output", out, "--feature-cache", tmp_path / "cache")
-    code, _, err = crumb(*tiny, *network, *options)  # the last of a flag counts
-    assert code == 0, err
-    assert json.loads((out / "ledger.json").read_text())["frozen_bytes"] > 0
+def test_a_run_and_its_learner(ran, done, tmp_path, strategy, backbone):
+    network = ("--backbone", backbone, "--image-size", 64)  # the last of a flag counts
+    ran(tmp_path / "run", *network, "--strategy", strategy, "--feature-cache", tmp_path / "cache")
+    assert json.loads((tmp_path / "run" / "ledger.json").read_text())["frozen_bytes"] > 0
     Image.fromarray(photos((150, 0, 0))[0]).save(tmp_path / "photo.png")
-    code, answer, err = crumb("predict", out, tmp_path / "photo.png", "--json")
-    assert code == 0 and json.loads(answer)["label"], err
+    assert json.loads(done("predict", tmp_path / "run", tmp_path / "photo.png", "--json"))["label"]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +110,12 @@ def one_file(tmp_path, monkeypatch):
         known.pop("net_of_a_user" if known is sys.modules else "toy")
 
 
-def test_a_backbone_of_one_file_is_taken_by_name(one_file, crumb, clips, tmp_path):
+def test_a_backbone_of_one_file_is_taken_by_name(one_file, done, clips, tmp_path):
     model = tmp_path / "taught.safetensors"
-    code, _, err = crumb("teach", model, clips, "--backbone", "toy", "--weights", "none", "--method", "slda")
-    assert code == 0, err
+    done("teach", model, clips, "--backbone", "toy", "--weights", "none", "--method", "slda")
     network = Learner.load(model).network
     assert (network.backbone, network.image_size, network.interpolation) == ("toy", 48, "bicubic")
     assert network.model.pixel_std.flatten().tolist() == [0.5] * 3 and network.model.map_shape == (24, 23, 23)
     plan = RunPlan.of(RunSettings(backbone="toy", weights="none"))
     assert (plan.image_size, plan.codebook_dim) == (48, 12)
-    code, out, _ = crumb("backbones", "toy")
-    assert code == 0 and "24x23x23" in out
+    assert "24x23x23" in done("backbones", "toy")

@@ -135,9 +135,10 @@ def test_a_kill_before_any_change_of_a_file(command, crumb, place, undisturbed, 
         folder.mkdir()
         arguments = list(map(str, command(folder, place)))
         number = draws.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-        process = start(command_killed_at, draws.randint(1, changes), number, str(folder), arguments)
-        process.join(120)
-        assert process.exitcode in (0, 1, -number, 128 + number), (number, process.exitcode)
+        for _ in range(draws.randint(1, 4) if command is run else 1):  # which resumes after each kill
+            process = start(command_killed_at, draws.randint(1, changes), number, str(folder), arguments)
+            process.join(120)
+            assert process.exitcode in (0, 1, -number, 128 + number), (number, process.exitcode)
         again(crumb, command, folder, place, reference)
 
 

@@ -10,8 +10,9 @@ from fake_runs import fake_run
 from crumb_avalanche.cli import OUTPUT_LOST, main
 from crumb_avalanche.learner.file import ReplacedError
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked, locked_file
 
+NEW = ["--backbone", "small_cnn", "--image-size", "32", "--progress", "false"]
 posix = pytest.mark.skipif(os.name != "posix", reason="devices, links and limits of POSIX")
 
 
@@ -86,52 +87,90 @@ def test_what_is_written_is_locked_before_it_is_read(mine, place, tmp_path, crum
     assert len(held) == 5
 
 
-def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tmp_path, crumb):
+def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tiny, tmp_path, refused):
     pytest.importorskip("onnxruntime")
-    folder, notes, page, pretrained = (tmp_path / name for name in ("folder", "notes.txt", "a.html", "a.safetensors"))
+    names = ("folder", "notes.txt", "a.html", "a.safetensors", "network.safetensors")
+    folder, notes, page, pretrained, network = (tmp_path / name for name in names)
     folder.mkdir()
-    files = [notes, page, pretrained, *(folder / name for name in ("config.yaml", "report.csv", "summary.json"))]
+    kept = [folder / name for name in ("config.yaml", "report.csv", "summary.json")]
+    files = [notes, page, pretrained, network, *kept]
     for path in files:
         path.write_text("mine")
-    other, run = tmp_path / "other.safetensors", fake_run(tmp_path / "run")
+    photo, other, run = place / "photos" / "red.png", tmp_path / "other.safetensors", fake_run(tmp_path / "run")
     other.write_bytes(mine.read_bytes())
-    small = ["--weights", "none", "--backbone", "small_cnn", "--image-size", "32", "--progress", "false"]
-    stream = ["run", "--benchmark", "clip_folder", "--dataset-root", clips, *small, "--output", folder]
+    pretrain = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--overwrite", "true"]
     cases = [
         (["export", mine, "--output", mine], "mine.safetensors exists and is not an ONNX file of crumb export"),
         (["learner", "merge", mine, other, "--output", notes], "notes.txt exists and is not a learner"),
         (["predict", mine, place / "photos", "--html", page], "not a page of this"),
-        (["pretrain", "--data", clips, "--output", pretrained, "--overwrite", "true", *small], "not of crumb pretrain"),
+        (["predict", mine, photo, "--html", photo], r"red.png .*\.html"),
+        ([*pretrain, "--output", pretrained], "not of crumb pretrain"),
+        (["demo", "--overwrite", "true", "--output", tmp_path], "network.safetensors exists and is not of a demo"),
         (["report", run, "--output", folder], "report.csv exists and is of another program"),
-        (stream, "config.yaml exists and is of another program"),
-        ([*stream, "--runs", "2"], "summary.json exists and is of another program"),
+        ([*tiny, "--output", folder], "config.yaml exists and is of another program"),
+        ([*tiny, "--output", folder, "--runs", "2"], "summary.json exists and is of another program"),
     ]
-    before = {path: path.read_bytes() for path in (mine, *files)}
+    before = {path: path.read_bytes() for path in (mine, photo, *files)}
     for arguments, words in cases:
-        code, _, err = crumb(*arguments)
-        assert code == 1 and words in err and "stays as it is: choose another --" in err, (arguments, err)
+        err = refused(f"{words}.*stays as it is: choose another --", *arguments)
         assert err.count("\n") == 1 and {path: path.read_bytes() for path in before} == before
-    assert sorted(folder.iterdir()) == files[3:]
+    assert sorted(folder.iterdir()) == kept
 
 
-def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, crumb):
+def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, done):
     run, page = fake_run(tmp_path / "run"), tmp_path / "page.html"
+    page.touch()  # as mktemp leaves it
     for arguments in (["predict", mine, place / "photos", "--html", page], ["report", run]):
-        assert [crumb(*arguments)[0] for _ in range(2)] == [0, 0], arguments
+        for _ in range(2):
+            done(*arguments)
+
+
+def test_what_another_process_holds_is_refused_and_stays(mine, place, clips, tiny, tmp_path, refused, monkeypatch):
+    def unlocked(*_):
+        raise ValueError("the command went on without the lock")
+
+    for name in ("cli.serve.run", "runs.demo.shapes"):  # which take long, or do not end
+        monkeypatch.setattr(f"crumb_avalanche.{name}", unlocked)
+    folder, other, before = tmp_path / "out", tmp_path / "other.safetensors", mine.read_bytes()
+    other.write_bytes(before)
+    run = [*tiny, "--strategy", "ncm", "--output", folder]
+    pretrained = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--epochs", "1", "--output", folder / "p"]
+    for held, arguments in (
+        (folder, run),
+        (folder / "run3", [*run, "--runs", "3"]),
+        (folder / "p.checkpoints", pretrained),
+        (folder, ["report", fake_run(tmp_path / "run"), "--output", folder]),
+        (folder, ["demo", "--output", folder]),
+        (folder, ["prepare", "core50", "--dataset-root", folder]),
+    ):
+        with locked(held):
+            words = f"{held} is in use by another process.*wait for its end, or choose another --(output|dataset-root)"
+            refused(words, *arguments)
+        assert not [path for path in folder.rglob("*") if path.is_file()], arguments
+    for arguments in (
+        ["teach", mine, place / "tree"],
+        *(["learner", *words] for words in (("forget", mine, "red"), ("undo", mine), ("rename", mine, "red", "rot"))),
+        ["learner", "merge", other, mine, "--output", mine],
+        ["export", mine, "--output", mine],
+        ["serve", mine, "--port", "0"],
+    ):
+        with locked_file(mine):
+            refused(f"{mine} is being changed by another process", *arguments)
+    assert mine.read_bytes() == before
 
 
 @posix
-def test_a_learner_keeps_its_link_and_its_permissions(mine, place, tmp_path, crumb):
+def test_a_learner_keeps_its_link_and_its_permissions(mine, place, tmp_path, done, refused):
     (tmp_path / "link").symlink_to(mine.name)
     mine.chmod(0o600)
-    for command in (["teach", tmp_path / "link", place / "tree", "--progress", "false"], ["learner", "undo", mine]):
-        assert crumb(*command)[0] == 0
+    done("teach", tmp_path / "link", place / "tree", "--progress", "false")
+    done("learner", "undo", mine)
     assert (tmp_path / "link").is_symlink() and stat.S_IMODE(mine.stat().st_mode) == 0o600
     with locked_file(mine):
-        assert "is being changed by another process" in crumb("learner", "forget", tmp_path / "link", "red")[2]
+        refused("is being changed by another process", "learner", "forget", tmp_path / "link", "red")
     os.link(mine, tmp_path / "second")
     with pytest.warns(UserWarning, match=r"mine.safetensors has other names \(hard links\)"):
-        assert crumb("learner", "rename", mine, "red", "rot")[0] == 0
+        done("learner", "rename", mine, "red", "rot")
 
 
 def test_a_learner_is_not_saved_over_one_that_took_its_place(mine, tmp_path):

@@ -1,4 +1,4 @@
-"""Damaged settings, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
+"""Help, damaged settings, interrupts and bugs: a line of words for what a user can mend, else a traceback."""
 
 import errno
 import re
@@ -11,17 +11,17 @@ import pytest
 
 from crumb_avalanche.cli import short_warnings, words_for
 from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, flag_of, usable_paths
+from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 
 
-def test_a_home_folder_is_expanded(crumb, tmp_path, monkeypatch):
+def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs").mkdir()
-    code, _, err = crumb("report", "~/runs")
-    assert code == 1 and f"{tmp_path / 'runs'} holds no finished run" in err
+    refused(f"{tmp_path / 'runs'} holds no finished run", "report", "~/runs")
     assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
 
 
@@ -41,6 +41,18 @@ def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
         unflagged = POSITIONAL.get(command, {})
         assert {flag_of(item.name) for item in fields(settings) if item.name not in unflagged} <= flags[1]
         assert f"--help-all shows all {len(flags[1])} flags" in few
+
+
+def test_every_method_or_one_is_listed_with_what_it_stores(done):
+    out = done("strategies")
+    for name, entry in STRATEGIES.items():
+        block = out[out.index(f"{name}: {entry.summary}") :]
+        assert entry.source in block and entry.stores in block and "  budget  " in block
+    out = done("strategies", "image_replay")
+    assert out.startswith("image_replay: raw uint8 images") and "crumb:" not in out
+    assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
+    assert "rounded up if three quarters of a last memory fit" in done("strategies", "crumb")
+    assert "its size does not depend on the budget" in done("strategies", "finetune")
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(crumb):

@@ -13,6 +13,7 @@ from site_parts import figures, links, notebooks, reference, result_tables
 
 from crumb_avalanche.cli.parser import COMMANDS, parsed
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.runs.plan import RunPlan
 
 README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
@@ -91,7 +92,9 @@ def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]
     return dead
 
 
-def test_links_lead_somewhere(texts, made):
+def test_links_and_names_of_tests_lead_somewhere(texts, made):
+    named = {(name, test) for name, text in texts.items() for test in re.findall(r"\btests/[\w/]+\.\w+", text)}
+    assert {(name, test) for name, test in named if not (ROOT / test).exists() and name != "CHANGELOG.md"} == set()
     assert {name: dead for name, text in texts.items() if (dead := dead_links(name, text, texts, made))} == {}
     text = "[a](none.md) [b](how.md#nowhere) [c](how.md#start) [d](cli/run.md#your-data) [e](#here)\n"
     assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
@@ -105,7 +108,8 @@ def test_commands_of_crumb_parse(texts):
                 continue
             try:
                 command, values = parsed(words[1:])
-                COMMANDS[command][0](**values)
+                settings = COMMANDS[command][0](**values)
+                assert command != "run" or RunPlan.of(settings).strategy
             except (SystemExit, ValueError) as error:
                 pytest.fail(f"{name}: {' '.join(words)}: {error}")
             count += 1

@@ -21,12 +21,6 @@ def copy(tmp_path):
     return tmp_path
 
 
-def change(path, old, new):
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
-
-
 def test_version_and_citation_are_right():
     assert RELEASE["check_versions"]().startswith(RELEASE["version"]())
     assert RELEASE["check_citation"]()
@@ -55,19 +49,16 @@ def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
         ("CHANGELOG.md", "## 0.2.0", "## Unreleased", "Unreleased.*rename it to 0.2.0"),
         ("CHANGELOG.md", "## 0.2.0", "## 0.2.0\n\n## 0.1.9", "is empty"),
         ("crumb_avalanche/_version.py", "0.2.0", "0.2.0.dev1", "three numbers"),
+        ("CITATION.cff", "title: crumb", "titel: crumb", "are required"),
     ],
 )
-def test_versions_that_disagree_are_found(copy, name, old, new, words):
+def test_planted_faults_are_found(copy, name, old, new, words):
     old, new, words = (text.replace("0.2.0", RELEASE["version"]()) for text in (old, new, words))
-    change(copy / name, old, new)
+    text = (copy / name).read_text(encoding="utf-8")
+    assert old in text
+    (copy / name).write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(RELEASE["Failure"], match=words):
-        RELEASE["check_versions"](copy)
-
-
-def test_a_citation_that_breaks_the_schema_is_found(copy):
-    change(copy / "CITATION.cff", "title: crumb", "titel: crumb")
-    with pytest.raises(RELEASE["Failure"], match="are required"):
-        RELEASE["check_citation"](copy)
+        RELEASE["check_citation" if "title" in old else "check_versions"](copy)
 
 
 @pytest.mark.slow

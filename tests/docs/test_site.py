@@ -1,4 +1,4 @@
-"""The site as MkDocs builds it, and the pages' commands with the parsers and plans that run them."""
+"""The site as MkDocs builds it, and the pages' scripts with the parsers of their arguments."""
 
 import argparse
 import os
@@ -11,10 +11,6 @@ import camera_browser
 import pytest
 from page_commands import ROOT, commands, pages
 from site_parts import notebooks
-
-from crumb_avalanche.cli.parser import parsed
-from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import RunSettings
 
 pytestmark = pytest.mark.slow
 
@@ -104,22 +100,14 @@ def test_a_notebook_s_cells_are_those_of_jupytext(name):
     assert notebooks.cells(name) == found
 
 
-def words_of(program: str) -> list[tuple[str, ...]]:
-    """The different commands of a program on all pages."""
-    found = {tuple(words) for path in pages() for words in commands(path.read_text(encoding="utf-8"))}
-    return sorted(words for words in found if words[0] == program)
-
-
-@pytest.mark.parametrize("words", [words for words in words_of("crumb") if words[1:2] == ("run",)], ids=" ".join)
-def test_a_run_can_be_planned(words):
-    assert RunPlan.of(RunSettings(**parsed(list(words[1:]))[1])).strategy
-
-
 class ParsedError(BaseException):
     """The arguments were accepted."""
 
 
-@pytest.mark.parametrize("words", words_of("python"), ids=" ".join)
+SCRIPTS = {tuple(words) for path in pages() for words in commands(path.read_text(encoding="utf-8"))}
+
+
+@pytest.mark.parametrize("words", sorted(words for words in SCRIPTS if words[0] == "python"), ids=" ".join)
 def test_a_script_takes_its_arguments(words, monkeypatch):
     original = argparse.ArgumentParser.parse_args
 

@@ -113,10 +113,10 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("open_set.half_of", lambda folders, development: files)
     chosen = argparse.Namespace(eth80="", photos=[], splits=1, features=tmp_path / "kept", backbone="small_cnn")
     learner = make()
-    (scenes,) = scenes_of(learner, chosen, False)
+    (scenes,) = scenes_of(learner, chosen, True)
     uses, labels, features = scenes
     assert len(uses) == len(labels) == len(features) == 8 * 28 + 40
-    ((_, _, again),) = scenes_of(learner, chosen, False)
+    ((_, _, again),) = scenes_of(learner, chosen, True)
     assert torch.allclose(features, again, atol=1e-2)
     found = familiarities(learner, scenes, (0, 1))
     assert set(SCENES) <= set(found) and len(found["never taught"]) == 6 * 12 and len(found["known"]) == 16

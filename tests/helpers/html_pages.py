@@ -80,8 +80,8 @@ def page_of(folder: Path) -> Page:
     return Page((folder / "report.html").read_text())
 
 
-def csv_of(folder: Path) -> list[dict]:
-    with open(folder / "report.csv", newline="") as file:
+def csv_of(folder: Path, name: str = "report.csv") -> list[dict]:
+    with open(folder / name, newline="") as file:
         return list(csv.DictReader(file))
 
 

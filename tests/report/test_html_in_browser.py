@@ -41,7 +41,7 @@ def column(browser, table: str, name: str) -> list[str]:
     return browser.evaluate(code)
 
 
-def test_opens_without_errors_and_without_requests(opened, folder):
+def test_opens_without_errors_and_requests_with_tables_filled_and_figures_visible(opened, folder):
     opened.evaluate("document.body.scrollHeight")
     requests = [event["request"]["url"] for event in seen(opened, "Network.requestWillBeSent")]
     # The icon is an empty data: address, which is answered without a request.
@@ -50,9 +50,6 @@ def test_opens_without_errors_and_without_requests(opened, folder):
     assert [event["entry"]["text"] for event in seen(opened, "Log.entryAdded")] == []
     assert opened.evaluate("performance.getEntriesByType('resource').length") == 0
     assert opened.evaluate("window.attacked") is None
-
-
-def test_tables_are_filled_and_figures_visible(opened):
     rows = opened.evaluate("[...document.querySelectorAll('table')].map(table => table.tBodies[0].rows.length)")
     assert len(rows) >= 10 and min(rows) > 0
     boxes = opened.evaluate("""[...document.querySelectorAll('figure svg')].map(svg => [

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_run, report, sweep
+from html_pages import csv_of
 
+from crumb_avalanche.report.page import Cell, Table, setting
 from crumb_avalanche.report.pictures import Curve, comparison_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
-from crumb_avalanche.system.folder_lock import FolderInUseError, locked
 
 
 def check_pictures(folder: Path) -> None:
@@ -71,8 +72,7 @@ def test_comparison(tmp_path, capsys):
     assert "settings in which they differ" in lines and "finetune finetune" in lines  # the strategy and nothing else
     assert "note: groups have different run numbers" in out
     check_pictures(tmp_path)
-    with open(tmp_path / "comparison.csv", newline="") as file:
-        first, second = csv.DictReader(file)
+    first, second = csv_of(tmp_path, "comparison.csv")
     assert (first["group"], first["runs"], first["final_accuracy"]) == ("crumb", "3", "70.00 ± 10.00")
     assert [first[name] for name in ("memory_bytes", "buffer_items", "images_per_second")] == ["1001", "11", "60.0"]
     assert (second["group"], second["final_accuracy"]) == ("finetune", "25.00")
@@ -127,23 +127,6 @@ def test_no_finished_run(tmp_path):
         report(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("result.json", '{"final_acc', "Unterminated string"),
-        ("result.json", "[]", r"its SHA-256 is not the one in result\.json"),
-        ("ledger.json", "{}", r"its SHA-256 is not the one in result\.json"),
-        ("accuracy_matrix.csv", None, "it is missing"),
-    ],
-)
-def test_damaged_files_are_named(tmp_path, name, text, words):
-    folder = fake_run(tmp_path / "a")
-    (folder / name).unlink() if text is None else (folder / name).write_text(text)
-    with pytest.raises(ValueError, match=words) as error:
-        report(folder)
-    assert str(folder / name) in str(error.value) and "repeat the run with --overwrite true" in str(error.value)
-
-
 def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys):
     sweep(tmp_path)
     (tmp_path / "crumb/run2/result.json").write_text("{")
@@ -154,7 +137,34 @@ def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys)
     check_pictures(tmp_path)
 
 
-def test_a_folder_that_another_process_writes_is_refused(tmp_path):
-    sweep(tmp_path)
-    with locked(tmp_path), pytest.raises(FolderInUseError, match="is in use by another process"):
-        report(tmp_path)
+def test_one_line_for_each_run(tmp_path):
+    report(sweep(tmp_path / "runs"), output=tmp_path / "out")
+    lines = csv_of(tmp_path / "out")
+    assert [line["run"] for line in lines] == ["0", "1", "2", "0"]
+    assert [line["final_accuracy"] for line in lines] == ["60.00", "70.00", "80.00", "25.00"]
+    first, last = lines[0], lines[-1]
+    assert (first["accuracy_after_1"], first["accuracy_after_2"]) == ("100.00", "60.00")
+    assert (first["memory_bytes"], first["train_seconds"]) == ("1000", "10.0")  # no thousands separator
+    assert (last["strategy"], last["group"], last["folder"]) == ("finetune", "finetune", "../runs/finetune")
+    assert "threads" not in first and "replay_weight" not in first  # no part of the result; the same in all
+
+
+def test_what_was_not_run_is_empty(tmp_path):
+    """Of 3, 2 and 1 experiences; the joint learner stands where a stream of two ends."""
+    after = dict(accuracy_after=[100.0, 80.0, 70.0])
+    fake_run(tmp_path / "long", result=after, rows=["0,9,,", "1,9,9,", "2,9,9,9"])
+    fake_run(tmp_path / "short", strategy="finetune")
+    fake_run(tmp_path / "joint", strategy="offline")
+    report(tmp_path)
+    names = [f"accuracy_after_{number}" for number in (1, 2, 3)]
+    after = {line["strategy"]: [line[name] for name in names] for line in csv_of(tmp_path)}
+    assert after["crumb"] == ["100.00", "80.00", "70.00"]
+    assert after["finetune"] == ["100.00", "70.00", ""] and after["offline"] == ["", "70.00", ""]
+
+
+def test_csv_gives_back_what_went_in(tmp_path):
+    nasty = 'a\\b{c}$d&e#f|m"n[o*p, q\nr'
+    rows = [[Cell(nasty), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
+    Table({"a": "A", "b": "B"}, rows).write(tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as file:
+        assert list(csv.reader(file)) == [["a", "b"], [nasty, "1, 2"], ["1234", ""]]

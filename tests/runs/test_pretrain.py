@@ -1,4 +1,4 @@
-"""`crumb pretrain`: interrupted, twice at once, and what it writes."""
+"""`crumb pretrain`: interrupted, beside another process, and what it writes."""
 
 import pytest
 from learned import weights_of
@@ -29,19 +29,19 @@ def options(images):
     ]
 
 
-def test_hidden_files_are_skipped_and_damaged_images_named(crumb, options, images, tmp_path):
+def test_hidden_files_are_skipped_and_damaged_images_named(done, refused, options, images, tmp_path):
     (images / "cup" / "._0.png").write_bytes(b"what a Mac leaves on a stick")
     options = [*options, "--epochs", "1", "--output", tmp_path / "x.safetensors"]
-    assert crumb(*options)[0] == 0
+    done(*options)
     (images / "cup" / "0.png").write_bytes(b"no picture")
-    code, _, err = crumb(*options, "--overwrite", "true")
-    assert code == 1 and f"cannot decode {images / 'cup' / '0.png'} (" in err and "; replace it or remove it" in err
+    err = refused("cannot decode .*; replace it or remove it", *options, "--overwrite", "true")
+    assert str(images / "cup" / "0.png") in err
 
 
-def test_an_interrupted_pretraining_resumes(crumb, options, tmp_path, monkeypatch):
+def test_an_interrupted_pretraining_resumes(crumb, done, refused, options, tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
-    code, _, err = crumb(*options, "--epochs", "3", "--output", whole)
-    assert code == 0, err
+    options = [*options, "--epochs", "3"]
+    done(*options, "--output", whole)
     assert not [*tmp_path.glob("*.checkpoints")]
     write = CheckpointFolder.write
 
@@ -52,46 +52,39 @@ def test_an_interrupted_pretraining_resumes(crumb, options, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointFolder, "write", cut_off)
-        code, _, err = crumb(*options, "--epochs", "3", "--output", cut)
+        code, _, err = crumb(*options, "--output", cut)
     assert code == 130 and "crumb pretrain: stopped; what was finished is kept, and the same command resumes" in err
     folder = tmp_path / "cut.safetensors.checkpoints"
     names = ["00000000.safetensors", "00000001.safetensors", "maps"]
     assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
-    code, _, err = crumb(*options, "--epochs", "3", "--codebook-size", "128", "--output", cut)
-    assert code == 1 and "holds checkpoints made with codebook_size=256, not 128; resume with the same settings" in err
-    code, out, err = crumb(*options, "--epochs", "3", "--output", cut)
-    assert code == 0, err
+    words = "holds checkpoints made with codebook_size=256, not 128; resume with the same settings"
+    refused(words, *options, "--codebook-size", "128", "--output", cut)
+    out = done(*options, "--output", cut)
     (one, first), (other, second) = read_pretrained(whole), read_pretrained(cut)
     assert first["history"] == second["history"] and one.keys() == other.keys()
     assert all(one[name].equal(other[name]) for name in one)
     assert "120 images of 4 classes" in out and not folder.exists()
 
 
-def test_a_second_pretraining_of_one_output_is_refused(crumb, options, tmp_path, monkeypatch):
-    file, folder = tmp_path / "x.safetensors", tmp_path / "x.safetensors.checkpoints"
-    with locked(folder):
-        code, _, err = crumb(*options, "--epochs", "1", "--output", file)
-    words = f"{folder} is in use by another process"
-    assert code == 1 and words in err and "wait for its end, or choose another --output" in err
-    assert not file.exists() and not [*folder.iterdir()]
+def test_an_output_that_appears_during_a_pretraining_stays(refused, options, tmp_path, monkeypatch):
+    file = tmp_path / "x.safetensors"
 
     def late(folder):
         file.write_text("of another")
         return locked(folder)
 
     monkeypatch.setattr(pretrain, "locked", late)
-    code, _, err = crumb(*options, "--epochs", "1", "--output", file)
-    assert code == 1 and f"{file} exists already; choose another --output, or replace it with --overwrite true" in err
+    words = "x.safetensors exists already; choose another --output, or replace it with --overwrite true"
+    refused(words, *options, "--epochs", "1", "--output", file)
     assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
 
 
-def test_a_run_starts_from_the_pretrained_file_with_a_new_head(crumb, options, tiny, tmp_path):
+def test_a_run_starts_from_the_pretrained_file_with_a_new_head(done, refused, options, tiny, tmp_path):
     file = tmp_path / "made.safetensors"
-    code, out, err = crumb(*options, "--epochs", "1", "--images-per-class", "20", "--output", file)
-    assert code == 0 and "80 images of 4 classes" in out, err
+    out = done(*options, "--epochs", "1", "--images-per-class", "20", "--output", file)
+    assert "80 images of 4 classes" in out
     run = (*tiny, "--output", tmp_path / "run", "--pretrained", file)
-    code, _, err = crumb(*run, "--learning-rate", "0")
-    assert code == 0, err
+    done(*run, "--learning-rate", "0")
     saved = read_pretrained(file)[0]
     then = {name: value for name, value in saved.items() if not name.startswith("feature_extractor.")}
     now = weights_of(tmp_path / "run")
@@ -102,11 +95,7 @@ def test_a_run_starts_from_the_pretrained_file_with_a_new_head(crumb, options, t
         (("--cut-layer", "3"), "cut_layer=None, but this run has cut_layer=3"),
         (("--pretrained", tmp_path / "run" / "learner.safetensors"), "was not written by crumb pretrain"),
     ):
-        code, _, err = crumb(*run, "--output", tmp_path / "other", *wrong)
-        assert code == 1 and words in err
-
-
-@pytest.mark.parametrize("name", ["SVHN", "utils"])
-def test_unsupported_torchvision_data_sets_are_refused(crumb, tmp_path, name):
-    code, _, err = crumb("pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")
-    assert code == 1 and f"torchvision has no data set {name!r} with train=True" in err
+        refused(words, *run, "--output", tmp_path / "other", *wrong)
+    for name in ("SVHN", "utils"):
+        words = f"torchvision has no data set {name!r} with train=True"
+        refused(words, "pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")

@@ -14,52 +14,48 @@ from crumb_avalanche.system.tensor_file import write_tensors
 
 
 @pytest.fixture
-def several(crumb, tiny, clips, tmp_path):
-    """Repeat a finished `--runs 0` with other arguments; the clips are a copy."""
+def several(tiny, done, clips, tmp_path):
+    """The arguments of a finished `--runs 0`, some of them changed; the clips are a copy."""
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
     usual = {"--dataset-root": root, "--method.own": 0.0, "--output": tmp_path / "out"}
 
-    def call(changes=()):
+    def arguments(changes=()):
         changed = {**usual, **dict(changes)}
         common = (*tiny, "--strategy", "rda", "--budget-images", "40", "--runs", "0")
-        return crumb(*common, *(text for pair in changed.items() for text in pair))
+        return *common, *(text for pair in changed.items() for text in pair)
 
-    code, out, err = call()
-    assert code == 0 and "already" not in out, err
-    return call
+    assert "already" not in done(*arguments())
+    return arguments
 
 
-def test_the_same_files_at_other_paths_are_accepted_and_other_contents_refused(several, tmp_path):
+def test_the_same_files_at_other_paths_are_accepted_and_other_contents_refused(several, done, refused, tmp_path):
     shutil.copytree(tmp_path / "clips", tmp_path / "moved")
-    code, out, err = several({"--dataset-root": tmp_path / "moved"})
-    assert code == 0 and "run 0: already finished" in out, err
+    assert "run 0: already finished" in done(*several({"--dataset-root": tmp_path / "moved"}))
     before = (tmp_path / "out/run0/result.json").read_text()
-    code, _, err = several({"--method.own": 0.5})
-    assert code == 1 and "holds a finished run with method.own=0.0, not 0.5; use another --output" in err
+    words = "holds a finished run with method.own=0.0, not 0.5; use another --output"
+    refused(words, *several({"--method.own": 0.5}))
     image = next((tmp_path / "clips").rglob("*.png"))
     content = bytearray(image.read_bytes())
     content[-20] ^= 1  # of the same size
     for change in (lambda: image.write_bytes(content), lambda: image.write_bytes(content + b"more"), image.unlink):
         change()
-        code, _, err = several()
-        assert code == 1 and f"of other clips: some in {tmp_path / 'clips'} were added, removed or changed" in err
-    code, _, err = several({"--dataset-root": tmp_path / "nowhere"})
-    assert code == 1 and f"there is no folder {tmp_path / 'nowhere'}" in err
+        refused(f"of other clips: some in {tmp_path / 'clips'} were added, removed or changed", *several())
+    refused(f"there is no folder {tmp_path / 'nowhere'}", *several({"--dataset-root": tmp_path / "nowhere"}))
     assert (tmp_path / "out/run0/result.json").read_text() == before
 
 
-def test_other_weights_under_the_same_name_are_refused(crumb, tiny, tmp_path):
+def test_other_weights_under_the_same_name_and_another_runtime_are_refused(done, refused, tiny, tmp_path, monkeypatch):
     file, state = tmp_path / "weights.safetensors", SmallCNN(10).state_dict()
     options = (*tiny, "--weights", file, "--strategy", "ncm", "--runs", "0", "--output", tmp_path / "out")
     write_tensors(file, state, {})
-    code, _, err = crumb(*options)
-    assert code == 0, err
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    done(*options, "--runtime", "auto")
     write_tensors(file, state, {"a": "1"})  # what is noted in the file is no part of the weights
-    assert "already finished" in crumb(*options)[1]
+    assert "already finished" in done(*options, "--runtime", "auto")
+    refused("runtime='onnxruntime', not 'torch'", *options)
     write_tensors(file, SmallCNN(10).state_dict(), {})
-    code, _, err = crumb(*options)
-    assert code == 1 and "holds a finished run with weights='sha256:" in err
+    refused("holds a finished run with weights='sha256:", *options, "--runtime", "auto")
 
 
 def test_a_report_separates_runs_by_content(tmp_path):
@@ -77,11 +73,13 @@ CHANGES = {
     "other count": ("ledger.json", lambda content: content.replace(b'"buffer_items": 0', b'"buffer_items": 7')),
     "other accuracy": ("accuracy_matrix.csv", lambda content: content.replace(b"1,", b"1,5.5000,", 1)),
     "other result": ("result.json", lambda content: content.replace(b'"run": 0', b'"run": 1')),
+    "truncated result": ("result.json", lambda content: content[: len(content) // 2]),
+    "no object": ("result.json", lambda content: b"[]"),
     "flipped answer": ("predictions.npz", lambda content: content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]),
 }
 
 
-def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
+def test_changed_files_of_a_run_are_noticed(several, done, refused, tmp_path):
     folder = tmp_path / "out" / "run0"
     result = json.loads((folder / "result.json").read_text())
     files = {"config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz"}
@@ -90,29 +88,26 @@ def test_changed_files_of_a_run_are_noticed(several, crumb, tmp_path):
         whole = (folder / name).read_bytes()
         assert change(whole) != whole
         (folder / name).write_bytes(change(whole))
-        for code, _, err in (several(), crumb("report", folder, "--output", tmp_path / "report")):
-            assert code == 1 and f"{folder / name} is not what the run wrote" in err, err
-            assert "restore it, repeat the run with --overwrite true, or move" in err
+        for command in (several(), ("report", folder, "--output", tmp_path / "report")):
+            words = f"{folder / name} is not what the run wrote.*repeat the run with --overwrite true, or move"
+            refused(words, *command)
         (folder / name).write_bytes(whole)
-    assert crumb("report", folder, "--output", tmp_path / "report")[0] == 0
+    done("report", folder, "--output", tmp_path / "report")
     with_other_frames = with_digests(folder, {**result, "frame_table_sha256": "0" * 64})
     (folder / "result.json").write_text(json.dumps(with_other_frames))
-    code, _, err = several()
-    assert code == 1 and "other frames" in err and "0" * 16 in err and result["frame_table_sha256"][:16] in err
+    err = refused("other frames", *several())
+    assert "0" * 16 in err and result["frame_table_sha256"][:16] in err
     (folder / "config.yaml").unlink()
-    code, _, err = several()
-    assert code == 1 and "config.yaml is not what the run wrote: it is missing" in err
+    refused("config.yaml is not what the run wrote: it is missing", *several())
 
 
-def test_the_config_of_a_run_repeats_it_and_a_refused_overwrite_keeps_it(crumb, tiny, tmp_path):
+def test_the_config_of_a_run_repeats_it_and_a_refused_overwrite_keeps_it(done, refused, tiny, tmp_path):
     options = (*tiny, "--strategy", "finetune", "--output", tmp_path / "a")
-    assert crumb(*options)[0] == 0
-    code, _, err = crumb("run", "--config", tmp_path / "a" / "config.yaml", "--output", tmp_path / "b")
-    assert code == 0, err
+    done(*options)
+    done("run", "--config", tmp_path / "a" / "config.yaml", "--output", tmp_path / "b")
     first, second = (json.loads((tmp_path / name / "result.json").read_text()) for name in "ab")
     assert first["plan_sha256"] == second["plan_sha256"] and first["accuracy_after"] == second["accuracy_after"]
     before = {name: (tmp_path / "a" / name).read_text() for name in ("result.json", "config.yaml")}
-    code, _, err = crumb(*options, "--overwrite", "true", "--dataset-root", tmp_path / "typo")
-    assert code == 1 and "there is no folder" in err
+    refused("there is no folder", *options, "--overwrite", "true", "--dataset-root", tmp_path / "typo")
     assert {name: (tmp_path / "a" / name).read_text() for name in before} == before
     assert yaml.safe_load(before["config.yaml"])["overwrite"] is False

@@ -23,11 +23,10 @@ def cut_off(crumb, monkeypatch):
     """Give a command whose training ends at the n-th step."""
 
     def cut(steps, *arguments):
-        done, step = [], StreamStrategy.optimizer_step
+        left, step = iter(range(steps)), StreamStrategy.optimizer_step
 
         def counted(self):
-            done.append(1)
-            if len(done) > steps:
+            if next(left, None) is None:
                 raise PowerCut
             step(self)
 
@@ -49,19 +48,18 @@ def values_of(folder, name):
 
 
 @pytest.fixture
-def commands(crumb, tiny, tmp_path):
+def commands(done, tiny, tmp_path):
     """The same command for the folders ``whole``, where it was done, and ``cut``."""
 
     def command(name):
         return *tiny, "--mem-size", "8", "--feature-cache", tmp_path / f"cache {name}", "--output", tmp_path / name
 
-    code, _, err = crumb(*command("whole"))
-    assert code == 0, err
+    done(*command("whole"))
     return tmp_path / "whole", tmp_path / "cut", command("cut")
 
 
 @pytest.mark.filterwarnings("error:class .* returns")  # an experience that is resumed is not another one
-def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(crumb, commands, cut_off):
+def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(done, commands, cut_off):
     whole, cut, command = commands
     command = (*command, "--checkpoint-every", "1")
     for steps in (3, 12, 2, 1):
@@ -72,7 +70,7 @@ def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(crumb, commands
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     with pytest.warns(UserWarning, match="is damaged"):
-        assert crumb(*command)[0] == 0
+        done(*command)
     assert bits(cut) == bits(whole)
     assert not (cut / "resume").exists() and not (cut / "interrupted").exists()
     ledgers = [values_of(folder, "ledger") for folder in (whole, cut)]
@@ -80,7 +78,7 @@ def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(crumb, commands
     assert ledgers[1]["feature_cache_seconds"] > 0
 
 
-def test_finished_experiences_stay_and_seconds_add_up_over_processes(crumb, commands, cut_off, monkeypatch):
+def test_finished_experiences_stay_and_seconds_add_up_over_processes(done, commands, cut_off, monkeypatch):
     whole, cut, command = commands
     clock, save = SimpleNamespace(perf_counter=lambda: clock.now), Resume.save
 
@@ -94,8 +92,7 @@ def test_finished_experiences_stay_and_seconds_add_up_over_processes(crumb, comm
     clock.now = 1000.0  # each process has a zero of its own
     cut_off(12, *command)  # 2 epochs of 5 batches, then two steps of the second experience
     clock.now = 5.0
-    code, out, err = crumb(*command)
-    assert code == 0, err
+    out = done(*command)
     assert values_of(cut, "result")["seconds"] == 120
     assert "resuming: 1 of 2 experiences are finished\n" in out
     assert "after experience 1/2" not in out and "after experience 2/2" in out
@@ -105,10 +102,10 @@ def test_finished_experiences_stay_and_seconds_add_up_over_processes(crumb, comm
     assert [line for line in found if line[:6] != "Ledger"] == [line for line in expected if line[:6] != "Ledger"]
 
 
-def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
+def test_a_tuned_rate_is_not_tuned_again(crumb, done, tiny, tmp_path, monkeypatch):
     command = (*tiny, "--family", "fair", "--mem-size", "8", "--output")
     monkeypatch.setattr(session, "tune", partial(session.tune, rates=(1e-3, 1e-2)))
-    assert crumb(*command, tmp_path / "whole")[0] == 0
+    done(*command, tmp_path / "whole")
     learn, train = run.learn, StreamStrategy.train
 
     def only_the_first(self, experience, *arguments, **keywords):
@@ -125,18 +122,32 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, tiny, tmp_path, monkeypatch):
         patch.setattr(run, "learn", learn_the_first)
         crumb(*command, tmp_path / "cut")
     monkeypatch.setattr(session, "tune", lambda *args, **kwargs: pytest.fail("tuned again"))
-    assert crumb(*command, tmp_path / "cut")[0] == 0
+    done(*command, tmp_path / "cut")
     trials = [values_of(tmp_path / name, "result")["learning_rate_trials"] for name in ("whole", "cut")]
     assert trials[0] == trials[1] and len(trials[0]) == 2
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
-def test_other_settings_are_refused_and_overwrite_starts_over(crumb, tiny, tmp_path, cut_off):
+def test_other_settings_are_refused_and_overwrite_starts_over(done, refused, tiny, tmp_path, cut_off):
     arguments = (*tiny, "--mem-size", "8", "--output", tmp_path)
     cut_off(12, *arguments)
-    code, _, err = crumb(*arguments, "--learning-rate", "0.002")
-    assert code == 1
-    assert "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the same settings" in err
+    words = "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the same settings"
+    refused(words, *arguments, "--learning-rate", "0.002")
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["learning_rate"] == 0.001
-    code, out, _ = crumb(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
-    assert code == 0 and "after experience 1/2" in out
+    assert "after experience 1/2" in done(*arguments, "--learning-rate", "0.002", "--overwrite", "true")
+
+
+def test_a_resumed_run_keeps_the_runtime_that_auto_chose(done, ran, tiny, tmp_path, cut_off, monkeypatch):
+    faster = f"onnxruntime {pytest.importorskip('onnxruntime').__version__}"
+    more = ("--mem-size", "8", "--first-epochs", "1", "--checkpoint-every", "2", "--runtime", "auto")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    whole, _ = ran(tmp_path / "whole", *more)
+    cut_off(5, *tiny, *more, "--output", tmp_path / "cut")
+    monkeypatch.setenv("CRUMB_RUNTIME", "torch")
+    resumed, out = ran(tmp_path / "cut", *more)
+    assert "resuming" in out and f"runtime {faster}, " in out
+    text = (tmp_path / "cut" / "config.yaml").read_text()
+    assert f"# runtime {faster}, " in text and yaml.safe_load(text)["runtime"] == "onnxruntime"
+    assert resumed["runtime"] == whole["runtime"] == faster
+    assert all(resumed[name] == whole[name] for name in ("accuracy_after", "plan_sha256"))
+    assert f"runtime {faster}" in done("learner", "show", tmp_path / "cut")

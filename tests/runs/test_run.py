@@ -7,7 +7,8 @@ import shutil
 import pytest
 import torch
 import yaml
-from learned import weights_of
+from learned import LEARNER, weights_of
+from support.runs import differences
 
 from crumb_avalanche.memory.selection import ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
@@ -15,19 +16,14 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs.recorder import read_predictions
+from crumb_avalanche.system.tensor_file import read_tensors, write_tensors
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
 
 
-def run(crumb, tiny, output, *more):
-    code, out, err = crumb(*tiny, "--output", output, *more)
-    assert code == 0, err
-    return json.loads((output / "result.json").read_text()), out
-
-
 @pytest.mark.parametrize("strategy", ["crumb", "offline"])
-def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
-    result, out = run(crumb, tiny, tmp_path, "--strategy", strategy, "--mem-size", "6")
+def test_every_strategy_writes_the_run_folder(ran, tmp_path, strategy):
+    result, out = ran(tmp_path, "--strategy", strategy, "--mem-size", "6")
     assert result["strategy"] == strategy and result["benchmark"] == "clip_folder" and result["run"] == 0
     experiences = 1 if strategy == "offline" else 2
     assert len(result["accuracy_after"]) == experiences
@@ -59,24 +55,23 @@ def test_every_strategy_writes_the_run_folder(crumb, tiny, tmp_path, strategy):
     assert 100 * right.mean() == pytest.approx(result["final_accuracy"])
 
 
-def test_the_same_bytes_for_every_strategy(crumb, tiny, tmp_path):
-    items = {}
+def test_the_same_bytes_for_every_strategy(ran, refused, tiny, tmp_path):
+    items, budget = {}, ("--budget-images", "5", "--first-epochs", "1")
     for strategy in ("crumb", "image_replay"):
-        more = ("--strategy", strategy, "--budget-images", "5", "--first-epochs", "1")
-        items[strategy] = run(crumb, tiny, tmp_path / strategy, *more)[0]["mem_size"]
+        items[strategy] = ran(tmp_path / strategy, "--strategy", strategy, *budget)[0]["mem_size"]
     # 5 images of 3,072 bytes; 128 x 4 x 4 maps are 128 codes of one byte, and the codebook counts 4,096 bytes
     assert items == {"crumb": (5 * 3072 - 4096 + 32) // 128, "image_replay": 5}
     # one float32 map takes 8,192 bytes: too few for four classes, which is said with the cure
-    code, _, err = crumb(*tiny, "--output", tmp_path / "maps", "--strategy", "map_replay", "--budget-images", "5")
-    assert code == 1 and "mem_size=1 cannot hold a memory of each of the 4 classes; raise --mem-size" in err
+    words = "mem_size=1 cannot hold a memory of each of the 4 classes; raise --mem-size"
+    refused(words, *tiny, "--output", tmp_path / "maps", "--strategy", "map_replay", *budget)
 
 
 @pytest.mark.filterwarnings("ignore:.*maps in .* are damaged")
-def test_a_feature_cache_changes_no_result_and_misses_no_changed_image(crumb, tiny, clips, tmp_path):
+def test_a_feature_cache_changes_no_result_and_misses_no_changed_image(ran, clips, tmp_path):
     root, results, ledgers = tmp_path / "clips", [], []
     shutil.copytree(clips, root)
     more = ("--strategy", "slda", "--dataset-root", root)
-    expected = run(crumb, tiny, tmp_path / "plain", *more)[0]["accuracy_after"]
+    expected = ran(tmp_path / "plain", *more)[0]["accuracy_after"]
     for name in ("new", "full", "damaged", "changed"):
         if name == "damaged":
             (path,) = (tmp_path / "cache").glob("*.maps")
@@ -89,12 +84,35 @@ def test_a_feature_cache_changes_no_result_and_misses_no_changed_image(crumb, ti
         if name == "changed":
             one, other = (root / "cup" / "object0" / "clip0" / f"frame{number}.png" for number in (0, 1))
             one.write_bytes(other.read_bytes())
-        result, _ = run(crumb, tiny, tmp_path / name, *more, "--feature-cache", tmp_path / "cache")
-        results.append(result["accuracy_after"])
+        results.append(ran(tmp_path / name, *more, "--feature-cache", tmp_path / "cache")[0]["accuracy_after"])
         ledgers.append(json.loads((tmp_path / name / "ledger.json").read_text()))
     assert results[:3] == [expected] * 3
     assert [ledger["feature_cache_images_damaged"] for ledger in ledgers] == [0, 0, 3, 0]
     assert [ledger["feature_cache_images_filled"] for ledger in ledgers] == [120, 0, 3, 120]
+
+
+@pytest.mark.parametrize("strategy", ["crumb", "icarl"])
+def test_evaluate_every_does_not_change_what_is_learned(ran, tmp_path, strategy):
+    """Four experiences of one class: ``often`` is tested after each, ``seldom`` not after the second.
+
+    `differences` finds what differs between run folders, and nothing in times.
+    """
+    common = ("--strategy", strategy, "--classes-per-experience", "1", "--mem-size", "6", "--evaluate-every")
+    often, seldom = tmp_path / "often", tmp_path / "seldom"
+    every, (some, out) = ran(often, *common, 1)[0]["accuracy_after"], ran(seldom, *common, 3)
+    assert some["accuracy_after"] == [every[0], None, every[2], every[3]] and None not in every
+    matrix, *others = differences(often, seldom)
+    assert matrix == "accuracy_matrix.csv"
+    assert [one.split(" is ")[0] for one in others] == ["result.json: accuracy_after"]
+    matrices = [(folder / matrix).read_text().splitlines() for folder in (often, seldom)]
+    matrices[0][2] = "1,,,,"
+    assert matrices[0] == matrices[1]
+    assert "after experience 2/4: not tested" in out and "after experience 3/4: " in out
+    assert len(json.loads((seldom / "ledger.json").read_text())["after_experience"]) == 4
+    tensors, metadata = read_tensors(seldom / LEARNER)
+    tensors["strategy.model.plastic_layers.head.bias"] += 1
+    write_tensors(seldom / LEARNER, tensors, metadata)
+    assert f"{LEARNER}: strategy.model.plastic_layers.head.bias" in differences(often, seldom)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +123,8 @@ def test_a_feature_cache_changes_no_result_and_misses_no_changed_image(crumb, ti
         ("--precision", "bf16", "--codebook-size", "16", "--replay-steps", "2", "--clamp-gradients", "10"),
     ],
 )
-def test_each_option_runs(crumb, tiny, tmp_path, more):
-    run(crumb, tiny, tmp_path, *more)
+def test_each_option_runs(ran, tmp_path, more):
+    ran(tmp_path, *more)
 
 
 def test_the_options_reach_the_learner():
@@ -122,7 +140,7 @@ def test_the_options_reach_the_learner():
     assert plugins[ClampGradients].limit == 0.1
 
 
-def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb, tiny, tmp_path):
+def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(ran, tmp_path):
     weights, losses = {}, {}
     for name, flags in (
         ("plain", ("--learning-rate", "0.02")),
@@ -130,7 +148,7 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb,
         ("none", ("--method.freeze-codebook", "true", "--learning-rate", "0")),
         ("quantized", ("--evaluate-quantized", "true", "--learning-rate", "0.02")),
     ):
-        run(crumb, tiny, tmp_path / name, "--mem-size", "6", *flags)
+        ran(tmp_path / name, "--mem-size", "6", *flags)
         weights[name] = weights_of(tmp_path / name)
         metrics = (tmp_path / name / "metrics.csv").read_text().splitlines()
         losses[name] = [line for line in metrics if line.startswith("Loss_Exp/eval")]
@@ -140,44 +158,37 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(crumb,
     assert losses["plain"] and losses["quantized"] != losses["plain"]
 
 
-def test_the_reference_preset_on_a_squeezenet(crumb, tiny, tmp_path):
-    more = ("--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
-    run(crumb, tiny, tmp_path, *more)
+def test_the_reference_preset_on_a_squeezenet(ran, tmp_path):
+    ran(tmp_path, "--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
     expected = dict(replay_weight=5.0, clamp_gradients=10.0, relu_logits=True, head_kernel=3)
     expected["selection_rule"] = "reference"
     assert {name: settings[name] for name in expected} == expected
 
 
-def test_several_runs_with_a_summary_and_finished_ones_kept(crumb, tiny, tmp_path):
-    def summary_of(*more):
-        code, out, err = crumb(*tiny, "--strategy", "finetune", "--first-epochs", "1", "--output", tmp_path, *more)
-        assert code == 0, err
+def test_several_runs_with_a_summary_and_finished_ones_kept(done, refused, tiny, tmp_path):
+    several = (*tiny, "--strategy", "finetune", "--first-epochs", "1", "--output", tmp_path, "--runs")
+
+    def summary_of(runs):
+        out = done(*several, runs)
         return json.loads((tmp_path / "summary.json").read_text()), out
 
-    summary, out = summary_of("--runs", "0")
+    summary, out = summary_of("0")
     assert summary["final_accuracy_std"] is None
     assert f"\nfinetune, 1 run: final accuracy {summary['final_accuracy_mean']:.2f} %\n" in out
-    summary, out = summary_of("--runs", "0-1")
+    summary, out = summary_of("0-1")
     finals = [json.loads((tmp_path / f"run{k}" / "result.json").read_text())["final_accuracy"] for k in (0, 1)]
     assert summary["runs"] == [0, 1] and summary["final_accuracy_mean"] == pytest.approx(sum(finals) / 2)
     assert summary["final_accuracy_std"] == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
     assert "2 runs: final accuracy" in out and out.count("already finished") == 1
-    for more, words in (
-        (("0-1", "--strategy", "finetune", "--epochs", "2"), "holds a finished run with "),
-        (("0,5-3",), "runs is '0,5-3', where 5-3 is an empty range; write 3-5"),
-    ):
-        code, _, err = crumb(*tiny, "--output", tmp_path, "--runs", *more)
-        assert code == 1 and words in err
+    refused("holds a finished run with ", *several, "0-1", "--epochs", "2")
+    refused("runs is '0,5-3', where 5-3 is an empty range; write 3-5", *several, "0,5-3")
 
 
-def test_config_file_and_print_config(crumb, tiny, tmp_path):
-    code, out, _ = crumb(*tiny, "--print_config")
-    assert code == 0
-    settings = yaml.safe_load(out)
+def test_config_file_and_print_config(done, tiny, tmp_path):
+    settings = yaml.safe_load(done(*tiny, "--print_config"))
     assert settings["backbone"] == "small_cnn" and settings["replay_weight"] is None
     settings["output"] = str(tmp_path / "out")
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
-    code, _, err = crumb("run", "--config", tmp_path / "mine.yaml", "--run", "2")
-    assert code == 0, err
+    done("run", "--config", tmp_path / "mine.yaml", "--run", "2")
     assert json.loads((tmp_path / "out" / "result.json").read_text())["run"] == 2

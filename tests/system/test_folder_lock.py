@@ -11,15 +11,7 @@ import pytest
 from filelock import FileLock
 
 from crumb_avalanche.system import folder_lock
-from crumb_avalanche.system.folder_lock import (
-    LOCK,
-    NO_FLOCK,
-    FolderInUseError,
-    in_use,
-    locked,
-    locked_file,
-    output_file,
-)
+from crumb_avalanche.system.folder_lock import LOCK, NO_FLOCK, FolderInUseError, in_use, locked, locked_file
 
 
 @pytest.fixture(params=["flock", NO_FLOCK[0]])
@@ -110,31 +102,3 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path, monkeypatch)
     monkeypatch.setattr(os, "open", removed)
     with locked(folder):
         assert in_use(folder)
-
-
-@pytest.mark.parametrize(("held", "flags"), [("", []), ("run3", ["--runs", "3"])])
-def test_a_run_does_not_write_where_another_does(tmp_path, crumb, held, flags):
-    output = tmp_path / "out"
-    with locked(output / held):
-        code, _, said = crumb("run", "--benchmark", "toy_shapes", "--weights", "none", "--output", output, *flags)
-    assert code == 1 and "is in use by another process" in said
-    assert "wait for its end, or choose another --output" in said
-    assert not [path for path in output.rglob("*") if path.is_file()]
-
-
-def test_an_output_of_another_kind_is_refused_and_hard_links_are_named(tmp_path):
-    path = tmp_path / "mine.txt"
-
-    def write(kind):
-        with output_file(path, kind, lambda path: path.read_text() == kind):
-            path.write_text(kind)
-
-    write("table")
-    write("table")
-    with pytest.raises(FileExistsError, match=r"mine.txt exists and is not page, so it stays .* another --output"):
-        write("page")
-    path.write_text("")  # as mktemp leaves it
-    write("page")
-    os.link(path, tmp_path / "other")
-    with pytest.warns(UserWarning, match=r"mine.txt has other names \(hard links\), which keep the content of now"):
-        write("page")

@@ -1,8 +1,9 @@
-"""Progress in a file is a line now and then, not a bar drawn over itself."""
+"""Progress in a file is a line now and then, not a bar drawn over itself; numbers of things in words."""
 
 import io
 
 from crumb_avalanche.system import progress
+from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.progress import progress_bar
 
 
@@ -33,3 +34,8 @@ def test_a_new_text_is_a_line_if_wanted(monkeypatch):
         for text, refresh in (("run0", True), ("run0", True), ("run1", False), ("run2", True), ("", True)):
             bar.set_postfix_str(text, refresh=refresh)
         assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == ["run0", "run2"]
+
+
+def test_one_is_no_plural():
+    cases = [(0, "image"), (1, "image"), (1234, "image"), (2, "class"), (2, "memory")]
+    assert [counted(*case) for case in cases] == ["0 images", "1 image", "1,234 images", "2 classes", "2 memories"]

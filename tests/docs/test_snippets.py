@@ -1,22 +1,58 @@
-"""The examples of docs/extend.md, run one after the other."""
+"""The Python lines of pages, run one after the other."""
 
+import contextlib
+import io
 from types import SimpleNamespace
 
 import pytest
 import torch
 from page_commands import ROOT, blocks
+from patch_images import SIZE, images
+from PIL import Image
 
+from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.codebook import init_normal_
 
 
+def defined_by(page: str, codes=slice(None)) -> dict:
+    """What the Python blocks of a page define."""
+    names: dict = {}
+    for code in blocks((ROOT / "docs" / page).read_text(encoding="utf-8"), "python")[codes]:
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_models_of_scikit_learns_users_learn():
+    pytest.importorskip("sklearn")
+    names = defined_by("coming_from.md")
+    assert names["here"].score(names["features"], names["labels"]) > 0.9
+    assert (names["model"].predict(names["features"]) == names["labels"]).mean() > 0.9
+    assert names["pipeline"].classes_.tolist() == ["cup", "dog"]
+
+
+def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    learner = Learner(backbone="small_cnn", weights=weights_file, image_size=SIZE)
+    for number in range(3):
+        learner.teach(images(number), f"c{number}")
+    monkeypatch.chdir(tmp_path)
+    export_onnx(learner, tmp_path / "mine.onnx")
+    Image.fromarray(images(1, 1, seed=3)[0]).save("photo.jpg")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        defined_by("robots.md", slice(-1, None))
+    label, share = printed.getvalue().split()
+    answer = learner.predict("photo.jpg")
+    assert label == answer.label and float(share) == pytest.approx(answer.confidence, abs=1e-3)
+
+
 @pytest.fixture(scope="module")
 def names():
-    """What the examples define."""
-    defined: dict = {}
-    for code in blocks((ROOT / "docs" / "extend.md").read_text(encoding="utf-8"), "python"):
-        exec(compile(code, "extend.md", "exec"), defined)
-    return defined
+    """What the examples of adding a method, a data set and a buffer define."""
+    return defined_by("extend.md")
 
 
 def test_the_data_set_holds_out_an_object(names):
