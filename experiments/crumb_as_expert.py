@@ -2,11 +2,11 @@
 
     python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots --dataset-root ETH80 DIGITS ...
 
-Experts are `--preset recommended`, and `--preset tuned`, which answers by its readout in closed form; `untrained CRUMB`
-is that readout of memories of stock layers. Together they answer by the sum of their log-probabilities, at the
-temperatures that a learner starts from; nothing is fitted. Difference: the row minus `recommended`, with 95 % interval
-by Student's t over runs, or over splits where runs share one. Writes `crumb_as_expert.csv` and `.md` and a folder for
-each run to --output.
+Experts (`rows/crumb_as_expert.yaml`) are `--preset recommended`, and `--preset tuned`, which answers by its readout in
+closed form; `untrained CRUMB` is that readout of memories of stock layers. Together they answer by the sum of their
+log-probabilities, at the temperatures that a learner starts from; nothing is fitted. Difference: the row minus
+`recommended`, with 95 % interval by Student's t over runs, or over splits where runs share one. Writes
+`crumb_as_expert.csv` and `.md` and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from support.common_options import common_options, own_presets, parser_for, run_
 from support.runs import FinishedRun
 from support.statistics import paired
 from support.sweep import exit_code
-from support.tables import Cell, interval_text, write_table
+from support.tables import Cell, interval_text, rows_of, write_table
 
 from crumb_avalanche.learner.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -26,24 +26,9 @@ from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.runs.tables import mean_text
 from crumb_avalanche.training.plugins import OutputsPlugin
 
-OURS, HALF, CRUMB, STOCK = "recommended", "recommended_half", "crumb_half", "stock_half"
-TUNED = {"preset": "tuned", "strategy": "crumb"}
-PLAIN = {"preset": OURS, "method": {"head_share": 0.0}}  # a plain log-density, whose temperature is known
-EXPERTS: dict[str, dict] = {  # settings by folder; all but the first have half of the bytes
-    OURS: PLAIN,
-    HALF: PLAIN,
-    CRUMB: TUNED,
-    STOCK: {**TUNED, "method": {"readout": "closed_form_stock"}},
-}
+OURS = "recommended"  # row and expert that the others are compared with
+EXPERTS, ROWS = rows_of("crumb_as_expert").values()
 SHARED = {"protocol": "class_instance", "keep_learner": True}
-ROWS = {  # the experts of each row
-    OURS: [OURS],
-    "recommended, half of the bytes": [HALF],
-    "CRUMB, half of the bytes": [CRUMB],
-    "untrained CRUMB, half of the bytes": [STOCK],
-    "both, CRUMB, usual temperatures": [HALF, CRUMB],
-    "both, untrained CRUMB, usual temperatures": [HALF, STOCK],
-}
 HEADER = ["stream", "row", "accuracy", "difference", "95 % interval", "runs", "bytes"]
 
 

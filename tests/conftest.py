@@ -5,7 +5,6 @@ import json
 import os
 import random
 import re
-import subprocess
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 os.environ["CRUMB_RUNTIME"] = "torch"  # what --runtime auto takes, instead of a trial
@@ -99,26 +98,6 @@ def clips(tmp_path_factory) -> Path:
                 pixels = 60 + 120 * pattern[..., None] + noise.integers(0, 60, (32, 32, 3))
                 Image.fromarray(pixels.astype(np.uint8)).save(folder / f"frame{frame}.png")
     return root
-
-
-@pytest.fixture
-def nested():
-    """A function that makes folders in each other and returns the last; too many for ``shutil.rmtree``."""
-    made: list[Path] = []
-
-    def make(folder, depth) -> Path:
-        made.append(folder / "d")
-        here = os.getcwd()
-        os.chdir(folder)
-        for _ in range(depth):
-            os.mkdir("d")
-            os.chdir("d")
-        os.chdir(here)
-        return folder / "/".join("d" * depth)
-
-    yield make
-    for folder in made:
-        subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask
 from avalanche.training.losses import MaskedCrossEntropy
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin
-from avalanche.training.supervised import Naive
+from host_strategies import STORING, our_strategy
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import models, transforms
@@ -29,7 +29,6 @@ from crumb_avalanche import (
     ClassBalancedReservoir,
     Codebook,
     CodeBuffer,
-    CRUMBPlugin,
     CRUMBStrategy,
     LedgerMetric,
     SplitModel,
@@ -101,15 +100,6 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
 
 
-def crumb_strategy(kind, model):
-    """CRUMB in its own strategy or as a plugin of Avalanche's."""
-    arguments = dict(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.05), train_mb_size=6)
-    arguments["evaluator"] = EvaluationPlugin(loggers=[])
-    if kind is CRUMBStrategy:
-        return kind(mem_size=8, **arguments)
-    return kind(plugins=[CRUMBPlugin(CodeBuffer(8))], **arguments)
-
-
 def assert_stops_untrained(strategy, experience, error, words):
     before = {name: weight.clone() for name, weight in strategy.model.named_parameters() if "plastic" in name}
     with pytest.raises(error, match=words):
@@ -118,7 +108,7 @@ def assert_stops_untrained(strategy, experience, error, words):
     assert strategy.clock.train_iterations == 0 and all(torch.equal(now[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
+@pytest.mark.parametrize("kind", STORING)
 def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path):
     write_mnist(tmp_path)
     grey = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False)
@@ -126,7 +116,7 @@ def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path
     for stream, size, said in ((make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"), (grey, 28, words)):
         model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size)
         calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)))
-        assert_stops_untrained(crumb_strategy(kind, model), stream.train_stream[0], ValueError, said)
+        assert_stops_untrained(our_strategy(kind, model), stream.train_stream[0], ValueError, said)
 
 
 def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):
@@ -140,13 +130,13 @@ def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_str
             split_at(whole, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
 
 
-@pytest.mark.parametrize("kind", [CRUMBStrategy, Naive])
+@pytest.mark.parametrize("kind", STORING)
 def test_a_growing_head_put_in_later_stops_before_training(kind, make_model, make_stream):
     for head in (IncrementalClassifier(8), MultiHeadClassifier(8)):
         model = make_model()
         model.plastic_layers.head = head
         words = f"head.*{type(head).__name__}.*nn.Linear"
-        assert_stops_untrained(crumb_strategy(kind, model), make_stream().train_stream[0], TypeError, words)
+        assert_stops_untrained(our_strategy(kind, model), make_stream().train_stream[0], TypeError, words)
 
 
 def test_a_wrapped_split_model_is_refused(make_model, make_stream):
@@ -154,7 +144,7 @@ def test_a_wrapped_split_model_is_refused(make_model, make_stream):
         wrapped = as_multitask(make_model(), "plastic_layers")
         with pytest.raises(TypeError, match=r"SplitModel, not a MultiTaskDecorator.*as_multitask"):
             kind(model=wrapped, optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1), **own)
-    strategy = crumb_strategy(Naive, as_multitask(make_model(), "plastic_layers"))
+    strategy = our_strategy("Naive+CRUMBPlugin", as_multitask(make_model(), "plastic_layers"))
     assert_stops_untrained(strategy, make_stream().train_stream[0], TypeError, "SplitModel, not a MultiTaskDecorator")
 
 

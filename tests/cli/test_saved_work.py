@@ -96,21 +96,20 @@ def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tiny, tmp_
     files = [notes, page, pretrained, network, *kept]
     for path in files:
         path.write_text("mine")
-    photo, other, run = place / "photos" / "red.png", tmp_path / "other.safetensors", fake_run(tmp_path / "run")
+    other, run = tmp_path / "other.safetensors", fake_run(tmp_path / "run")
     other.write_bytes(mine.read_bytes())
     pretrain = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--overwrite", "true"]
     cases = [
         (["export", mine, "--output", mine], "mine.safetensors exists and is not an ONNX file of crumb export"),
         (["learner", "merge", mine, other, "--output", notes], "notes.txt exists and is not a learner"),
         (["predict", mine, place / "photos", "--html", page], "not a page of this"),
-        (["predict", mine, photo, "--html", photo], r"red.png .*\.html"),
         ([*pretrain, "--output", pretrained], "not of crumb pretrain"),
         (["demo", "--overwrite", "true", "--output", tmp_path], "network.safetensors exists and is not of a demo"),
         (["report", run, "--output", folder], "report.csv exists and is of another program"),
         ([*tiny, "--output", folder], "config.yaml exists and is of another program"),
         ([*tiny, "--output", folder, "--runs", "2"], "summary.json exists and is of another program"),
     ]
-    before = {path: path.read_bytes() for path in (mine, photo, *files)}
+    before = {path: path.read_bytes() for path in (mine, *files)}
     for arguments, words in cases:
         err = refused(f"{words}.*stays as it is: choose another --", *arguments)
         assert err.count("\n") == 1 and {path: path.read_bytes() for path in before} == before
@@ -134,11 +133,11 @@ def test_what_another_process_holds_is_refused_and_stays(mine, place, clips, tin
     folder, other, before = tmp_path / "out", tmp_path / "other.safetensors", mine.read_bytes()
     other.write_bytes(before)
     run = [*tiny, "--strategy", "ncm", "--output", folder]
-    pretrained = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--epochs", "1", "--output", folder / "p"]
+    pretrained = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--epochs", "1"]
     for held, arguments in (
         (folder, run),
         (folder / "run3", [*run, "--runs", "3"]),
-        (folder / "p.checkpoints", pretrained),
+        (folder / "p.safetensors.checkpoints", [*pretrained, "--output", folder / "p.safetensors"]),
         (folder, ["report", fake_run(tmp_path / "run"), "--output", folder]),
         (folder, ["demo", "--output", folder]),
         (folder, ["prepare", "core50", "--dataset-root", folder]),

@@ -1,29 +1,22 @@
 """Perturbations, drops and advantages of the shape bias by hand, and its networks."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from called_script import called
 from fig4_shape_bias import bars_of, lines_of, picture
 from PIL import Image
-from support.runs import rebuilt
 from support.shape_bias import (
-    PLAIN,
     RunDrops,
     advantage_of,
     columns,
     drops_of,
     feature_perturbation,
-    logits_of,
     spatial_perturbation,
 )
 from support.statistics import wilcoxon_test
-
-from crumb_avalanche.runs.settings import RunSettings
 
 
 def test_perturbations_shuffle_locations_or_remove_half_of_the_features():
@@ -80,18 +73,6 @@ def noise(path, seed):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
-
-
-@pytest.mark.slow
-def test_a_rebuilt_run_has_its_accuracy(tmp_path):
-    noise(tmp_path / "style" / "fish" / "fish1.png", 0)
-    done = called("fig4_shape_bias", "--quick", "--output", tmp_path / "out", "--style-root", tmp_path / "style")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "out" / "toy_shapes_short" / "class_instance" / "crumb" / "run0"
-    run = rebuilt(RunSettings(**yaml.safe_load((folder / "config.yaml").read_text())))
-    answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
-    accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
-    assert accuracy == pytest.approx(json.loads((folder / "result.json").read_text())["final_accuracy"])
 
 
 @pytest.mark.slow

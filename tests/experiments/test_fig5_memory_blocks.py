@@ -1,10 +1,12 @@
-"""Use of blocks is counted over slices that are not zero, and heat is where a block was chosen."""
+"""Use of blocks is counted over slices that are not zero; a finished run is built again."""
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from fig5_memory_blocks import Usage, summary, usage_of
 from support.runs import rebuilt
+from support.shape_bias import PLAIN, logits_of
 from torch import nn
 
 from crumb_avalanche.models.codebook import Codebook
@@ -43,6 +45,13 @@ def test_summary():
     assert rows["blocks never used"] == ["1", "1"] and rows["as varied as so many equal blocks"] == ["2.0", "2.0"]
 
 
-def test_a_run_without_its_model(tmp_path):
+def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
+    result, _ = ran(tmp_path)
+    settings = RunSettings(**yaml.safe_load((tmp_path / "config.yaml").read_text()))
+    run = rebuilt(settings)
+    answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
+    accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
+    assert accuracy == pytest.approx(result["final_accuracy"])
+    (tmp_path / "learner.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no learner.safetensors; run it again with --keep-learner"):
-        rebuilt(RunSettings(output=str(tmp_path)))
+        rebuilt(settings)

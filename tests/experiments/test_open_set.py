@@ -12,6 +12,7 @@ from PIL import Image
 from scenes import View
 from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
 
+from benchmarks_toybox_ilab.streams.protocols import plan_stream
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
@@ -91,11 +92,12 @@ def test_novelty_along_a_stream(make):
     noise = np.random.default_rng(1).normal(size=(len(table), empty.length))
     features = torch.from_numpy(centres[table.labels] + noise).float()
     novel = torch.from_numpy(centres[5] + noise[:9]).float()
-    stages = list(measured(empty, table, features, novel, 3, every=2))
-    assert [stage[:3] for stage in stages] == [[3, 2, 1.0], [3, 4, 1.0], [3, 5, 1.0]]
+    parts = plan_stream(table, "class_instance", 3, 1).train
+    stages = list(measured(empty, table, features, novel, parts, every=2))
+    assert [stage[:2] for stage in stages] == [[2, 1.0], [4, 1.0], [5, 1.0]]
     assert all(probability >= 0.5 and own > 0.9 for *_, probability, own in stages)
-    (end,) = measured(empty, table, features, novel[:0], 3, 5)
-    assert end[3:] == [None, None]
+    (end,) = measured(empty, table, features, novel[:0], parts, 5)
+    assert end[2:] == [None, None]
 
 
 def test_scenes(make, tmp_path, monkeypatch, capsys):

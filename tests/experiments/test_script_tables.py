@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
+from called_script import EXPERIMENTS, made_run
 from fig3_curves import csv_rows_of, panels_of_curves, protocols_of
-from made_runs import EXPERIMENTS, made_run
 from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
 from scipy.stats import ttest_rel

@@ -4,8 +4,7 @@ import csv
 import json
 
 import pytest
-from called_script import called
-from made_runs import EXPERIMENTS
+from called_script import EXPERIMENTS, called
 
 SCRIPTS = sorted(path.stem for path in EXPERIMENTS.glob("*.py"))
 # Of the scripts with --table-only: the table that they write.

@@ -5,8 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from called_script import called
-from made_runs import made_run
+from called_script import called, made_run
 from support.common_options import common_options, parser_for
 from support.starts import Starts
 from support.tables import PaperNumbers, find

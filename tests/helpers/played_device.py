@@ -1,10 +1,4 @@
-"""A device that is played on the CPU: its tensors say that they are on ``meta``, and waits for them are recorded.
-
-Tensors on a GPU make the host wait where their values are read: by ``item``, ``bool``, ``tolist``, a copy to the CPU,
-``nonzero``, or an index of bools.
-"""
-
-from collections import Counter
+"""A device that is played on the CPU: its tensors say that they are on ``meta``, and take none of the CPU."""
 
 import torch
 from torch import Tensor
@@ -13,8 +7,6 @@ from torch.utils._pytree import tree_map_only
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-READS = {aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten._unique2, aten.unique_dim}
-
 MIXED = {aten.copy_, aten.index, aten.index_put, aten.index_put_}  # take tensors of the CPU, too
 
 
@@ -46,7 +38,7 @@ class OnDevice(Tensor):
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         """Run on the CPU, outside of ``PlayedDevice``."""
-        return run(function, arguments, keywords or {}, Counter())
+        return run(function, arguments, keywords or {})
 
 
 def _moved(index):
@@ -56,7 +48,7 @@ def _moved(index):
     return OnDevice(index) if isinstance(index, Tensor) and not isinstance(index, OnDevice) else index
 
 
-def run(function, arguments, keywords, waits: Counter):
+def run(function, arguments, keywords):
     """Run an operation on the CPU, and wrap what it returns if it is on the device."""
     packet = function._overloadpacket
     inputs: list[OnDevice] = []
@@ -68,13 +60,6 @@ def run(function, arguments, keywords, waits: Counter):
         raise RuntimeError(f"{packet.__name__} has tensors of the device and of the CPU, which no GPU takes")
     to = keywords.get("device")
     on_device = bool(inputs) if to is None else torch.device(to).type == DEVICE.type
-    if inputs:
-        bools = packet in (aten.index, aten.index_put, aten.index_put_) and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in arguments[1]
-        )
-        copied = packet is aten.copy_ and not isinstance(arguments[0], OnDevice)
-        if packet in READS or bools or copied or (to is not None and not on_device):
-            waits[packet.__name__] += 1
     if to is not None:
         keywords = {**keywords, "device": "cpu"}
     given = tree_map_only(OnDevice, lambda tensor: tensor.held, (arguments, keywords))
@@ -88,16 +73,8 @@ def run(function, arguments, keywords, waits: Counter):
 
 
 class PlayedDevice(TorchDispatchMode):
-    """Plays the device within a ``with`` block.
-
-    Attributes:
-        waits: how often the host waited, by operation.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.waits: Counter[str] = Counter()
+    """Plays the device within a ``with`` block."""
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         """Run an operation."""
-        return run(function, arguments, keywords or {}, self.waits)
+        return run(function, arguments, keywords or {})

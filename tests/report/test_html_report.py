@@ -2,21 +2,12 @@
 
 import re
 from collections import Counter
-from pathlib import Path
 
-import pytest
 from fake_runs import fake_run, report
-from html_pages import ATTACK, csv_of, mixed, page_of
+from html_pages import ATTACK, csv_of, page_of
 from markupsafe import escape
 
 from crumb_avalanche.report.page import environment
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    where = mixed(tmp_path_factory.mktemp("report") / "<b>$x&amp;")
-    report(where)
-    return where
 
 
 def test_every_number_of_the_csv_is_on_the_page(folder):
