@@ -116,7 +116,7 @@ def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path
     for stream, size, said in ((make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"), (grey, 28, words)):
         model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size)
         calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)))
-        assert_stops_untrained(our_strategy(kind, model), stream.train_stream[0], ValueError, said)
+        assert_stops_untrained(our_strategy(kind, model, train_mb_size=6), stream.train_stream[0], ValueError, said)
 
 
 def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):
