@@ -20,6 +20,8 @@ from crumb_avalanche.system.tensor_file import read_tensors, write_tensors
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
 
+SHORT = ("--first-epochs", "1")
+
 
 @pytest.mark.parametrize("strategy", ["crumb", "offline"])
 def test_every_strategy_writes_the_run_folder(ran, tmp_path, strategy):
@@ -56,7 +58,7 @@ def test_every_strategy_writes_the_run_folder(ran, tmp_path, strategy):
 
 
 def test_the_same_bytes_for_every_strategy(ran, refused, tiny, tmp_path):
-    items, budget = {}, ("--budget-images", "5", "--first-epochs", "1")
+    items, budget = {}, ("--budget-images", "5", *SHORT)
     for strategy in ("crumb", "image_replay"):
         items[strategy] = ran(tmp_path / strategy, "--strategy", strategy, *budget)[0]["mem_size"]
     # 5 images of 3,072 bytes; 128 x 4 x 4 maps are 128 codes of one byte, and the codebook counts 4,096 bytes
@@ -97,7 +99,7 @@ def test_evaluate_every_does_not_change_what_is_learned(ran, tmp_path, strategy)
 
     `differences` finds what differs between run folders, and nothing in times.
     """
-    common = ("--strategy", strategy, "--classes-per-experience", "1", "--mem-size", "6", "--evaluate-every")
+    common = ("--strategy", strategy, "--classes-per-experience", "1", "--mem-size", "6", *SHORT, "--evaluate-every")
     often, seldom = tmp_path / "often", tmp_path / "seldom"
     every, (some, out) = ran(often, *common, 1)[0]["accuracy_after"], ran(seldom, *common, 3)
     assert some["accuracy_after"] == [every[0], None, every[2], every[3]] and None not in every
@@ -124,7 +126,7 @@ def test_evaluate_every_does_not_change_what_is_learned(ran, tmp_path, strategy)
     ],
 )
 def test_each_option_runs(ran, tmp_path, more):
-    ran(tmp_path, *more)
+    ran(tmp_path, *SHORT, *more)
 
 
 def test_the_options_reach_the_learner():
@@ -148,7 +150,7 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(ran, t
         ("none", ("--method.freeze-codebook", "true", "--learning-rate", "0")),
         ("quantized", ("--evaluate-quantized", "true", "--learning-rate", "0.02")),
     ):
-        ran(tmp_path / name, "--mem-size", "6", *flags)
+        ran(tmp_path / name, "--mem-size", "6", *SHORT, *flags)
         weights[name] = weights_of(tmp_path / name)
         metrics = (tmp_path / name / "metrics.csv").read_text().splitlines()
         losses[name] = [line for line in metrics if line.startswith("Loss_Exp/eval")]
@@ -159,7 +161,7 @@ def test_a_frozen_codebook_stays_and_quantized_maps_are_what_is_evaluated(ran, t
 
 
 def test_the_reference_preset_on_a_squeezenet(ran, tmp_path):
-    ran(tmp_path, "--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", "--first-epochs", "1")
+    ran(tmp_path, "--preset", "reference", "--backbone", "squeezenet1_1", "--image-size", "64", *SHORT)
     settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
     expected = dict(replay_weight=5.0, clamp_gradients=10.0, relu_logits=True, head_kernel=3)
     expected["selection_rule"] = "reference"
@@ -167,7 +169,7 @@ def test_the_reference_preset_on_a_squeezenet(ran, tmp_path):
 
 
 def test_several_runs_with_a_summary_and_finished_ones_kept(done, refused, tiny, tmp_path):
-    several = (*tiny, "--strategy", "finetune", "--first-epochs", "1", "--output", tmp_path, "--runs")
+    several = (*tiny, "--strategy", "finetune", *SHORT, "--output", tmp_path, "--runs")
 
     def summary_of(runs):
         out = done(*several, runs)

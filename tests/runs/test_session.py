@@ -21,13 +21,13 @@ PAPER = list(rows()["paper"])
 
 def test_fair_tunes_and_then_learns_as_if_the_rate_had_been_given(ran, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "tune", partial(tune, rates=(1e-3, 1e-2)))
-    tuned, out = ran(tmp_path / "tuned", "--family", "fair", "--mem-size", "8")
+    tuned, out = ran(tmp_path / "tuned", "--family", "fair", "--mem-size", "8", "--first-epochs", "1")
     assert "learning rates on held-out frames of the first experience" in out and "chosen" in out
     assert sorted(trial["learning_rate"] for trial in tuned["learning_rate_trials"]) == [1e-3, 1e-2]
     assert tuned["learning_rate"] == tuned["learning_rate_trials"][0]["learning_rate"]
     assert tuned["tuning_seconds"] > 0
     rate = str(tuned["learning_rate"])
-    given, _ = ran(tmp_path / "given", "--learning-rate", rate, "--mem-size", "8")
+    given, _ = ran(tmp_path / "given", "--learning-rate", rate, "--mem-size", "8", "--first-epochs", "1")
     assert given["learning_rate_trials"] == [] and given["tuning_seconds"] == 0
     matrices = {(tmp_path / name / "accuracy_matrix.csv").read_bytes() for name in ("tuned", "given")}
     learned = [tensors_of(tmp_path / name) for name in ("tuned", "given")]
@@ -52,7 +52,7 @@ def test_tuning_sees_the_first_experience_only(ran, tmp_path, monkeypatch):
         return tune(make, parts, rates=(1e-3,), **loader)
 
     monkeypatch.setattr(session, "tune", watched)
-    fair = ("--family", "fair", "--strategy")
+    fair = ("--first-epochs", "1", "--family", "fair", "--strategy")
     result, _ = ran(tmp_path / "cycle", *fair, "offline")
     assert not seen and result["learning_rate"] is None, "one cycle has its own rate"
     ran(tmp_path / "offline", *fair, "offline", "--method.peak_rate", "0")
