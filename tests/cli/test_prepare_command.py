@@ -44,5 +44,5 @@ def test_errors_are_one_line_and_failures_a_list(refused, monkeypatch, tmp_path)
     monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
     failed = "^crumb prepare: all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n$"
     refused(failed, "prepare", "toybox", "--dataset-root", tmp_path)
-    for given in (("ilab",), ("--dataset-root", tmp_path)):
-        refused("^crumb prepare: give ", "prepare", *given)
+    refused("give --dataset-root", "prepare", "ilab")
+    refused("required: NAME", "prepare", "--dataset-root", tmp_path)
