@@ -35,10 +35,8 @@ def test_a_fifth_is_held_out_and_runs_hold_out_different_ones(tmp_path, number, 
     splits = [held_out(table)["class0"] for table in tables]
     assert {len(split) for split in splits} == {count}
     assert len(set(map(tuple, splits[:number]))) == number and splits[number] == splits[0]
-    a_pass = -(-number // count)
-    assert len({clip for split in splits[:a_pass] for clip in split}) == number, (
-        "all are held out before a pair is repeated"
-    )
+    # All are held out before a pair is repeated.
+    assert len({clip for split in splits[: -(-number // count)] for clip in split}) == number
 
 
 def write_mixed_classes(root):
@@ -75,38 +73,27 @@ def test_each_class_is_split_by_itself(tmp_path):
         assert all(count["train"] for count in table.counts().values())
 
 
-def test_everything_for_training(tmp_path):
-    write_mixed_classes(tmp_path)
-    write_image(tmp_path / "pin" / "only.png")
-    table = ClipFolderFrames(tmp_path, held_out=0)
-    assert len(table) == len(table.rows("train")) == 8 + 6 + 20 + 3 + 1 and len(table.rows("test")) == 0
-    assert held_out_of(table)["mug"].startswith("0 of 4 objects")
-    with pytest.raises(FrameTableError, match="has no test frames"):
-        ClipFolder(tmp_path, held_out=0)
-
-
-def test_a_number_counts_objects_or_clips(tmp_path):
+def test_a_number_counts_objects_or_clips_and_0_leaves_everything_for_training(tmp_path):
     write_mixed_classes(tmp_path)
     described = held_out_of(ClipFolderFrames(tmp_path, 1, held_out=2))
     assert described["mug"] == "2 of 4 objects: object2, object3"
     assert described["cup"] == "2 of 3 clips of its one object: clip0, clip2"
     assert described["key"] == "the last 4 of 20 frames of its one clip"
+    write_image(tmp_path / "pin" / "only.png")
+    table = ClipFolderFrames(tmp_path, held_out=0)
+    assert len(table) == len(table.rows("train")) == 8 + 6 + 20 + 3 + 1
+    assert held_out_of(table)["mug"].startswith("0 of 4 objects")
+    with pytest.raises(FrameTableError, match="has no test frames"):
+        ClipFolder(tmp_path, held_out=0)
+    words = "class 'pin' has a single image, .*pin, .*one for training and another for testing; add images, .*or remove"
+    with pytest.raises(FrameTableError, match=words):
+        ClipFolderFrames(tmp_path)
     for number, words in ((3, "'cup' has 3 clips, .*held_out=3 leaves none .*at most 2"), (9, "'cup' has 3 clips")):
         with pytest.raises(FrameTableError, match=words):
             ClipFolderFrames(tmp_path, held_out=number)
     shutil.rmtree(tmp_path / "cup")
     with pytest.raises(FrameTableError, match=r"'mug' has 4 objects, .*held_out=4 leaves none .*at most 3"):
         ClipFolderFrames(tmp_path, held_out=4)
-
-
-def test_a_class_of_a_single_image(tmp_path):
-    write_clip_folder(tmp_path)
-    write_image(tmp_path / "pin" / "only.png")
-    words = "class 'pin' has a single image, .*pin, .*one for training and another for testing; add images, .*or remove"
-    with pytest.raises(FrameTableError, match=words):
-        ClipFolderFrames(tmp_path)
-    write_image(tmp_path / "pin" / "other.png")
-    assert held_out_of(ClipFolderFrames(tmp_path))["pin"] == "the last 1 of 2 frames of its one clip"
 
 
 @pytest.mark.parametrize(
@@ -197,12 +184,7 @@ def test_names_of_classes_are_those_that_a_learner_may_have(tmp_path):
     write_image(tmp_path / "a\u202eb" / "1.png")
     with pytest.raises(FrameTableError, match=r"class name 'a\\u202eb' contains"):
         ClipFolderFrames(tmp_path)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="names are not bytes")
-def test_a_name_that_is_not_utf8_is_named(tmp_path):
-    write_clip_folder(tmp_path)
-    os.rename(os.fsencode(tmp_path / "class1"), os.fsencode(tmp_path) + b"/cl\xff")
+    os.rename(os.fsencode(tmp_path / "a\u202eb"), os.fsencode(tmp_path) + b"/cl\xff")
     with pytest.raises(FrameTableError, match=r"the name b'cl\\xff' below .* is not UTF-8 text; rename"):
         ClipFolderFrames(tmp_path)
 
@@ -221,7 +203,7 @@ def frame_files(root):
     return sorted(path.relative_to(root).as_posix() for path in (root / ".crumb_frames").rglob("*.png"))
 
 
-def test_videos_and_folders_of_frames_may_be_mixed(tmp_path):
+def test_videos_and_folders_of_frames_may_be_mixed(tmp_path, monkeypatch):
     write_mixed_clips(tmp_path)
     table = ClipFolderFrames(tmp_path)
     rows = [frame for frame in table if frame.object_name == "red"]
@@ -235,29 +217,17 @@ def test_videos_and_folders_of_frames_may_be_mixed(tmp_path):
     assert held_out(table) == {"cup": ["blue/a10", "blue/b"], "mug": ["x/a9", "x/b"]}
     assert [video_frame_number(tmp_path / row.path) for row in rows[:2]] == [0, 5]
     assert table.read(0).size == (64, 48)
-
-
-def test_frames_are_extracted_once_for_each_rate(tmp_path, monkeypatch):
-    write_mixed_clips(tmp_path)
-    first = ClipFolderFrames(tmp_path)
+    # They are extracted once for each rate.
     times = {name: (tmp_path / name).stat().st_mtime_ns for name in frame_files(tmp_path)}
     assert len(times) == 8
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "av", None)
-        assert ClipFolderFrames(tmp_path).content_hash() == first.content_hash()
+        assert ClipFolderFrames(tmp_path).content_hash() == table.content_hash()
     faster = ClipFolderFrames(tmp_path, fps=2.5)
     assert sum(path.startswith(".crumb_frames/2.5fps/") for path in faster.path) == 4 * 5
     assert {name: (tmp_path / name).stat().st_mtime_ns for name in times} == times
     write_video(tmp_path / "cup" / "red" / "a10.mp4", seconds=3, rate=5)
-    assert len(ClipFolderFrames(tmp_path)) == len(first) + 1
-
-
-def test_frames_of_a_video_are_at_most_512_pixels_high(tmp_path):
-    pytest.importorskip("av")
-    write_video(tmp_path / "cup" / "red" / "a.mp4", seconds=0.1, size=(640, 576))
-    write_video(tmp_path / "cup" / "blue" / "a.mp4", seconds=0.1, size=(576, 600))
-    table = ClipFolderFrames(tmp_path)
-    assert [table.read(row).size for row in range(2)] == [(512, 533), (569, 512)]
+    assert len(ClipFolderFrames(tmp_path)) == len(table) + 1
 
 
 def test_bad_videos_are_listed_and_the_others_are_kept(tmp_path):
@@ -280,18 +250,6 @@ def test_bad_videos_are_listed_and_the_others_are_kept(tmp_path):
     whole = ClipFolderFrames(tmp_path)
     assert len(whole) == 16 and list(whole) == list(skipped), "as if the bad ones were not there"
     assert [(tmp_path / name).stat().st_mtime_ns for name in frame_files(tmp_path)] == times
-
-
-def test_damaged_frames_of_a_video_are_taken_out_again(tmp_path):
-    write_mixed_clips(tmp_path)
-    ClipFolderFrames(tmp_path)
-    path = tmp_path / frame_files(tmp_path)[0]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:60] + bytes([whole[60] ^ 1]) + whole[61:])
-    os.utime(path, ns=(0, 0))  # a clock may tick too seldom to tell two writes apart
-    ClipFolderFrames(tmp_path)
-    assert path.read_bytes() == whole
-    assert path.stat().st_mtime_ns > 0
 
 
 def test_only_videos_need_pyav(tmp_path, monkeypatch):

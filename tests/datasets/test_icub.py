@@ -26,10 +26,7 @@ def test_every_tenth_file_of_the_first_day_by_position():
 
 def test_reference_sorts_the_days_as_text():
     names = odd_icub_names()
-    plain, reference = (
-        frames_by_clip(ICubFrames("nowhere", names)),
-        frames_by_clip(ICubFrames("nowhere", names, reference=True)),
-    )
+    plain, reference = (frames_by_clip(ICubFrames("nowhere", names, of)) for of in (False, True))
     assert reference == {**plain, ("mug2", "ROT2D"): [90]}
 
 
@@ -45,24 +42,13 @@ def test_parts_may_be_left_out(tmp_path):
     assert sorted(listing_order(tmp_path)) == ["book", "mug"]
 
 
-def listed_as(monkeypatch, **orders):
-    """Make the system list some folders in a given order."""
-    listdir = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: orders.get(os.path.basename(path)) or listdir(path))
-
-
-@pytest.mark.parametrize(
-    ("run", "order"),
-    [
-        # np.random.RandomState(run).shuffle of [0, 1, 2] gives [2, 1, 0] for run 0 and [0, 2, 1] for run 1.
-        (0, ("cellphone", "book", "mouse")),
-        (1, ("mouse", "cellphone", "book")),
-    ],
-)
+# np.random.RandomState(run).shuffle of [0, 1, 2] gives [2, 1, 0] for run 0 and [0, 2, 1] for run 1.
+@pytest.mark.parametrize(("run", "order"), [(0, ("cellphone", "book", "mouse")), (1, ("mouse", "cellphone", "book"))])
 def test_reference_shuffles_the_classes_as_they_are_listed(tmp_path, monkeypatch, run, order):
     names = icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
     write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
-    listed_as(monkeypatch, part1=["mouse", "ringbinder", "book", "cellphone"])
+    listdir, listed = os.listdir, ["mouse", "ringbinder", "book", "cellphone"]  # as the system lists them
+    monkeypatch.setattr(os, "listdir", lambda path: listed if os.path.basename(path) == "part1" else listdir(path))
     benchmark = ICub(tmp_path, run=run, classes_per_experience=1, reference=True)
     assert benchmark.class_names == order
     assert all("/day10/" in path for path in benchmark.frame_table.path)

@@ -62,9 +62,7 @@ def test_where_the_window_starts():
     table = ILabFrames("x", ilab_names(["boat", "car"], [1], SMALL, 17))
     assert [starts(table)[clip] for clip in (0, 2)] == [2, 1]
     assert table.path[0] == "train_img/boat-i0001-b0001-c00-r03-l0-f2.jpg"
-
-
-def test_where_the_window_starts_by_reference():
+    # By reference.
     names = ilab_names(["boat", "car"], [1], SMALL)
     # What random.Random(0).randint(0, 15) gives, one after the other.
     drawn = [12, 13, 1, 8, 15, 12, 9, 15, 11, 6, 4, 9, 4, 3, 8, 4]
@@ -75,14 +73,11 @@ def test_where_the_window_starts_by_reference():
     assert starts(ILabFrames("x", names)) != drawn
 
 
-def test_a_class_without_an_object_that_can_be_used():
+def test_what_is_missing():
     names = ilab_names(["boat"], [1], SMALL) + ilab_names(["car"], [1, 2], range(1, 8))
     words = r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) of at least 15.* Complete the"
     with pytest.raises(FrameTableError, match=words):
         ILabFrames("nowhere", names)
-
-
-def test_what_is_missing():
     names = [name for name in ilab_names(views=15) if "/bus-" not in name]
     gone = ("/boat-i0003-b0001", "/boat-i0004-b0001", "/boat-i0005", "/boat-i0006-b000", "/ufo-i0001", "/ufo-i0002")
     names = [name for name in names if not name.startswith(gone, len("train_img"))]

@@ -11,6 +11,8 @@ from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from crumb_avalanche.runs.command_settings import PretrainSettings
+from crumb_avalanche.runs.pretrain import open_images
 
 CIFAR100 = TEST_DATA / "cifar100/cifar100_png.zip"
 TINY = TEST_DATA / "tiny_imagenet/tiny_imagenet.zip"
@@ -20,16 +22,6 @@ CLASSES = [f"n{number:08d}" for number in range(1000)]
 @pytest.fixture
 def official(tmp_path):
     return write_tiny_imagenet(tmp_path / "tiny-imagenet-200", CLASSES[:3], train=11, test=4)
-
-
-def simple_of(official, root):
-    """The same images as `<split>/<wnid>/<image>.jpg`."""
-    table = TinyImageNetFrames(official)
-    for row in table:
-        path = root / row.split / row.class_name / f"{row.object_name}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(table.root / row.path, path)
-    return root
 
 
 def test_rows_are_sorted_by_split_class_and_name(tmp_path):
@@ -81,10 +73,18 @@ def test_the_official_layout(official):
     assert not any(path.startswith("test/") for path in table.path)
 
 
-def test_the_simple_layout_has_the_same_rows(official, tmp_path):
-    simple = TinyImageNetFrames(simple_of(official, tmp_path / "x" / "tiny_imagenet").parent)
-    assert simple.path[0] == "train/n00000000/n00000000_0.jpg" and simple.path[-1].startswith("test/n00000002/val_")
-    assert simple._columns()[1:] == TinyImageNetFrames(tmp_path)._columns()[1:]
+def test_the_simple_layout_has_the_same_rows_and_pretraining_reads_both(official, tmp_path):
+    table, simple = TinyImageNetFrames(official), tmp_path / "x" / "tiny_imagenet"
+    for row in table:
+        path = simple / row.split / row.class_name / f"{row.object_name}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(table.root / row.path, path)
+    found = TinyImageNetFrames(simple.parent)
+    assert found.path[0] == "train/n00000000/n00000000_0.jpg" and found.path[-1].startswith("test/n00000002/val_")
+    assert found._columns()[1:] == TinyImageNetFrames(tmp_path)._columns()[1:]
+    for root in (official, simple):
+        images = open_images(PretrainSettings(data=str(root / "train"), image_size=8))
+        assert images.classes == CLASSES[:3] and images.targets == [label for label in range(3) for _ in range(11)]
 
 
 def test_annotations_are_needed_and_checked(official):
@@ -105,31 +105,6 @@ def test_annotations_are_needed_and_checked(official):
     file.unlink()
     with pytest.raises(FrameTableError, match=r"no .*val_annotations.txt, which gives .*Unpack it .*or remove"):
         TinyImageNetFrames(official)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("train/tench/images/1.JPEG", "image train/tench/images/1.JPEG does not fit the layout of Tiny-ImageNet"),
-        ("train/1.JPEG", "does not fit"),
-        ("train/n00000000/images/deep/1.JPEG", "does not fit"),
-        ("val/n00000009/1.JPEG", "class 'n00000009' of frame table 'tiny_imagenet' has 1 test frames and no training"),
-    ],
-)
-def test_an_image_of_tiny_imagenet_out_of_place_is_named(official, name, words):
-    write_files(official, [name])
-    with pytest.raises(FrameTableError, match=words):
-        TinyImageNetFrames(official)
-
-
-def test_pretraining_reads_the_training_images_of_both_layouts(official, tmp_path):
-    from crumb_avalanche.runs.command_settings import PretrainSettings
-    from crumb_avalanche.runs.pretrain import open_images
-
-    simple = simple_of(official, tmp_path / "simple")
-    for root in (official, simple):
-        images = open_images(PretrainSettings(data=str(root / "train"), image_size=8))
-        assert images.classes == CLASSES[:3] and images.targets == [label for label in range(3) for _ in range(11)]
 
 
 @pytest.mark.skipif(not CIFAR100.is_file(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA")

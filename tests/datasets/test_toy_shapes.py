@@ -46,9 +46,8 @@ def test_counts_and_split():
 
 
 def test_arguments_of_the_table():
-    table = ToyShapesFrames(
-        None, 3, ["star", "fish"], 2, sessions=3, frames_per_clip=4, size=32, held_out_sessions=(0, 2)
-    )
+    shape = dict(sessions=3, frames_per_clip=4, size=32, held_out_sessions=(0, 2))
+    table = ToyShapesFrames(None, 3, ["star", "fish"], 2, **shape)
     assert table.classes == ("fish", "star")
     assert len(table) == 2 * 2 * 3 * 4
     assert {table.session[row] for row in table.rows("train")} == {"session1"}
@@ -82,9 +81,7 @@ def test_dots_are_where_brightness_changes():
         both = (ToyShapesReader()(name).convert("L") for name in (path, path.removesuffix("-dots")))
         dots, plain = (np.asarray(image, int) for image in both)
         assert set(np.unique(dots)) == {0, 255}
-        change = np.abs(np.diff(plain, axis=1, prepend=plain[:, :1])) + np.abs(
-            np.diff(plain, axis=0, prepend=plain[:1])
-        )
+        change = sum(np.abs(np.diff(plain, axis=axis, prepend=plain.take([0], axis))) for axis in (0, 1))
         edged += (dots[change > 100] == 255).mean() / 10
         dark += (dots[change == 0] == 255).mean() / 10
     assert 0.4 < edged < 0.6 and 0.005 < dark < 0.04

@@ -8,7 +8,7 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab.datasets.toybox import LAYOUT, Toybox, ToyboxFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
-DATA = TEST_DATA
+REAL = TEST_DATA / "core50_samples/core50_samples.zip"
 CUP = "images/households/cup_01_pivothead/cup_01_pivothead"
 
 
@@ -39,24 +39,15 @@ def test_a_tree_with_unusual_names_and_files(root):
     assert rows_of(table, "cup_01", "tz") == [
         Frame(f"{CUP}_tz_{frame:03d}.jpeg", "cup", "cup_01", "tz", frame, "test") for frame in (1, 2, 4)
     ]
-    assert [row.path for row in rows_of(table, "cup_01", "hodgepodge")] == [
-        f"{CUP}_hodgepodge_001.PNG",
-        f"{CUP}_hodgepodge_002.PNG",
-    ]
+    loud = [f"{CUP}_hodgepodge_00{number}.PNG" for number in (1, 2)]
+    assert [row.path for row in rows_of(table, "cup_01", "hodgepodge")] == loud
     # By number, not as text.
     assert [row.path for row in rows_of(table, "cup_01", "rzplus")] == [f"{CUP}_rzplus_{f}.png" for f in range(1, 16)]
     assert table.path[-1].startswith("images/animals/duck_12_pivothead/duck_12_pivothead_hodgepodge_2")
     assert all(table.read(row).size == (12, 8) for row in range(len(table)))
-
-
-def test_sessions_in_order_and_split(root):
-    table = ToyboxFrames(root)
-    cup = [(row.session, row.split) for row in table if row.object_name == "cup_01"]
-    train, test = "train", "test"
-    assert list(dict.fromkeys(cup)) == [
-        *(("rxplus", train), ("ryplus", train), ("rzplus", test), ("rxminus", train), ("ryminus", train)),
-        *(("rzminus", test), ("tx", train), ("ty", train), ("tz", test), ("hodgepodge", train)),
-    ]
+    sessions = dict.fromkeys((row.session, row.split) for row in table if row.object_name == "cup_01")
+    names = ["rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus", "tx", "ty", "tz", "hodgepodge"]
+    assert list(sessions) == [(name, "test" if name in ("rzplus", "rzminus", "tz") else "train") for name in names]
 
 
 @pytest.mark.parametrize(
@@ -75,20 +66,15 @@ def test_short_clips_run_backwards_by_reference_only(files, paths, frames):
     assert short_clip(files, False) == (list(files)[:15], list(files)[:15])
 
 
-def objects_of(names):
-    """Numbers of the objects in the table of these names, which has one class."""
-    return [int(name[-2:]) for name in dict.fromkeys(ToyboxFrames("nowhere", names).object_name)]
-
-
 def test_which_objects_are_used():
     names = toybox_names(["cup"], frames=1)
-    assert objects_of(names) == list(range(1, 30))
-    # Where one of the thirty is incomplete, 29 are left, and the thirtieth is one of them.
-    assert objects_of([name for name in names if "cup_04_pivothead_ty" not in name]) == [1, 2, 3, *range(5, 31)]
-    assert objects_of([name for name in names if "cup_30" in name or "cup_02" in name]) == [2, 30]
-
-
-def test_a_class_without_a_complete_object_is_named():
+    for some, used in (
+        (names, range(1, 30)),
+        # Where one of the thirty is incomplete, 29 are left, and the thirtieth is one of them.
+        ([name for name in names if "cup_04_pivothead_ty" not in name], [1, 2, 3, *range(5, 31)]),
+        ([name for name in names if "cup_30" in name or "cup_02" in name], [2, 30]),
+    ):
+        assert [*dict.fromkeys(ToyboxFrames("nowhere", some).object_name)] == [f"cup_{number:02d}" for number in used]
     names = [name for name in toybox_names(["cup", "car"], range(1, 4), 1) if "car" not in name or "_tz_" not in name]
     words = r"class 'car' in nowhere has 3 objects, none with all 10 clips \(at most 9\).*Complete the class"
     with pytest.raises(FrameTableError, match=words):
@@ -118,9 +104,9 @@ def test_reference_fills_short_clips_and_takes_the_classes_by_number(tmp_path):
     assert [len(experience.dataset) for experience in reference.train_stream] == [7 * 3] * 3
 
 
-@pytest.mark.skipif(not (DATA / "core50_samples").is_dir(), reason="needs core50_samples in CRUMB_TEST_DATA")
+@pytest.mark.skipif(not REAL.is_file(), reason="needs core50_samples in CRUMB_TEST_DATA")
 def test_names_of_the_real_data():
-    with zipfile.ZipFile(DATA / "core50_samples/core50_samples.zip") as archive:
+    with zipfile.ZipFile(REAL) as archive:
         names = [name for name in archive.namelist() if name.startswith("toybox_128x128/") and name.endswith(".png")]
     names = [name.partition("/")[2] for name in names]
     folders = [f"images/{TOYBOX_FOLDERS[name.split('_')[0]]}/{name.partition('_rz')[0]}" for name in names]

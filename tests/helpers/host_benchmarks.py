@@ -80,13 +80,12 @@ def host_model(seed: int = 0, n_classes: int = N_CLASSES, codebook: bool = True)
 
 
 class Trace(SupervisedPlugin):
-    """Records the epochs and the labels of the batches of each experience, and the loss of each iteration."""
+    """Records the epochs and the labels of the batches of each experience."""
 
     def __init__(self):
         super().__init__()
         self.epochs: list[int] = []
         self.labels: list[list[int]] = []
-        self.losses: list[float] = []
 
     def before_training_exp(self, strategy, **kwargs):
         self.epochs.append(0)
@@ -97,4 +96,3 @@ class Trace(SupervisedPlugin):
 
     def after_training_iteration(self, strategy, **kwargs):
         self.labels[-1] += strategy.mb_y.tolist()
-        self.losses.append(float(strategy.loss))

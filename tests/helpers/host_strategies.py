@@ -74,45 +74,23 @@ def _with(kind: type[SupervisedTemplate], **settings) -> Callable:
     return lambda **arguments: kind(**arguments, **settings)
 
 
-# The host's strategies that train a SplitModel as it is.
+# Strategies of the host that look into a model, copy it or put it back, and train a SplitModel as it is.
 HOST: dict[str, Callable] = {
-    "test_naive": _with(supervised.Naive),
-    "test_joint": _with(supervised.JointTraining),
     "test_cwrstar": _with(supervised.CWRStar, cwr_layer_name="plastic_layers.head"),
-    "test_replay": _with(supervised.Replay, mem_size=MEM_SIZE),
     "test_gdumb": _with(supervised.GDumb, mem_size=MEM_SIZE),
-    "test_cumulative": _with(supervised.Cumulative),
-    "from_scratch": _with(supervised.FromScratchTraining),
     "test_slda": _slda,
     "test_lwf": _with(supervised.LwF, alpha=[0, 1 / 2, 2 * (2 / 3)], temperature=2),
     "test_gem": _with(supervised.GEM, patterns_per_exp=8),
     "test_ewc": _with(supervised.EWC, ewc_lambda=0.4, mode="separate"),
-    "test_ewc_online": _with(supervised.EWC, ewc_lambda=0.4, mode="online", decay_factor=0.1),
     "test_rwalk": _rwalk,
-    "test_synaptic_intelligence": _with(supervised.SynapticIntelligence, si_lambda=0.0001),
     "test_icarl": _icarl,
     "test_mas": _with(supervised.MAS, lambda_reg=1.0, alpha=0.5),
-    "test_erace": _with(supervised.ER_ACE, mem_size=MEM_SIZE, batch_size_mem=4),
     "test_der": _with(supervised.DER, mem_size=MEM_SIZE, batch_size_mem=4),
 }
-# Those that need all weights trained and contiguous (see ``plain_model``).
-NEEDS_PLAIN: dict[str, Callable] = {
-    "test_agem": _with(supervised.AGEM, patterns_per_exp=8, sample_size=8),
-    "test_mir": _with(supervised.MIR, mem_size=20, batch_size_mem=4, subsample=6),
-    "test_mer": _with(supervised.MER, mem_size=MEM_SIZE, batch_size_mem=2, n_inner_steps=2),
-}
 
 
-def host_strategy(name: str, model: SplitModel | None = None, **arguments):
+def host_strategy(name: str, model: SplitModel):
     """A strategy of Avalanche, by the test of its own that runs it."""
     torch.manual_seed(0)
-    model = host_model() if model is None else model
-    arguments = {"optimizer": sgd(model), "criterion": nn.CrossEntropyLoss(), "evaluator": quiet(), **arguments}
-    return {**HOST, **NEEDS_PLAIN}[name](model=model, **COMMON, **arguments)
-
-
-def plain_model(n_classes: int = N_CLASSES) -> SplitModel:
-    """A ``SplitModel`` whose F has no weights, in contiguous memory."""
-    split = host_model(n_classes=n_classes, codebook=False)
-    layers = nn.Sequential(split.feature_extractor, split.plastic_layers).requires_grad_(True)
-    return SplitModel(nn.Identity(), layers, "1.head", image_size=16).to(memory_format=torch.contiguous_format)
+    arguments = {"optimizer": sgd(model), "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
+    return HOST[name](model=model, **COMMON, **arguments)

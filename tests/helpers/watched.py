@@ -2,9 +2,11 @@
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from small_models import CLASSES, make_model, make_stream
 
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 
+SIX = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 SETTINGS = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 
 
@@ -71,6 +73,12 @@ def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
     learning = LearningSettings(**{**SETTINGS, **(settings or {})})
     host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
     return build_strategy(name, model, learning, mem_size, seed, "cpu", method, **host)
+
+
+def taught(name, experiences=None, classes=CLASSES, per_experience=2, mem_size=7, plugins=(), **more):
+    """What ``learned`` returns of the small model without a codebook, and the small stream of some classes."""
+    model, stream = make_model(n_classes=len(classes), codebook=False), make_stream(per_experience, classes=classes)
+    return learned(name, model, stream, mem_size, experiences, plugins=list(plugins), **more), stream
 
 
 def learned(name, model, stream, mem_size=7, experiences=None, **more):

@@ -1,95 +1,27 @@
-"""Facts of Avalanche's ``tests/training/test_plugins.py`` for our strategies and plugins; ids name the host's test."""
+"""Facts of Avalanche's ``tests/training/test_plugins.py`` for ours, and its plugins beside ``CRUMBPlugin``.
 
-import re
+Ids name the host's test.
+"""
 
 import pytest
-from avalanche.evaluation import PluginMetric
-from avalanche.evaluation.metric_results import MetricValue
+import torch
 from avalanche.training.plugins import (
-    EarlyStoppingPlugin,
+    AGEMPlugin,
     EvaluationPlugin,
-    SupervisedPlugin,
+    EWCPlugin,
+    LwFPlugin,
+    MASPlugin,
+    ReplayPlugin,
+    RWalkPlugin,
 )
-from avalanche.training.supervised import Naive
-from host_benchmarks import Trace, host_benchmark, host_model, quiet, sgd
-from host_strategies import COMMON, OURS, STORING, buffer_of, our_strategy, registered
+from host_benchmarks import N_CLASSES, coloured_images, host_benchmark, host_model
+from host_strategies import STORING, our_strategy
 
-from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, ImageBuffer
+from crumb_avalanche.memory.packing import bits_per_code, pack
+from crumb_avalanche.methods.penalties import SISettings, StreamSI
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-EVENTS = [name for name in dir(SupervisedPlugin) if re.match("before_|after_", name)]
-
-
-class Callbacks(SupervisedPlugin):
-    """Records every callback of the host's in the order of the calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls: list[str] = []
-
-
-for _event in EVENTS:
-    setattr(Callbacks, _event, lambda self, strategy, _name=_event, **kwargs: self.calls.append(_name))
-
-
-def train_and_evaluate(strategy):
-    benchmark = host_benchmark("nc")
-    strategy.train(benchmark.train_stream[0], num_workers=0)
-    strategy.eval([benchmark.test_stream[0]], num_workers=0)
-
-
-@pytest.mark.parametrize("name", [*OURS, *(name for name, entry in STRATEGIES.items() if not entry.joint)])
-def test_every_callback_is_called(name):
-    """test_callback_reachability: each strategy of ours calls all callbacks that the host's ``Naive`` calls."""
-    plugin, reference = Callbacks(), Callbacks()
-    train_and_evaluate((our_strategy if name in OURS else registered)(name, plugins=[plugin]))
-    model = host_model()
-    train_and_evaluate(Naive(model=model, optimizer=sgd(model), plugins=[reference], evaluator=quiet(), **COMMON))
-    assert len(set(reference.calls)) >= 22
-    assert set(plugin.calls) >= set(reference.calls)
-    if name in OURS:
-        assert plugin.calls == reference.calls
-
-
-class Scripted(PluginMetric):
-    """A validation accuracy that follows a script, one value an evaluation."""
-
-    def __init__(self, values):
-        super().__init__()
-        self.values = iter(values)
-
-    def reset(self):
-        pass
-
-    def result(self):
-        return None
-
-    def after_eval(self, strategy):
-        name = "Top1_Acc_Stream/eval_phase/test_stream/Task000"
-        return [MetricValue(self, name, next(self.values), strategy.clock.train_iterations)]
-
-
-# (script: first value is that before training; epochs trained with patience 2; the epoch whose weights are restored)
-SCRIPTS = {"constant": (lambda n: 0.5, 2), "rising": (lambda n: n / 99, 6), "peak": (lambda n: -abs(n - 2.0), 4)}
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-@pytest.mark.parametrize("name", OURS)
-def test_early_stopping_by_epoch(name, script):
-    """test_early_stop_epochs: patience, and the best epoch; memories of every class are stored all the same."""
-    value, epochs = SCRIPTS[script]
-    evaluator = EvaluationPlugin(Scripted(map(value, range(99))), loggers=[])
-    stopping, trace = EarlyStoppingPlugin(2, "test_stream"), Trace()
-    strategy = our_strategy(name, plugins=[stopping, trace], evaluator=evaluator, train_epochs=6, eval_every=1)
-    benchmark = host_benchmark("nc")
-    strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream])
-    assert trace.epochs == [epochs]
-    assert stopping.best_step == (5 if script == "rising" else epochs - 2)
-    if name in STORING:
-        assert sorted(buffer_of(strategy).classes) == [0, 1]
-    strategy.train(benchmark.train_stream[1], eval_streams=[])  # trains on after it was stopped
-    assert trace.epochs[1] > 0
 
 
 @pytest.mark.parametrize("name", STORING)
@@ -115,3 +47,49 @@ def test_metrics_receive_the_events_of_replay(name):
     assert metric.calls[::2] == 8 * ["before"] and all(loss > 0 for loss in metric.calls[1::2])
     with pytest.raises(AttributeError):
         evaluator.on_replay_loss(strategy)
+
+
+def label_of_rows(buffer, model):
+    """The labels of the training images whose row each memory is."""
+    images = coloured_images()
+    rows = model.pixels(images.tensors[0])
+    if isinstance(buffer, CodeBuffer):
+        codes = model.encode(model.features(images.tensors[0])).permute(0, 2, 3, 1).flatten(1)
+        rows = pack(codes, bits_per_code(model.codebook.codebook_size))
+    known = {row.numpy().tobytes(): label for row, label in zip(rows, images.targets)}
+    return [known[row.numpy().tobytes()] for row, label in zip(buffer.rows, buffer.labels) if label >= 0]
+
+
+BESIDE = {
+    "test_ewc": lambda: EWCPlugin(ewc_lambda=0.4),
+    "test_lwf": lambda: LwFPlugin(alpha=1.0, temperature=2),
+    "test_mas": lambda: MASPlugin(lambda_reg=1.0, alpha=0.5),
+    "test_rwalk": lambda: RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=2),
+    "our si": lambda: StreamSI(SISettings(weight=0.1, damping=0.1)),
+    "test_replay": lambda: ReplayPlugin(mem_size=12),
+}
+
+
+@pytest.mark.parametrize("plugin", BESIDE)
+@pytest.mark.parametrize("name, kind", [("CRUMBStrategy", CodeBuffer), ("Naive+CRUMBPlugin", ImageBuffer)])
+def test_the_hosts_plugins_beside_ours(name, plugin, kind):
+    """Ids are tests of ``test_strategies.py``: the plugin has an effect, and memories have the right labels."""
+    ends = []
+    for plugins in ([], [BESIDE[plugin]()]):
+        model = host_model()
+        model.codebook.requires_grad_(False)  # codes of an image stay the same
+        buffer = kind(12, ClassBalancedReservoir() if plugin == "test_replay" else None)
+        strategy = our_strategy(name, model, buffer, plugins=plugins)
+        for experience in host_benchmark("nc").train_stream:
+            strategy.train(experience)
+        assert label_of_rows(buffer, model) == [label for label in buffer.labels.tolist() if label >= 0]
+        assert sorted(buffer.classes) == list(range(N_CLASSES))
+        ends.append(model.plastic_layers.head.weight.detach())
+    assert torch.isfinite(ends[1]).all() and not torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_agem_is_refused(name):
+    """test_agem: the host's plugin cannot flatten gradients of a ``SplitModel``."""
+    with pytest.raises((TypeError, ValueError), match="use the method gem"):
+        our_strategy(name, plugins=[AGEMPlugin(8, 8)]).train(host_benchmark("nc").train_stream)

@@ -40,26 +40,20 @@ def test_bytes_worked_by_hand(bits, codes, packed):
     assert unpack(torch.tensor([packed], dtype=torch.uint8), bits, len(codes)).tolist() == [codes]
 
 
-@pytest.mark.parametrize(
-    "rows, bits", [(1, 1), (2, 1), (3, 2), (4, 2), (5, 4), (16, 4), (17, 8), (256, 8), (257, 16), (32768, 16)]
-)
-def test_the_smallest_width_that_names_every_row(rows, bits):
-    assert bits_per_code(rows) == bits
+def test_the_smallest_width_that_names_every_row():
+    rows = (1, 2, 3, 4, 5, 16, 17, 256, 257, 32768)
+    assert [bits_per_code(number) for number in rows] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
 
 
-@pytest.mark.parametrize("bits, wrong", [(1, 2), (2, 4), (4, -1), (8, 256), (16, -1)])
-def test_a_code_out_of_range_is_an_error(bits, wrong):
-    codes = torch.tensor([[0, wrong]], dtype=torch.int16)
-    words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
-    with pytest.raises(ValueError, match=re.escape(words)):
-        pack(codes, bits)
-
-
-@pytest.mark.parametrize("bits, length, right", [(2, 5, 2), (8, 3, 3), (16, 3, 6)])
-def test_bytes_that_do_not_hold_the_codes_are_an_error(bits, length, right):
+def test_codes_and_bytes_that_do_not_fit_are_errors():
     with pytest.raises(ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"):
         pack(torch.zeros(1, 1), 3)
-    for wrong in (right - 1, right + 1):
-        words = f"{wrong} bytes are not {length} codes of {bits} bits, which take {right}"
-        with pytest.raises(ValueError, match=words):
-            unpack(torch.zeros(1, wrong, dtype=torch.uint8), bits, length)
+    for bits, wrong in ((1, 2), (2, 4), (4, -1), (8, 256), (16, -1)):
+        words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            pack(torch.tensor([[0, wrong]], dtype=torch.int16), bits)
+    for bits, length, right in ((2, 5, 2), (8, 3, 3), (16, 3, 6)):
+        for wrong in (right - 1, right + 1):
+            words = f"{wrong} bytes are not {length} codes of {bits} bits, which take {right}"
+            with pytest.raises(ValueError, match=words):
+                unpack(torch.zeros(1, wrong, dtype=torch.uint8), bits, length)

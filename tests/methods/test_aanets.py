@@ -6,10 +6,11 @@ import pickle
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from small_models import CLASSES, make_model, make_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
-from watched import Losses, built, learned
+from watched import SIX, Losses, built, learned
 
 from crumb_avalanche.methods.aanets import AggregatedLayers
 from crumb_avalanche.methods.features import pooled_features
@@ -18,18 +19,11 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_at import split_at
 
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")
 
-
-@pytest.fixture
-def ready(make_model, make_stream):
-    """The small model, prepared for its stream, and the stream; of four or six classes."""
-
-    def made(classes=("house", "leaf", "ring", "star")):
-        stream = make_stream(classes=classes)
-        return calibrate(make_model(n_classes=len(classes), codebook=False), stream.train_stream[0].dataset), stream
-
-    return made
+def ready(classes=CLASSES):
+    """The small model, prepared for its stream, and the stream."""
+    stream = make_stream(classes=classes)
+    return calibrate(make_model(n_classes=len(classes), codebook=False), stream.train_stream[0].dataset), stream
 
 
 def train(model, stream, experiences=None, plugins=(), mem_size=9, **method):
@@ -52,8 +46,8 @@ class Watch(SupervisedPlugin):
         self.shares[-1].append(float(strategy.model.plastic_layers.blended.share.detach()))
 
 
-def test_what_learns_when(ready):
-    model, stream = ready(CLASSES)
+def test_what_learns_when():
+    model, stream = ready(SIX)
     watch = Watch()
     strategy = train(model, stream, plugins=[watch], mem_size=12)
     first, second, third = watch.before
@@ -78,7 +72,7 @@ def test_what_learns_when(ready):
 
 
 @pytest.mark.parametrize("outer_every, moved", [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3]), (50, [4])])
-def test_the_share_moves_every_so_many_steps_and_once_at_least(ready, outer_every, moved):
+def test_the_share_moves_every_so_many_steps_and_once_at_least(outer_every, moved):
     model, stream = ready()
     watch = Watch()
     train(model, stream, plugins=[watch], outer_every=outer_every)
@@ -90,16 +84,12 @@ def test_the_share_moves_every_so_many_steps_and_once_at_least(ready, outer_ever
     assert all(0 <= share <= 1 for shares in watch.shares for share in shares)
 
 
-def test_an_outer_step_by_hand(ready, monkeypatch):
+def test_an_outer_step_by_hand(monkeypatch):
     """On the balanced exemplars, in evaluation mode: the slope of their loss, and nothing else changes."""
     model, stream = ready()
     model.plastic_layers.relu = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5))
     strategy = train(model, stream, mem_size=4, outer_every=50)
-    plugin, buffer, share = (
-        strategy.memory,
-        strategy.storage_policy,
-        model.plastic_layers.blended.share,
-    )
+    plugin, buffer, share = strategy.memory, strategy.storage_policy, model.plastic_layers.blended.share
     before = {name: value.clone() for name, value in model.state_dict().items()}
     maps, labels = torch.randn(3, *model.map_shape).abs(), torch.tensor([0, 0, 2])
 
@@ -132,7 +122,7 @@ def test_an_outer_step_by_hand(ready, monkeypatch):
 
 
 @pytest.mark.parametrize("distillation", [0.25, 3.0])
-def test_the_first_loss_of_a_later_experience(ready, distillation):
+def test_the_first_loss_of_a_later_experience(distillation):
     model, stream = ready()
     old = sorted(set(stream.train_stream[0].dataset.targets))
     moved = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) / 3
@@ -160,7 +150,7 @@ def test_the_first_loss_of_a_later_experience(ready, distillation):
     assert losses.losses[8] == pytest.approx(losses.expected[8], rel=1e-4)
 
 
-def test_logits_are_the_head_of_the_average_of_both_branches(make_model):
+def test_logits_are_the_head_of_the_average_of_both_branches():
     model = make_model(codebook=False)
     layers = AggregatedLayers(model.plastic_layers, model.head)
     old = {name: value.clone() for name, value in model.plastic_layers.conv.state_dict().items()}

@@ -7,8 +7,7 @@ import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch.nn.functional import cross_entropy
-from watched import Losses, outputs_of
-from watched import learned as learned_by
+from watched import SIX, Losses, outputs_of, taught
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.bic import SplitExemplars, fit_bias
@@ -16,13 +15,6 @@ from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.methods.replay import draw_from
 
 BIC = get_strategy("bic")
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
-
-
-def learned(make_model, make_stream, mem_size=14, experiences=2, **more):
-    torch.manual_seed(0)
-    stream = make_stream(classes=CLASSES)
-    return learned_by("bic", make_model(n_classes=6, codebook=False), stream, mem_size, experiences, **more), stream
 
 
 def test_two_scalars_are_recovered_on_a_shifted_toy_problem():
@@ -86,17 +78,17 @@ def key(image):
     return tuple(image.flatten().tolist())
 
 
-def test_every_step_has_the_loss_of_a_slow_loop(make_model, make_stream):
+def test_every_step_has_the_loss_of_a_slow_loop():
     losses = Losses(slow_loss)
-    strategy, _ = learned(make_model, make_stream, experiences=3, plugins=[losses])
+    strategy, _ = taught("bic", classes=SIX, mem_size=14, plugins=[losses])
     assert len(losses.losses) == 2 * 4 + 4 + 4
     assert losses.losses == pytest.approx(losses.expected, rel=1e-4, abs=1e-6)
     assert not torch.equal(strategy.memory.alpha[strategy.memory._old], torch.ones(4))  # the third saw corrected logits
 
 
-def test_validation_frames_are_kept_and_never_learned_from(make_model, make_stream):
+def test_validation_frames_are_kept_and_never_learned_from():
     shown = Shown()
-    strategy, _ = learned(make_model, make_stream, mem_size=18, plugins=[shown])
+    strategy, _ = taught("bic", 2, SIX, mem_size=18, plugins=[shown])
     buffer = strategy.storage_policy
     assert {label: buffer.slots.count(label) for label in buffer.classes} == dict(zip(buffer.classes, (5, 5, 4, 4)))
     validation = {key(buffer.rows[members[0]]) for members in buffer.slots.by_class.values()}
@@ -105,8 +97,8 @@ def test_validation_frames_are_kept_and_never_learned_from(make_model, make_stre
     assert len(training) == 14 and training <= shown.learned
 
 
-def test_the_second_stage_fits_the_newest_scalars_and_nothing_else(make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream, experiences=1)
+def test_the_second_stage_fits_the_newest_scalars_and_nothing_else():
+    strategy, stream = taught("bic", 1, SIX, mem_size=14)
     bic, model = strategy.memory, strategy.model
     assert torch.equal(bic.alpha, torch.ones(6)) and not bic.beta.any()  # there is no bias yet
     first, second = (sorted(set(map(int, stream.train_stream[n].dataset.targets))) for n in (0, 1))
@@ -127,14 +119,6 @@ def test_the_second_stage_fits_the_newest_scalars_and_nothing_else(make_model, m
     bic.alpha[:] = torch.linspace(0.5, 1, 6)
     outputs, images = outputs_of(strategy, stream.test_stream)
     torch.testing.assert_close(outputs, (model.eval()(images) * bic.alpha + bic.beta).detach())
-
-
-def test_validation_is_at_least_one_and_leaves_one():
-    rule = SplitExemplars(0.1)
-    assert [rule.validating(n) for n in (1, 2, 3, 10, 14, 16, 30)] == [1, 1, 1, 1, 1, 2, 3]
-    assert SplitExemplars(0.9).validating(2) == 1
-    grown = [rule.validating(n) for n in range(1, 200)]
-    assert grown == sorted(grown)  # so trimming never turns a training exemplar into validation
 
 
 def test_the_rule_puts_validation_first_and_trims_from_the_end():

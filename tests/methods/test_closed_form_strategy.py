@@ -1,6 +1,7 @@
 """The strategy of the closed forms: settings, features, budget, bytes, classes over time."""
 
 import pytest
+import small_models
 import torch
 from avalanche.training.plugins import EvaluationPlugin
 from watched import outputs_of
@@ -26,11 +27,9 @@ def model():
 def built(name, model, budget=BUDGET, classes=CLASSES, **method):
     entry = STRATEGIES[name]
     count = entry.memories_in_budget(model, budget, classes, entry.method_settings(method), exact=True)
-    return build_strategy(name, model, LearningSettings(batch_size=6), count, 5, method=method, evaluator=quiet())
-
-
-def quiet():
-    return EvaluationPlugin(loggers=[])
+    return build_strategy(
+        name, model, LearningSettings(batch_size=6), count, 5, method=method, evaluator=EvaluationPlugin(loggers=[])
+    )
 
 
 def fill(strategy, images):
@@ -38,9 +37,6 @@ def fill(strategy, images):
     labels = torch.arange(CLASSES).repeat_interleave(images)
     length = strategy.features.length(strategy.model)
     strategy._learn(torch.randn(len(labels), length, generator=torch.Generator().manual_seed(0)), labels)
-
-
-# Learning
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -71,7 +67,7 @@ def test_statistics_of_a_stream_are_those_of_its_features_in_one_pass(name, make
     ],
 )
 def test_the_ledger_counts_what_is_derived_from_the_statistics_apart(make_model, make_stream, name, values):
-    learner = build_strategy(name, make_model(codebook=False), None, 8, evaluator=quiet())
+    learner = build_strategy(name, make_model(codebook=False), None, 8, evaluator=EvaluationPlugin(loggers=[]))
     assert LedgerMetric().count(learner)["derived_bytes"] == 0
     learner.train(make_stream().train_stream[0])  # two classes
     assert LedgerMetric().count(learner)["derived_bytes"] == 8 * values
@@ -83,9 +79,6 @@ def test_huge_scores_leave_no_room_for_unseen_classes(make_model, make_stream):
     learner.statistics.means *= 1e4  # scores far below the -10,000 of an unseen class
     outputs, seen = outputs_of(learner, stream.test_stream[:1])[0], learner.seen_classes.seen
     assert set(outputs.argmax(1).tolist()) <= set(seen) and outputs.max(1).values.eq(0).all()
-
-
-# Settings and budget
 
 
 @pytest.mark.parametrize(
@@ -160,52 +153,36 @@ def test_the_budget_of_rda_is_that_of_the_run(model, changes):
     )
 
 
-# Classes over time, within the budget of rda: features of the map are dropped on the way
-
-OF_MAP, OF_HEAD = 4 * 8, 8  # features of the small network
+# Within its budget rda drops features of the map on the way.
 
 
-@pytest.fixture
-def make_learner(make_model):
-    def make(n_classes, budget=40_000, **method):
-        entry, model = STRATEGIES["rda"], make_model(n_classes=n_classes, codebook=False)
-        memories = entry.memories_in_budget(model, budget, n_classes, entry.method_settings(method))
-        learner = build_strategy("rda", model, LearningSettings(), memories, 0, method=method)
-        learner.budget = budget  # without what is too little for a direction, which depends on the number of classes
-        return learner
-
-    return make
+def rda(n_classes, **method):
+    entry, model = STRATEGIES["rda"], small_models.make_model(n_classes=n_classes, codebook=False)
+    memories = entry.memories_in_budget(model, 24_000, n_classes, entry.method_settings(method))
+    learner = build_strategy("rda", model, LearningSettings(), memories, 0, method=method)
+    learner.budget = 24_000  # without what is too little for a direction, which depends on the number of classes
+    return learner
 
 
-def gaussians(classes, each, seed=0):
-    """Features of classes with covariances of their own, and their labels, class by class."""
-    draws = torch.Generator().manual_seed(7)
-    means = torch.randn(classes, OF_MAP + OF_HEAD, generator=draws)
-    spreads = 0.4 + torch.rand(classes, OF_MAP + OF_HEAD, generator=draws)
-    labels = torch.arange(classes).repeat_interleave(each)
-    noise = torch.randn(len(labels), OF_MAP + OF_HEAD, generator=torch.Generator().manual_seed(seed))
-    return means[labels] + spreads[labels] * noise, labels
-
-
-def taught(learner, features, labels, size=16):
-    for step, some in enumerate(torch.arange(len(labels)).split(size)):
-        learner._learn(features[some], labels[some])
-        assert step % 25 or learner.statistics_bytes <= learner.budget
+def taught(learner, features, labels):
+    for some, its_labels in zip(features.split(16), labels.split(16)):
+        learner._learn(some, its_labels)
     assert learner.statistics_bytes <= learner.budget
     return learner
 
 
 @pytest.mark.parametrize("classes", [3, 60])
-def test_a_state_can_be_loaded_and_learning_resumes(make_learner, classes):
-    features, labels = gaussians(60, 6)
+def test_a_state_can_be_loaded_and_learning_resumes(classes):
+    labels, generator = torch.arange(60).repeat_interleave(6), torch.Generator().manual_seed(7)
+    features = torch.randn(60, 40, generator=generator)[labels] + torch.randn(360, 40, generator=generator)
     rows = 6 * classes
-    whole, half = (taught(make_learner(60, 24_000), features[:rows], labels[:rows]) for _ in range(2))
-    fresh = make_learner(60, 24_000)
+    whole, half = (taught(rda(60), features[:rows], labels[:rows]) for _ in range(2))
+    fresh = rda(60)
     fresh.load_state_dict(half.state_dict())
     assert (fresh.decided_settings == {}) == (classes == 3)
     for learner in (whole, fresh):
-        taught(learner, *(tensor.flip(0) for tensor in (features, labels)))
+        taught(learner, features.flip(0), labels.flip(0))
     pairs = zip(whole.statistics.tensors(), fresh.statistics.tensors(), strict=True)
     assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
-    with pytest.raises(StateError, match=f"the state has .* features, but this strategy {OF_HEAD}"):
-        make_learner(60, 24_000, maps=False).load_state_dict(make_learner(3, drop_features=False).state_dict())
+    with pytest.raises(StateError, match=r"the state has .* features, but this strategy 8"):
+        rda(60, maps=False).load_state_dict(rda(3, drop_features=False).state_dict())

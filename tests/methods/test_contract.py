@@ -15,7 +15,7 @@ import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import SupervisedPlugin
 from variants import VARIANTS, entry_of
-from watched import Answers, built, outputs_of
+from watched import SIX, Answers, built, outputs_of
 from watched import learned as learned_by
 
 import crumb_avalanche
@@ -26,7 +26,6 @@ from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, 
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 BUDGET = 8 * 3 * 16**2  # eight images of 16 pixels
 STREAM_LEARNERS = [*(name for name, entry in STRATEGIES.items() if not entry.joint), *VARIANTS]
 
@@ -55,7 +54,7 @@ def learn(name, make_model, make_stream, protocol="class_instance", experiences=
     entry, varied = entry_of(name)
     torch.manual_seed(0)
     np.random.seed(0)
-    stream = make_stream(protocol=protocol, classes=CLASSES)
+    stream = make_stream(protocol=protocol, classes=SIX)
     model = calibrate(make_model(n_classes=6, codebook=entry.codebook), stream.train_stream[0].dataset)
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes, exact=True)
     watch, answers = Watch(), Answers()
@@ -224,12 +223,12 @@ def test_every_plugin_of_the_package_says_its_state():
     assert not without
 
 
-@pytest.mark.parametrize("name", ["der", "icarl", "rainbow_memory", "remind"])
+@pytest.mark.parametrize("name", ["crumb", "der", "icarl", "rainbow_memory", "remind"])
 def test_a_feature_cache_changes_nothing(name, make_model, make_stream, tmp_path):
     ends = []
     for cached in (False, True):
         torch.manual_seed(0)
-        model, stream = make_model(codebook=False), make_stream()
+        model, stream = make_model(codebook=STRATEGIES[name].codebook), make_stream()
         plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
         ends.append(flatten(learned_by(name, model, stream, 9, plugins=plugins).state_dict())[1])
     assert ends[0].keys() == ends[1].keys()
@@ -246,7 +245,7 @@ def test_too_few_memories_for_the_classes_are_told(name, make_model, make_stream
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_class_beyond_the_head_is_told_before_anything_is_learned(name, make_model, make_stream):
-    experience = make_stream(classes=CLASSES[:4]).train_stream[1]
+    experience = make_stream(classes=SIX[:4]).train_stream[1]
     highest = max(experience.classes_in_this_experience)
     model = make_model(n_classes=highest, codebook=STRATEGIES[name].codebook)
     strategy = built(name, model, 8)

@@ -8,18 +8,11 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 from torch.nn.functional import normalize
-from watched import built, outputs_of, unseen_in
-from watched import learned as learned_by
+from watched import built, outputs_of, taught, unseen_in
 
 from crumb_avalanche.methods.cope import ppp_loss
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.split_model import SplitModel
-
-
-def learned(make_model, make_stream, experiences=2, **more):
-    torch.manual_seed(0)
-    model, stream = make_model(codebook=False), make_stream()
-    return learned_by("cope", model, stream, 7, experiences, settings={"weight_decay": 0.0}, **more), stream
 
 
 def slow_loss(embeddings, labels, prototypes, known, temperature):
@@ -103,17 +96,17 @@ class Spy(SupervisedPlugin):
         assert torch.allclose(strategy.memory.prototypes, wanted, atol=1e-6)
 
 
-def test_every_batch_and_its_memories_are_learned_from_and_move_the_prototypes(make_model, make_stream):
+def test_every_batch_and_its_memories_are_learned_from_and_move_the_prototypes():
     spy = Spy()
-    strategy, _ = learned(make_model, make_stream, plugins=[spy])
+    strategy, _ = taught("cope", settings={"weight_decay": 0.0}, plugins=[spy])
     # The first batch is of one class: without another prototype there is nothing to tell apart.
     assert spy.moved == [False] + 11 * [True]
     assert spy.sizes == [5] * 5 + [10] * 7  # the buffer fills in the last epoch, and is replayed at once
     assert strategy.memory.known.all()
 
 
-def test_the_nearest_prototype_answers(make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream, experiences=1)
+def test_the_nearest_prototype_answers(make_model):
+    strategy, stream = taught("cope", 1)
     outputs, images = outputs_of(strategy, stream.test_stream)
     model, seen = strategy.model.eval(), strategy.seen_classes.seen
     products = normalize(penultimate(model, model.features(images))) @ strategy.memory.prototypes.t()

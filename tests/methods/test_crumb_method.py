@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import make_model, make_stream
-from watched import Losses, learned, outputs_of
+from watched import SIX, Losses, learned, outputs_of
 
 from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -17,14 +17,12 @@ from crumb_avalanche.training.ledger import LedgerMetric
 
 CRUMB = STRATEGIES["crumb"]
 
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
-
 
 def taught(readout, experiences=2, plugins=()):
     """A learner after some experiences, and its stream."""
     torch.manual_seed(0)
     np.random.seed(0)
-    stream = make_stream(classes=CLASSES)
+    stream = make_stream(classes=SIX)
     model = calibrate(make_model(n_classes=6), stream.train_stream[0].dataset)
     return learned("crumb", model, stream, 12, experiences, method={"readout": readout}, plugins=plugins), stream
 
@@ -42,13 +40,9 @@ def slow_features(model, codes):
     """Features of one memory, ``(D,)`` float64, location by location."""
     groups, height, width = codes.shape
     blocks = model.codebook.blocks.detach()
-    decoded = torch.stack(
-        [
-            torch.stack([torch.cat([blocks[int(codes[g, y, x])] for g in range(groups)]) for x in range(width)], 1)
-            for y in range(height)
-        ],
-        1,
-    )
+    decoded = torch.empty(groups * blocks.shape[1], height, width)
+    for y, x in np.ndindex(height, width):
+        decoded[:, y, x] = torch.cat([blocks[int(codes[g, y, x])] for g in range(groups)])
     layers = model.plastic_layers
     head = layers.flatten(layers.pool(layers.relu(layers.conv(decoded[None])))).detach()[0]
     kinds = []

@@ -17,9 +17,8 @@ def clouds(counts, seed=0):
     """Images of classes, ``counts`` of each, in one block a class, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return torch.randn(len(labels), D, generator=generator) * torch.rand(len(counts), 1, generator=generator)[
-        labels
-    ], labels
+    features = torch.randn(len(labels), D, generator=generator)
+    return features * torch.rand(len(counts), 1, generator=generator)[labels], labels
 
 
 def taught(counts, directions=D, seed=0, **arguments):
@@ -37,9 +36,8 @@ def with_energies(*classes, eight_bits=False):
     """Directions along the axes with given energies, weakest first."""
     directions = ClassDirections(len(classes), D, most=D, eight_bits=eight_bits)
     for label, values in enumerate(classes):
-        directions.extend(
-            label, torch.diag(torch.tensor(values, dtype=torch.float64).sqrt()) @ torch.eye(len(values), D).double()
-        )
+        lengths = torch.tensor(values, dtype=torch.float64).sqrt()
+        directions.extend(label, torch.diag(lengths) @ torch.eye(len(values), D).double())
     return directions
 
 
@@ -132,7 +130,7 @@ def test_a_limit_holds_in_every_later_step():
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_directions_at_any_scale_are_as_precise(scale):
+def test_directions_at_any_scale_are_as_precise_and_int8_values_have_a_scale_for_each_block(scale):
     rows = scale * torch.randn(12, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     directions = ClassDirections(1, D, most=D)
     directions.extend(0, rows)
@@ -145,10 +143,7 @@ def test_directions_at_any_scale_are_as_precise(scale):
     directions.extend(0, weak)
     torch.testing.assert_close(directions.of_class(0).abs(), weak, rtol=1e-3, atol=0)
 
-
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
-def test_int8_values_have_a_scale_for_each_block(scale):
-    """A value is less than a step away, and a step is a 127th of the largest value of its block."""
+    # An int8 value is less than a step away, and a step is a 127th of the largest value of its block.
     length, generator = 2 * BLOCK + 5, torch.Generator().manual_seed(0)
     rows = scale * torch.randn(2, length, generator=generator, dtype=torch.float64)
     rows[:, BLOCK : 2 * BLOCK] *= 1e-4
@@ -163,11 +158,8 @@ def test_int8_values_have_a_scale_for_each_block(scale):
         for place in range(0, length, BLOCK):
             block = exact[place : place + BLOCK]
             assert (mine[place : place + BLOCK] - block).abs().max() <= 0.01 * block.abs().max() + 1e-9 * scale
-    assert (
-        ClassDirections.bytes_of_one(length, True)
-        == length + 2 * 3
-        == sum(part[0].nbytes for part in directions.tensors()[:2])
-    )
+    held = sum(part[0].nbytes for part in directions.tensors()[:2])
+    assert ClassDirections.bytes_of_one(length, True) == length + 2 * 3 == held
 
 
 def test_the_least_budget_holds_a_direction_of_each_class():

@@ -4,14 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from crumb_avalanche.methods.features import (
-    FeatureMoments,
-    cell_means,
-    feature_length,
-    pooled_features,
-)
+from crumb_avalanche.methods.features import FeatureMoments, cell_means, feature_length, pooled_features
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.split_at import split_at
 
 MOMENTS = dict(maps=True, deviations=True, power=0.7)
 
@@ -48,29 +42,12 @@ def test_moments_by_hand():
         assert features.length(model) == features(model, images).shape[1]
         torch.testing.assert_close(features.of_maps(model, maps), features(model, images))
     assert model.training
-
-
-def test_moments_of_equal_lengths():
-    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
-    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
+    # Of equal lengths.
     plain, equal = (FeatureMoments(**MOMENTS, equal_lengths=equal).of_maps(model, maps) for equal in (False, True))
     sizes = [model.map_shape[0], model.map_shape[0], plain.shape[1] - 2 * model.map_shape[0]]
     for before, after, size in zip(plain.split(sizes, 1), equal.split(sizes, 1), sizes):
         lengths = before.norm(dim=1, keepdim=True)
         torch.testing.assert_close(after, before / lengths * size**0.5)
-
-
-@pytest.mark.parametrize("deviations", [False, True])
-def test_means_over_cells(deviations):
-    model = split_backbone("small_cnn", n_classes=3, weights=None, image_size=32, codebook=None)
-    maps = model.features(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8))
-    channels, half = model.map_shape[0], model.map_shape[1] // 2
-    assert model.map_shape[1] == model.map_shape[2] == 2 * half  # the cells do not overlap
-    cells = FeatureMoments(maps=True, deviations=deviations, cells=2).of_maps(model, maps)
-    usual = FeatureMoments(maps=True, deviations=deviations).of_maps(model, maps)
-    by_hand = [maps[:, :, y : y + half, x : x + half].mean((2, 3)) for y in (0, half) for x in (0, half)]
-    torch.testing.assert_close(cells[:, : 4 * channels].view(2, channels, 4), torch.stack(by_hand, 2))
-    torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
 
 
 @pytest.mark.parametrize(("height", "width", "cells"), [(13, 13, 2), (5, 8, 3), (1, 7, 2), (4, 4, 4)])
@@ -79,11 +56,10 @@ def test_cells_are_those_of_adaptive_pooling(height, width, cells):
     torch.testing.assert_close(cell_means(maps, cells), functional.adaptive_avg_pool2d(maps, cells).flatten(1))
 
 
-def test_tokens_of_a_transformer():
-    timm = pytest.importorskip("timm")
-    network = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=6, img_size=64)
-    model = split_at(network, "blocks.9", n_classes=3, image_size=64)
-    features = FeatureMoments(**MOMENTS)
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    assert features.length(model) == 3 * 192, "two moments of the tokens, and the head's input"
-    assert features(model, images).isfinite().all()
+@pytest.mark.parametrize("deviations", [False, True])
+def test_cells_take_the_place_of_the_means(deviations, model):
+    maps, channels = torch.rand(2, *model.map_shape), model.map_shape[0]
+    cells = FeatureMoments(maps=True, deviations=deviations, cells=2).of_maps(model, maps)
+    usual = FeatureMoments(maps=True, deviations=deviations).of_maps(model, maps)
+    torch.testing.assert_close(cells[:, : 4 * channels], cell_means(maps, 2))
+    torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])

@@ -8,21 +8,16 @@ from avalanche.training.plugins import SupervisedPlugin
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
-from watched import built
+from watched import SIX, built
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.gem import ExperienceShares, project
-
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 
 
 def random_problem(seed, past, length, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
     draw = torch.randn(past + 1, length, dtype=torch.float64, generator=generator) * scale
     return draw[0], draw[1:]
-
-
-# The projection.
 
 
 @given(
@@ -60,22 +55,16 @@ def test_the_projection_is_the_nearest_such_gradient(seed, past, length):
     assert float(distance) == pytest.approx(nearest, rel=1e-6, abs=1e-9)
 
 
-def test_a_gradient_that_harms_nobody_is_left_alone():
-    gradient, references = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [-2.0, 1.0]])
-    assert project(gradient, references, 0.5) is gradient
-    assert project(gradient, torch.tensor([[float("nan"), 0.0]])) is gradient
-
-
 def test_the_projection_by_hand():
+    harmless, references = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [-2.0, 1.0]])
+    assert project(harmless, references, 0.5) is harmless
+    assert project(harmless, torch.tensor([[float("nan"), 0.0]])) is harmless
     gradient = torch.tensor([-1.0, 1.0])
     assert project(gradient, torch.tensor([[2.0, 0.0]])).tolist() == pytest.approx([0.0, 1.0], abs=1e-8)
     # A margin of 0.75: at least so much of the past gradient itself is added.
     assert project(gradient, torch.tensor([[2.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
     # An experience without any gradient has no say.
     assert project(gradient, torch.tensor([[2.0, 0.0], [0.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
-
-
-# The memory.
 
 
 def test_shares_shrink_and_are_always_filled():
@@ -90,16 +79,10 @@ def test_shares_shrink_and_are_always_filled():
         assert seen == dict.fromkeys(range(number + 1), share)
         assert sorted([*slots.free, *chain(*slots.by_class.values())]) == list(range(10))
         assert len(rule.past(slots)) == number
-
-
-def test_more_experiences_than_memories_are_refused():
     rule = ExperienceShares(experience=1)
     rule.check_capacity(2)
     with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
         rule.check_capacity(1)
-
-
-# The strategy.
 
 
 class Watch(SupervisedPlugin):
@@ -127,7 +110,7 @@ def test_no_step_raises_the_loss_of_a_past_experience(make_model, make_stream):
     watch, model = Watch(), make_model(n_classes=6, codebook=False)
     strategy = built("gem", model, 12, method={"margin": 0.0})
     strategy.plugins.append(watch)  # after the correction
-    for experience in make_stream(classes=CLASSES).train_stream:
+    for experience in make_stream(classes=SIX).train_stream:
         strategy.train(experience)
     assert [len(row) for row in watch.products] == [0] * 8 + [1] * 4 + [2] * 4
     assert min(product for row in watch.products for product in row) > -1e-5

@@ -8,8 +8,7 @@ import pytest
 import torch
 from small_models import conv_head_model
 from torch.nn.functional import cross_entropy
-from watched import Losses, built
-from watched import learned as learned_by
+from watched import Losses, built, taught
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.gss import GreedyDiversity, sample_gradients
@@ -17,11 +16,6 @@ from crumb_avalanche.methods.replay import draw_from, held_slots
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 THIRDS = torch.tensor([[np.cos(a), np.sin(a)] for a in (0, 2 * np.pi / 3, 4 * np.pi / 3)]).float()
-
-
-def learned(make_model, make_stream, **more):
-    torch.manual_seed(0)
-    return learned_by("gss", make_model(codebook=False), make_stream(), **more)
 
 
 def offered(gradients, capacity, compared=10, batch=1, seed=0):
@@ -36,8 +30,8 @@ def offered(gradients, capacity, compared=10, batch=1, seed=0):
     return rule, held
 
 
-def test_another_capacity_and_a_batch_without_gradients_are_refused(make_model, make_stream):
-    buffer = learned(make_model, make_stream).storage_policy
+def test_another_capacity_and_a_batch_without_gradients_are_refused():
+    buffer = taught("gss", 1)[0].storage_policy
     before = buffer.rows.clone()
     for size in (4, 8):
         with pytest.raises(ValueError, match=f"keeps a score for each of 7 memories, not {size}; make a new buffer"):
@@ -77,7 +71,6 @@ def test_replacement_has_the_papers_chances():
 
 @pytest.mark.parametrize("compared", [2, 10])
 def test_as_many_memories_are_compared_with(compared, make_model, make_stream):
-    torch.manual_seed(0)
     model, offered = make_model(codebook=False), []
     strategy = built("gss", model, method={"compared": compared})
     buffer, offer = strategy.storage_policy, strategy.storage_policy.rule.offer
@@ -125,7 +118,7 @@ def slow_loss(strategy):
     return loss
 
 
-def test_every_step_has_new_frames_and_random_memories(make_model, make_stream):
+def test_every_step_has_new_frames_and_random_memories():
     losses = Losses(slow_loss)
-    learned(make_model, make_stream, plugins=[losses])
+    taught("gss", plugins=[losses])
     assert len(losses.losses) == 2 * 4 + 4 and losses.losses == pytest.approx(losses.expected, rel=1e-5)

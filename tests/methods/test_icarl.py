@@ -7,19 +7,12 @@ import pytest
 import torch
 from avalanche.models import NCMClassifier
 from torch import nn
-from watched import Losses, built, outputs_of, unseen_in
-from watched import learned as learned_by
+from watched import Losses, built, outputs_of, taught, unseen_in
 
 from crumb_avalanche.methods.replay import draw_from, herd
 from crumb_avalanche.models.split_model import SplitModel
 
 SETTINGS = dict(first_epochs=3)
-
-
-def learned(make_model, make_stream, experiences=1, classes_per_experience=2, **more):
-    torch.manual_seed(0)
-    model, stream = make_model(codebook=False), make_stream(classes_per_experience)
-    return learned_by("icarl", model, stream, 7, experiences, settings=SETTINGS, **more), stream
 
 
 def slow_features(model, images):
@@ -58,9 +51,9 @@ def slow_loss(strategy):
     return total / len(items)
 
 
-def test_every_step_has_the_loss_of_a_slow_loop_with_the_latest_old_network(make_model, make_stream):
+def test_every_step_has_the_loss_of_a_slow_loop_with_the_latest_old_network():
     losses = Losses(slow_loss)
-    strategy, stream = learned(make_model, make_stream, 0, 1, plugins=[losses])
+    strategy, stream = taught("icarl", 0, per_experience=1, settings=SETTINGS, plugins=[losses])
     for experience in stream.train_stream[:3]:  # with classes still to come
         strategy.train(experience)
         for name, value in strategy.memory.old_network.state.items():
@@ -68,9 +61,9 @@ def test_every_step_has_the_loss_of_a_slow_loop_with_the_latest_old_network(make
     assert losses.losses == pytest.approx(losses.expected, rel=1e-4)
 
 
-def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_model, make_stream):
+def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch():
     sizes = Losses(lambda strategy: len(strategy.storage_policy))
-    strategy, stream = learned(make_model, make_stream, plugins=[sizes])
+    strategy, stream = taught("icarl", 1, settings=SETTINGS, plugins=[sizes])
     assert sizes.expected == [0] * 12  # the port chose after epoch 1
     buffer, experience = strategy.storage_policy, stream.train_stream[0]
     assert [buffer.slots.count(label) for label in buffer.classes] == [4, 3]
@@ -88,8 +81,8 @@ def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch(make_
         assert torch.equal(buffer.rows[buffer.slots.by_class[label]], candidates[chosen])
 
 
-def test_the_nearest_mean_answers_and_unseen_classes_are_masked(make_model, make_stream):
-    strategy, stream = learned(make_model, make_stream)
+def test_the_nearest_mean_answers_and_unseen_classes_are_masked():
+    strategy, stream = taught("icarl", 1, settings=SETTINGS)
     outputs, images = outputs_of(strategy, stream.test_stream)
     buffer, classifier = strategy.storage_policy, NCMClassifier(normalize=True)
     exemplars = {label: buffer.rows[buffer.slots.by_class[label]] for label in buffer.classes}

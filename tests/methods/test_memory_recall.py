@@ -1,10 +1,7 @@
 """Memory Recall: class Gaussians against the definition over all maps, what is drawn from them, and their bytes."""
 
-import re
-
 import pytest
 import torch
-from watched import built
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSettings
@@ -71,7 +68,7 @@ def test_drawn_maps_have_the_mean_and_the_deviation_of_their_class(settings, mod
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def test_draws_are_clamped_where_no_value_was_negative(model):
+def test_draws_are_clamped_where_no_value_was_negative_and_a_row_is_no_image(model):
     labels = [0, 1] * 8
     maps = maps_of(labels)
     maps[1::2] -= 1
@@ -80,6 +77,8 @@ def test_draws_are_clamped_where_no_value_was_negative(model):
         feed(buffer, model, maps, labels, [16])
         lowest = [float(buffer.replay(torch.full((50,), slot), model)[0].min()) for slot in (0, 1)]
         assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0
+    with pytest.raises(NotImplementedError, match="a row of this buffer is a class, not an image"):
+        buffer.to_rows(None, [0], model)
 
 
 def test_bytes():
@@ -88,13 +87,3 @@ def test_bytes():
     budget = 15 * 3 * 224**2
     assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
     assert GaussianBuffer.item_bytes(model) == 4_104
-
-
-def test_a_budget_for_fewer_classes_than_come_is_told(make_model, model):
-    words = "the budget buys 3 class Gaussians, but the stream has 4 classes; raise the budget"
-    with pytest.raises(ValueError, match=words):
-        built("memory_recall", make_model(codebook=False), 3)
-    with pytest.raises(ValueError, match=re.escape("mem_size=1 cannot hold a memory of each of the 2 classes")):
-        GaussianBuffer(1).begin_experience([0, 1], 4)
-    with pytest.raises(NotImplementedError, match="a row of this buffer is a class, not an image"):
-        GaussianBuffer(1).to_rows(None, [0], model)

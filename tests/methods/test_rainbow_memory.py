@@ -154,9 +154,8 @@ def chosen_by_hand(strategy, experience, memory):
 def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_size):
     stream = make_stream()
     model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
-    strategy = built(
-        "rainbow_memory", model, mem_size, {"learning_rate": 0.002}, method=dict(memory_epochs=0, copies=6)
-    )
+    method = dict(memory_epochs=0, copies=6)
+    strategy = built("rainbow_memory", model, mem_size, {"learning_rate": 0.002}, method=method)
     held, spread = [], set()
     for number, experience in enumerate(stream.train_stream):
         strategy.train(experience)

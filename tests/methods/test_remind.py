@@ -7,46 +7,31 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, interpolate
-from watched import learned, outputs_of
+from watched import SIX, outputs_of, taught
 
 from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.methods import remind
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.remind import (
-    EvictLargest,
-    LocationSample,
-    PQCodeBuffer,
-    balanced_choice,
-    crop_and_resize,
-    make_quantizer,
-    random_boxes,
-)
+from crumb_avalanche.methods.remind import EvictLargest, LocationSample, PQCodeBuffer
 from crumb_avalanche.models.backbones import split_backbone
 
 REMIND = STRATEGIES["remind"]
 BATCH, RATE = 5, 0.002
-CLASSES = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
 
 
-@pytest.fixture
-def learn(make_model, make_stream):
-    """A function that returns a strategy of six classes after some experiences of 20 images, and the stream."""
-
-    def learn(experiences=3, mem_size=24, **method):
-        torch.manual_seed(0)
-        model, stream = make_model(n_classes=6, codebook=False), make_stream(classes=CLASSES)
-        settings = dict(learning_rate=RATE, eval_batch_size=128, first_epochs=3)
-        return learned("remind", model, stream, mem_size, experiences, settings=settings, method=method), stream
-
-    return learn
+def learn(experiences=3, mem_size=24, **method):
+    """A strategy of six classes after some experiences of 20 images, and the stream."""
+    settings = dict(learning_rate=RATE, eval_batch_size=128, first_epochs=3)
+    return taught("remind", experiences, SIX, mem_size=mem_size, settings=settings, method=method)
 
 
 def images_of(experience):
     return torch.stack([item[0] for item in experience.dataset])
 
 
-def test_every_memory_is_the_code_of_an_image_of_its_label(learn):
+def test_every_memory_is_the_code_of_an_image_of_its_label_and_inference_is_on_decoded_maps():
     strategy, stream = learn(mem_size=30)
     buffer, model = strategy.storage_policy, strategy.model
     images = torch.cat([images_of(experience) for experience in stream.train_stream])
@@ -56,6 +41,12 @@ def test_every_memory_is_the_code_of_an_image_of_its_label(learn):
     same = (stored[:, None] == codes[None]).all(2)  # (memories, images)
     assert (same.sum(1) == 1).all() and same.sum(0).max() == 1  # one image each, none twice
     assert torch.equal(labels[same.long().argmax(1)], buffer.labels.long())
+    outputs, images = outputs_of(strategy, stream.test_stream)
+    maps = model.eval().features(images)
+    with torch.no_grad():
+        decoded = buffer.quantizer.decode(buffer.quantizer.encode(maps))
+        assert torch.allclose(outputs, model.classify(decoded), atol=1e-4)
+        assert not torch.allclose(outputs, model.classify(maps), atol=1e-2)
 
 
 class LoggedBuffer(PQCodeBuffer):
@@ -68,7 +59,7 @@ class LoggedBuffer(PQCodeBuffer):
 
 
 @pytest.mark.parametrize("replays", [1, 3])
-def test_steps_are_those_of_a_plain_loop(replays, learn):
+def test_steps_are_those_of_a_plain_loop(replays):
     strategy, stream = learn(experiences=1, batch_replays=replays, mem_size=24, **PLAIN)
     buffer = strategy.storage_policy
     buffer.__class__, buffer.drawn = LoggedBuffer, []
@@ -99,7 +90,7 @@ def test_steps_are_those_of_a_plain_loop(replays, learn):
 
 
 @pytest.mark.parametrize(("held", "new", "rows"), [(20, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)])
-def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(held, new, rows, learn):
+def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(held, new, rows):
     strategy, stream = learn(experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0)
     buffer = strategy.storage_policy
     if held == 1:
@@ -110,9 +101,7 @@ def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
     assert maps.shape == (rows, 8, 4, 4) and targets.shape == (rows, 6)
     assert len(drawn) == 2 * rows == len(drawn.unique(dim=0))
     seen = sorted(set(stream.train_stream[0].dataset.targets))
-    assert torch.allclose(targets.sum(1), torch.ones(rows)) and torch.allclose(
-        targets[:, seen].sum(1), torch.ones(rows)
-    )
+    assert all(torch.allclose(one.sum(1), torch.ones(rows)) for one in (targets, targets[:, seen]))
     decoded = buffer.to_maps(drawn, strategy.model)
     for number, (map_, target) in enumerate(zip(maps, targets)):
         first, second = decoded[number], decoded[number + rows]
@@ -125,7 +114,7 @@ def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
         assert torch.allclose(target, mixed, atol=1e-4)
 
 
-def test_new_and_replayed_maps_are_cropped(learn, monkeypatch):
+def test_new_and_replayed_maps_are_cropped(monkeypatch):
     strategy, stream = learn(experiences=1, batch_replays=2)
     sizes = []
 
@@ -143,34 +132,30 @@ def test_new_and_replayed_maps_are_cropped(learn, monkeypatch):
     assert len(inputs) == 4 and not any(maps.any() for maps in inputs) and len(inputs[-1]) == BATCH + 10
 
 
-def test_inference_is_on_decoded_maps(learn):
-    strategy, stream = learn()
-    outputs, images = outputs_of(strategy, stream.test_stream)
-    model, quantizer = strategy.model.eval(), strategy.storage_policy.quantizer
-    maps = model.features(images)
-    with torch.no_grad():
-        assert torch.allclose(outputs, model.classify(quantizer.decode(quantizer.encode(maps))), atol=1e-4)
-        assert not torch.allclose(outputs, model.classify(maps), atol=1e-2)
-
-
 def test_bytes_at_the_papers_cut():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     settings = REMIND.settings()
     assert PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
     assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
-    assert make_quantizer(8).centroids.shape == (8, 16, 1) and make_quantizer(64).centroids.shape == (32, 256, 2)
+    assert remind.make_quantizer(8).centroids.shape == (8, 16, 1) and remind.make_quantizer(64).centroids.shape == (
+        32,
+        256,
+        2,
+    )
 
 
 def test_a_balanced_choice_by_hand():
     labels = [0] * 3 + [1] * 50 + [2] * 50
-    chosen = balanced_choice(labels, 23, np.random.default_rng(0))
+    chosen = remind.balanced_choice(labels, 23, np.random.default_rng(0))
     assert Counter(labels[place] for place in chosen) == {0: 3, 1: 10, 2: 10}
     assert chosen == sorted(set(chosen))
-    assert chosen != balanced_choice(labels, 23, np.random.default_rng(1))
-    assert balanced_choice([3, 3], 9, np.random.default_rng(0)) == [0, 1]
+    assert chosen != remind.balanced_choice(labels, 23, np.random.default_rng(1))
+    assert remind.balanced_choice([3, 3], 9, np.random.default_rng(0)) == [0, 1]
     # No place of a class is preferred.
-    often = Counter(place for seed in range(300) for place in balanced_choice([0] * 6, 2, np.random.default_rng(seed)))
+    often = Counter(
+        place for seed in range(300) for place in remind.balanced_choice([0] * 6, 2, np.random.default_rng(seed))
+    )
     assert min(often.values()) > 60
 
 
@@ -211,11 +196,11 @@ def test_a_sample_of_locations_is_spread_over_the_images_and_no_larger_than_aske
 def test_crops_are_those_of_interpolate(height, width):
     random = np.random.default_rng(0)
     maps = torch.randn(40, 3, height, width)
-    boxes = random_boxes(40, height, width, 0.1, random)
+    boxes = remind.random_boxes(40, height, width, 0.1, random)
     boxes[0] = [0, 0, height, width]
     boxes[1] = [1, 2, 1, 1]
     boxes[2] = [0, 0, 1, width]
-    ours = crop_and_resize(maps, boxes)
+    ours = remind.crop_and_resize(maps, boxes)
     for map_, (top, left, rows, columns), crop in zip(maps, boxes, ours):
         part = map_[None, :, top : top + rows, left : left + columns]
         assert torch.allclose(crop, interpolate(part, (height, width), mode="bilinear")[0], atol=1e-5)
@@ -224,7 +209,7 @@ def test_crops_are_those_of_interpolate(height, width):
 
 
 def test_boxes_lie_inside_and_have_the_areas_and_ratios_asked_for():
-    boxes = random_boxes(4000, 13, 13, 4 / 13, np.random.default_rng(1))
+    boxes = remind.random_boxes(4000, 13, 13, 4 / 13, np.random.default_rng(1))
     top, left, rows, columns = boxes.T
     assert min(top.min(), left.min()) == 0
     assert (top + rows).max() == 13 and (left + columns).max() == 13 and boxes.min(axis=0)[2:].min() >= 6
@@ -234,5 +219,5 @@ def test_boxes_lie_inside_and_have_the_areas_and_ratios_asked_for():
     # Uniform over the area but for boxes that do not fit.
     assert abs(np.median(area) - 0.6) < 0.1
     assert len(np.unique(boxes, axis=0)) > 300
-    never_fits = random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
+    never_fits = remind.random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
     assert never_fits.tolist() == [[0, 0, 2, 20]] * 3

@@ -6,14 +6,7 @@ import torch
 from small_models import conv_head_model
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.replay import (
-    OldNetwork,
-    Reservoir,
-    RingBuffer,
-    allot,
-    herd,
-    trim,
-)
+from crumb_avalanche.methods.replay import OldNetwork, Reservoir, RingBuffer, allot, herd, trim
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
 
 

@@ -131,7 +131,6 @@ def test_errors_say_what_to_give(make_model, call, words):
 
 def test_calibrated_is_part_of_the_state_and_files_without_it_count_as_calibrated(make_model):
     model, twin = make_model(codebook=False), make_model(codebook=False)
-    twin.load_state_dict(model.state_dict())
     assert not model.is_calibrated and not twin.is_calibrated
     calibrate(model, Recorded(4))
     twin.load_state_dict(model.state_dict())

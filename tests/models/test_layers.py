@@ -37,23 +37,16 @@ def test_squeezenet_has_it_unless_a_relu_or_a_larger_kernel_stands_between():
         assert model.n_classes == 7
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        lambda values: values,
-        lambda values: values.contiguous(memory_format=torch.channels_last),
-        lambda values: values.permute(3, 0, 2, 1),
-        lambda values: values.flatten()[:1003],  # no multiple of eight
-        lambda values: values.double(),
-    ],
-)
-def test_values_are_doubled_or_dropped_and_so_are_their_gradients(layout):
-    values = layout(torch.ones(6, 16, 7, 5)).requires_grad_()
-    dropped = CoinDropout()(values)
-    assert set(dropped.unique().tolist()) == {0.0, 2.0} and dropped.stride() == values.stride()
-    assert 0.4 < (dropped > 0).double().mean() < 0.6 and dropped.dtype == values.dtype
-    dropped.sum().backward()
-    assert torch.equal(values.grad, dropped)
+def test_values_are_doubled_or_dropped_and_so_are_their_gradients():
+    ones = torch.ones(6, 16, 7, 5)
+    layouts = ones, ones.contiguous(memory_format=torch.channels_last), ones.permute(3, 0, 2, 1), ones.double()
+    for values in (*layouts, ones.flatten()[:1003]):  # no multiple of eight
+        values = values.clone().requires_grad_()
+        dropped = CoinDropout()(values)
+        assert set(dropped.unique().tolist()) == {0.0, 2.0} and dropped.stride() == values.stride()
+        assert 0.4 < (dropped > 0).double().mean() < 0.6 and dropped.dtype == values.dtype
+        dropped.sum().backward()
+        assert torch.equal(values.grad, dropped)
 
 
 def test_every_value_has_an_even_chance_independent_of_its_neighbours():
@@ -82,12 +75,10 @@ def test_other_cases_use_the_dropout_of_torch(training, p, values):
 
 
 def test_every_dropout_of_a_network_is_replaced():
-    network = replace_dropout(
-        nn.Sequential(nn.Dropout(0.3), nn.Sequential(nn.Linear(2, 2), nn.Dropout()), nn.Dropout2d())
-    )
+    inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    network = replace_dropout(nn.Sequential(nn.Dropout(0.3), inner, nn.Dropout2d()))
     kinds = [type(layer) for layer in (network[0], network[1][1], network[2])]
-    assert kinds == [CoinDropout, CoinDropout, nn.Dropout2d]
-    assert (network[0].p, network[1][1].p) == (0.3, 0.5)
+    assert kinds == [CoinDropout, CoinDropout, nn.Dropout2d] and (network[0].p, network[1][1].p) == (0.3, 0.5)
 
 
 def test_operations_of_a_step_by_hand():

@@ -32,8 +32,7 @@ def images():
 
 def test_a_runtime_computes_the_maps_of_torch(network, images, tmp_path):
     name = "onnxruntime"
-    for package in (name, "onnx"):
-        pytest.importorskip(package)
+    pytest.importorskip(name), pytest.importorskip("onnx")
     expected = network.extract(images)
     plain = MapStore(tmp_path, network, 3, "key").path
     runtime = use_runtime(network, name)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from crumb_avalanche.models import stopwatch
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
@@ -175,14 +176,27 @@ def test_precision(model, pixels, monkeypatch):
     exact = model.eval()(pixels)
     monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: True)
     rough = model.set_precision("bf16")(pixels)
-    assert rough.dtype == model.features(pixels).dtype == torch.float32
-    assert not torch.equal(rough, exact)
+    assert rough.dtype == model.features(pixels).dtype == torch.float32 and not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
     with pytest.raises(ValueError, match="precision is 'fp8'; use one of fp32, bf16"):
         model.set_precision("fp8")
     monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: False)
     with pytest.warns(UserWarning, match="no instructions for bf16 .* --precision fp32"):
         model.set_precision("bf16")
+
+
+def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
+    watch = stopwatch.Stopwatch()
+    with pytest.raises(KeyError), watch.measure("replay"):
+        with watch.measure("plastic"):
+            now[0] += 2
+        raise KeyError
+    now[0] += 8
+    with watch.measure("plastic"):
+        now[0] += 4
+    assert dict(watch.seconds) == {"replay": 2.0, "plastic": 4.0}
 
 
 @pytest.mark.parametrize(

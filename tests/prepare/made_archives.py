@@ -38,21 +38,3 @@ def in_folder(folder):
 def files(folder):
     """Names of all files below a folder but the hashes of tables."""
     return sorted(name for name in in_folder(folder) if not name.endswith(".sha256"))
-
-
-def zip_with(path, name, kind, content=""):
-    write_zip(path, {"a/good.txt": b"good", "b.txt": b"b"})
-    with zipfile.ZipFile(path, "a") as archive:
-        info = zipfile.ZipInfo(name)
-        info.create_system, info.external_attr = 3, (kind | 0o644) << 16
-        archive.writestr(info, content)
-    return path
-
-
-def tar_with(path, name, kind, link=""):
-    write_tar(path, {"a/good.txt": b"good", "b.txt": b"b"})
-    with tarfile.open(path, "a") as archive:
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = kind, link
-        archive.addfile(info)
-    return path

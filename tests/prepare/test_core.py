@@ -30,7 +30,6 @@ ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)
 ICUB = icub_names({"part1": ("book",), "part3": ("mug",)}, (1, 2), 11)
 IMAGENET = image_tree_names({"train": 2, "val": 1}, ("n00000001", "n00000002"), ".JPEG")
 CIFAR100 = image_tree_names({"train": 2, "test": 1}, ("apple", "train"))
-KNOWN = [name for name, data in BENCHMARKS.items() if data.files.folders]
 
 
 def table_of(name, root):
@@ -193,36 +192,32 @@ def test_imagenet_is_listed_in_place_or_says_what_sorts_it(tmp_path, run, said):
         run("imagenet", tmp_path / "other", archive)
 
 
-@pytest.mark.parametrize("name", ["toybox", "ilab"])
-def test_errors_say_where_to_get_a_data_set(tmp_path, run, name):
-    for root in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(FrameTableError) as raised:
-            run(name, root)
-        message = str(raised.value)
-        assert f"{root} holds nothing of {name}" in message and BENCHMARKS[name].files.source in message
-        assert f"`crumb prepare {name} --dataset-root {root} --source DOWNLOADED`" in message
+def test_errors_say_where_to_get_a_data_set_and_what_to_give(tmp_path, run, monkeypatch):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FrameTableError, match=f"empty holds nothing of {name}"):
-        run(name, tmp_path / "root", tmp_path / "empty")
-
-
-def test_other_errors(tmp_path, run, monkeypatch):
-    with pytest.raises(
-        FrameTableError, match="no data set 'core5' to prepare; there are cifar100, clear10, clear100, core50"
+    source, given = tmp_path / "nowhere", tmp_path / "given"
+    archive = pack(write_files(given, ["a/b.txt"]) / "other.zip", given)
+    (given / "x.zip").write_text("<html>")
+    for name in ("toybox", "ilab"):
+        for root in (source, tmp_path):
+            with pytest.raises(FrameTableError) as raised:
+                run(name, root)
+            message = str(raised.value)
+            assert f"{root} holds nothing of {name}" in message and BENCHMARKS[name].files.source in message
+            assert f"`crumb prepare {name} --dataset-root {root} --source DOWNLOADED`" in message
+    for call, words in (
+        (lambda: run("toybox", source, tmp_path / "empty"), "empty holds nothing of toybox"),
+        (
+            lambda: run("core5", tmp_path),
+            "no data set 'core5' to prepare; there are cifar100, clear10, clear100, core50",
+        ),
+        (lambda: check("clip_folder", tmp_path), "no data set 'clip_folder'"),
+        (lambda: run("ilab", tmp_path, source), "no file or folder .*nowhere; give your download of ilab as --source"),
+        (lambda: run("ilab", tmp_path, workers=0), "workers is 0, but must be a whole number of at least 1"),
+        (lambda: run("ilab", source, given / "x.zip"), "x.zip is no archive"),
+        (lambda: run("ilab", source, archive), "other.zip holds nothing of ilab"),
     ):
-        run("core5", tmp_path)
-    with pytest.raises(FrameTableError, match="no data set 'clip_folder'"):
-        check("clip_folder", tmp_path)
-    with pytest.raises(FrameTableError, match=r"no file or folder .*nowhere; give your download of ilab as --source"):
-        run("ilab", tmp_path, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="workers is 0, but must be a whole number of at least 1"):
-        run("ilab", tmp_path, workers=0)
-    (tmp_path / "x.zip").write_text("<html>")
-    with pytest.raises(FrameTableError, match=r"x.zip is no archive"):
-        run("ilab", tmp_path / "root", tmp_path / "x.zip")
-    archive = pack(tmp_path / "other.zip", write_files(tmp_path / "other", ["a/b.txt"]))
-    with pytest.raises(FrameTableError, match=r"other.zip holds nothing of ilab"):
-        run("ilab", tmp_path / "root", archive)
+        with pytest.raises(ValueError, match=words):
+            call()
 
     def full(table, file):
         raise OSError(28, "No space left on device", str(file))
@@ -242,14 +237,9 @@ def test_check_of_the_paper_s_data_set(tmp_path):
     heading = f"core50 in {tmp_path}: 10 classes, 6000 training and 2250 test images"
     assert check("core50", tmp_path) == Report([heading, "complete: everything that the paper uses"], True)
     (tmp_path / "s3/o7/C_03_07_050.png").unlink()
-    assert check("core50", str(tmp_path)) == Report(
-        [
-            heading.replace("2250", "2249"),
-            "2249 test images; the paper has 2250",
-            "class mobile_phone: 224 of 225 test images",
-        ],
-        False,
-    )
+    lines = [heading.replace("2250", "2249"), "2249 test images; the paper has 2250"]
+    lines += ["class mobile_phone: 224 of 225 test images"]
+    assert check("core50", str(tmp_path)) == Report(lines, False)
 
 
 @pytest.mark.skipif(not (TEST_DATA / "cifar100").is_dir(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA")

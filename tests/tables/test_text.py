@@ -24,27 +24,20 @@ HOSTILE = st.text(
 )
 SEEN = ["mug", "tea cup", "Straße", "カップ", "a\u00a0b", "葛\U000e0100城", "1\ufe0f\u20e3", "❤\ufe0f", "\u0600١"]
 # Joiners where writing needs them: emoji, Persian, Hindi, Bengali, Malayalam.
-SEEN += [
-    "👩\u200d🚀",
-    "👨🏽\u200d🚀",
-    "❤\ufe0f\u200d🔥",
-    "می\u200cخواهم",
-    "क\u094d\u200dष",
-    "র\u200d\u09cdয",
-    "ന\u0d4d\u200d",
+SEEN += ["👩\u200d🚀", "👨🏽\u200d🚀", "❤\ufe0f\u200d🔥"]
+SEEN += ["می\u200cخواهم", "क\u094d\u200dष", "র\u200d\u09cdয", "ന\u0d4d\u200d"]
+UNSEEN = ["cup\x1b[2J", "a\nb", "a\rb", "a\x9bb", "\u202egpj", "cup\u200d", "c\u200cup", "c\u200bup", "\ufeffcup"]
+UNSEEN += [
+    "c\u00adup",
+    "cup\ufe0f",
+    "\u3164",
+    "a\u2028b",
+    "\u2800",
+    "a\udcff",
+    "\u2066a\u2069",
+    "a\uffff",
+    "\U000e0041",
 ]
-UNSEEN = {"cup\x1b[2J": r"cup\x1b[2J", "a\nb": r"a\nb", "a\rb": r"a\rb", "a\x9bb": r"a\x9bb", "\u202egpj": r"\u202egpj"}
-UNSEEN |= {
-    name: name.encode("unicode_escape").decode() for name in ("cup\u200d", "c\u200cup", "c\u200bup", "\ufeffcup")
-}
-UNSEEN |= {
-    "c\u00adup": r"c\xadup",
-    "cup\ufe0f": r"cup\ufe0f",
-    "\u3164": r"\u3164",
-    "a\u2028b": r"a\u2028b",
-    "\u2800": r"\u2800",
-}
-UNSEEN |= {"a\udcff": r"a\udcff", "\u2066a\u2069": r"\u2066a\u2069", "a\uffff": r"a\uffff", "\U000e0041": r"\U000e0041"}
 
 
 @pytest.mark.parametrize("text", SEEN)
@@ -54,7 +47,7 @@ def test_writing_of_many_scripts_stays_as_it_is(text):
 
 @pytest.mark.parametrize("text", UNSEEN, ids=ascii)
 def test_what_is_not_seen_becomes_an_escape(text):
-    assert printable(text) == UNSEEN[text]
+    assert printable(text) == text.encode("unicode_escape").decode()
 
 
 @given(HOSTILE)
@@ -93,7 +86,7 @@ def test_a_stream_escapes_what_it_is_given(encoding):
 
 
 def test_the_traceback_of_an_error_that_ends_the_program_is_escaped():
-    code = "from benchmarks_toybox_ilab.tables.text import safe_output\nwith safe_output(): raise KeyError; "
-    code = code.replace("raise KeyError; ", "raise RuntimeError(chr(27) + '[2J')")
+    code = "from benchmarks_toybox_ilab.tables.text import safe_output\n"
+    code += "with safe_output(): raise RuntimeError(chr(27) + '[2J')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "RuntimeError: \\x1b[2J" in done.stderr and "\x1b" not in done.stderr

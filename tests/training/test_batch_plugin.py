@@ -79,26 +79,13 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
     assert watch.batches == 4 and watch.batch is None
 
 
-def plugins_of(case, buffer):
-    if case == "not handed over":
-        return Naive, [SeenClassesPlugin(), CRUMBPlugin(buffer)]
-    if case == "another one":
-        return Naive, [SeenClassesPlugin(), CRUMBPlugin(buffer, seen=SeenClassesPlugin())]
-    if case == "not listed":
-        return Naive, [CRUMBPlugin(buffer, seen=SeenClassesPlugin())]
-    return partial(CRUMBStrategy, storage_policy=buffer), [SeenClassesPlugin()]
-
-
-@pytest.mark.parametrize(
-    "case, words",
-    [
-        ("not handed over", r"was not handed .*different classes.*seen="),
-        ("another one", "different classes"),
-        ("not listed", r"not in the strategy's plugin list.*plugins=\[seen"),
-        ("beside its own", "SeenClassesPlugin"),
-    ],
-)
-def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream, case, words):
-    kind, plugins = plugins_of(case, CodeBuffer(4))
-    with pytest.raises(ValueError, match=words):
-        make(kind, model, *plugins).train(make_stream().train_stream[0])
+def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream):
+    seen, own = SeenClassesPlugin, partial(CRUMBStrategy, mem_size=4)
+    for kind, plugins, words in (
+        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4))], r"was not handed .*different classes.*seen="),
+        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4), seen=seen())], "different classes"),
+        (Naive, [CRUMBPlugin(CodeBuffer(4), seen=seen())], r"not in the strategy's plugin list.*plugins=\[seen"),
+        (own, [seen()], "SeenClassesPlugin"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(kind, model, *plugins).train(make_stream().train_stream[0])

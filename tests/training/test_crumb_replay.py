@@ -16,11 +16,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Replays(SupervisedPlugin):
-    """Counts replay events; keeps the labels of new and replayed images of each step."""
+    """Keeps the labels of new and replayed images of each step."""
 
     def __init__(self, buffer):
         super().__init__()
-        self.events, self.pairs, self.experiences = [], [], []
+        self.pairs, self.experiences = [], []
         replay = buffer.replay
 
         def logged(slots, model):
@@ -33,20 +33,6 @@ class Replays(SupervisedPlugin):
 
     def before_training(self, strategy, **kwargs):
         self.strategy = strategy
-
-    def before_replay_step(self, strategy, **kwargs):
-        self.events.append("step")
-
-    def on_replay_loss(self, strategy, **kwargs):
-        assert strategy.replay_loss.requires_grad
-        self.events.append("loss")
-
-    def on_replay_update(self, strategy, **kwargs):
-        self.events.append("update")
-
-    def after_replay_step(self, strategy, **kwargs):
-        assert not strategy.replay_loss.requires_grad
-        self.events.append("after")
 
 
 def test_replay_leaves_out_the_classes_of_the_batch(make_model, make_stream):

@@ -20,31 +20,9 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.crumb import CRUMBStrategy
-from crumb_avalanche.training.data import labels_of, normalization_of
+from crumb_avalanche.training.data import normalization_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-class Noisy(Dataset):
-    """Items whose images are drawn anew each time; counts them."""
-
-    read = 0
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, number):
-        self.read += 1
-        return torch.rand(2), torch.tensor(number % 2)
-
-
-def test_labels_without_targets_are_read_from_the_items_once():
-    data, before = Noisy(), torch.get_rng_state()
-    assert labels_of(data) == labels_of(data) == [0, 1, 0] and data.read == 3
-    assert torch.equal(torch.get_rng_state(), before)
-    data = Noisy()
-    data.targets = torch.tensor([5, 6, 7])
-    assert labels_of(data) == [5, 6, 7] and all(type(label) is int for label in labels_of(data)) and data.read == 0
 
 
 # The methods that read labels themselves, and one of each other kind.
@@ -93,7 +71,7 @@ class Pixels(Dataset):
         return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
-def stored(make_model, transform, told=None, inside=True):
+def stored(transform, told=None, inside=True):
     """Train on the images once and return the pixels that are stored, in the order of the stream."""
     pixels = Pixels(transform if inside else None)
     dataset = as_classification_dataset(pixels)
@@ -108,22 +86,22 @@ def stored(make_model, transform, told=None, inside=True):
 
 
 @pytest.mark.parametrize("version, inside", [(transforms, True), (v2, False)])
-def test_the_normalisation_is_read_from_the_transform(make_model, version, inside):
+def test_the_normalisation_is_read_from_the_transform(version, inside):
     transform = version.Compose([torch.nn.Identity(), version.Normalize(*CIFAR)])
-    model, rows, pixels = stored(make_model, transform, inside=inside)
+    model, rows, pixels = stored(transform, inside=inside)
     assert torch.equal(rows, pixels)
     # Replay sees the images as training did.
     images = torch.stack([transform(image) for image in pixels.float() / 255])
     torch.testing.assert_close(model.features(rows), model.features(images), rtol=1e-3, atol=1e-3)
 
 
-def test_the_normalisation_is_told_and_a_pixel_out_of_range_is_an_error(make_model):
+def test_the_normalisation_is_told_and_a_pixel_out_of_range_is_an_error():
     scaled = lambda image: image * 255  # noqa: E731
-    model, rows, pixels = stored(make_model, scaled, told=([0.0], [1 / 255]))
+    model, rows, pixels = stored(scaled, told=([0.0], [1 / 255]))
     assert torch.equal(rows, pixels)
     torch.testing.assert_close(model.features(rows), model.features(pixels.float()), rtol=1e-3, atol=1e-3)
     with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization"):
-        stored(make_model, scaled)
+        stored(scaled)
 
 
 def test_found_through_every_wrapper():

@@ -4,10 +4,11 @@ import re
 
 import pytest
 import torch
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import SupervisedPlugin
+from host_benchmarks import LabelledImages
 from small_crumb import make
-from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.training.feature_cache import FeatureCache
@@ -52,10 +53,7 @@ def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_
 
 
 def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
-    images = TensorDataset(pixels, torch.arange(6))
-
-    class Strategy:
-        adapted_dataset = AvalancheDataset([images], data_attributes=[DataAttribute([0] * 6, "targets")])
-
+    images = as_classification_dataset(LabelledImages(pixels, torch.arange(6) % 4))
+    strategy = make(StreamStrategy, model, FeatureCache(MapStore(tmp_path, model, 10, "toy")))
     with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
-        FeatureCache(MapStore(tmp_path, model, 10, "toy")).after_train_dataset_adaptation(Strategy())
+        strategy.train(benchmark_from_datasets(train=[images]).train_stream[0])

@@ -136,14 +136,12 @@ class FakeTime(SupervisedPlugin):
         self.spend(100)
 
 
-@pytest.mark.parametrize(("every", "mode"), [(0, "epoch"), (3, "iteration")], ids=["at the ends", "between iterations"])
-def test_evaluation_during_training_does_not_count_and_the_state_resumes(
-    make_model, make_stream, monkeypatch, every, mode
-):
+@pytest.mark.parametrize(("every", "mode"), [(0, "epoch"), (3, "iteration")])  # at the ends, between iterations
+def test_evaluation_during_training_does_not_count_and_the_state_resumes(model, make_stream, monkeypatch, every, mode):
     """An experience is trained on in 2 epochs of 4 + 10 s."""
 
     def build():
-        fake, model = FakeTime(), make_model(codebook=False)
+        fake = FakeTime()
         monkeypatch.setattr(ledger_module, "time", SimpleNamespace(perf_counter=lambda: fake.now))
         model.stopwatch = fake
         strategy = with_ledger(model, fake, train_epochs=2, eval_every=every, peval_mode=mode)

@@ -5,12 +5,12 @@ import re
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import SupervisedPlugin
+from host_benchmarks import LabelledImages
 from hypothesis import given
 from hypothesis import strategies as st
 from small_crumb import make as make_strategy
-from torch.utils.data import TensorDataset
 
 from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.lr_search import (
@@ -27,19 +27,14 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 
 
-def experience(images, labels):
-    targets = DataAttribute(labels.tolist(), "targets")
-    data = AvalancheDataset([TensorDataset(images, labels)], data_attributes=[targets])
-    return benchmark_from_datasets(train=[data], test=[data]).train_stream[0]
-
-
 @pytest.fixture
 def first(pixels):
     """20 images of two classes that differ in brightness, in the order 0 0 0 ... 1 1 1."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 60, (20, *pixels.shape[1:]), dtype=torch.uint8, generator=generator)
     images[10:] += 150
-    return small_stream(experience(images, torch.arange(20) // 10))
+    data = as_classification_dataset(LabelledImages(images, torch.arange(20) // 10))
+    return small_stream(benchmark_from_datasets(train=[data]).train_stream[0])
 
 
 def learner(model_maker, seen=None, *plugins):

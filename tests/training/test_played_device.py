@@ -28,10 +28,8 @@ def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
 @pytest.mark.parametrize("name", ["ewc", "si", "mas", "lwf"])
 def test_what_a_penalty_keeps_is_where_it_is_computed(make_model, make_stream, name):
     """Avalanche's SI keeps everything on the CPU, whatever the device of the weights."""
-    models, settings = (
-        [make_model(codebook=False) for _ in range(2)],
-        LearningSettings(learning_rate=0.05, first_epochs=1),
-    )
+    models = [make_model(codebook=False) for _ in range(2)]
+    settings = LearningSettings(learning_rate=0.05, first_epochs=1)
     for model, device in zip(models, (torch.device("cpu"), DEVICE)):
         with PlayedDevice() if device is DEVICE else nullcontext():
             strategy = build_strategy(name, model, settings, device=device, evaluator=EvaluationPlugin(loggers=[]))

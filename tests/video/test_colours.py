@@ -87,13 +87,7 @@ def test_matrices_and_ranges(matrix, full, expected):
     assert np.asarray(picture(frame, None))[20, 20] == pytest.approx(expected, abs=3)
 
 
-@pytest.mark.parametrize(
-    ("name", "codec", "pixel_format"),
-    [
-        ("a.mov", "png", "rgba"),
-        ("a.mkv", "ffv1", "yuva420p"),
-    ],
-)
+@pytest.mark.parametrize(("name", "codec", "pixel_format"), [("a.mov", "png", "rgba"), ("a.mkv", "ffv1", "yuva420p")])
 def test_transparency_is_laid_on_white(tmp_path, name, codec, pixel_format):
     pixels = np.zeros((48, 64, 4), np.uint8)
     pixels[..., 0], pixels[..., 3] = 200, 255

@@ -1,10 +1,19 @@
+"""Frames of videos: times, sizes, rotation and damage, and finished, interrupted and parallel extraction."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
-from fake_videos import write_sound, write_video
+from fake_videos import video_frame_number, write_sound, write_video
 from PIL import Image
-from video_clips import extract, files, shown, whole_and_cut
 
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video import sampling
+from benchmarks_toybox_ilab.video.extract import Job, extract_many
 from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, sampled_frames, seconds_of
 
 # Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
@@ -17,7 +26,34 @@ MIRRORED = (-ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    return whole_and_cut(tmp_path_factory.mktemp("clips"))
+    """A complete clip of 3 s at 10 frames/s, and the same truncated to three quarters."""
+    pytest.importorskip("av")
+    folder = tmp_path_factory.mktemp("clips")
+    whole = write_video(folder / "whole.mp4", faststart=True)
+    (folder / "cut.mp4").write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])
+    return folder
+
+
+def extract(video, folder, prefix="", fps=1.0, size=None, digits=1):
+    """Extract the frames of a video; return their names."""
+    return Job(Path(video), Path(folder), prefix, digits, fps, size).extract()
+
+
+def shown(folder, names):
+    return [video_frame_number(folder / name) for name in names]
+
+
+def files(folder):
+    """Every file below a folder, hidden or not."""
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+
+
+def jobs(clips, out, names):
+    """One job for each name, on copies of the clips: whole0, cut1 ..."""
+    for name in names:
+        (out / "videos").mkdir(parents=True, exist_ok=True)
+        shutil.copy(clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4")
+    return [Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_") for name in names]
 
 
 @pytest.mark.parametrize(
@@ -105,45 +141,28 @@ def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     assert corners.pop(corner) > 240 and max(corners.values()) < 50
 
 
-def bad_file(folder, kind):
-    path = folder / f"{kind}.mp4"
-    if kind == "random":
-        path.write_bytes(np.random.default_rng(0).bytes(5000))
-    elif kind == "empty":
-        path.touch()
-    elif kind == "sound":
-        write_sound(path)
-    elif kind == "header":
-        whole = write_video(path, faststart=True).read_bytes()
-        path.write_bytes(whole[: whole.index(b"mdat") + 8])
-    elif kind == "cut":
-        whole = write_video(path, faststart=True).read_bytes()
-        path.write_bytes(whole[: len(whole) * 3 // 4])
-    elif kind == "webm":
-        path = path.with_suffix(".webm")
-        whole = write_video(path).read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("random", "random.mp4 cannot be opened: Invalid data"),
-        ("empty", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
-        ("sound", "sound.mp4 has no video stream, but only audio"),
-        ("header", "header.mp4 has no frame that can be decoded|header.mp4 cannot be decoded"),
-        ("webm", r"webm.webm is truncated: it should last 3.0 s, but ends after [012]\.\d s"),
-        ("missing", "there is no video file .*missing.mp4"),
-        ("cut", r"cut.mp4 (is damaged or truncated|cannot be decoded).*`ffmpeg -i cut.mp4 repaired"),
-    ],
-)
-def test_a_bad_file_is_named_and_leaves_nothing(tmp_path, kind, words):
-    pytest.importorskip("av")
-    clip = bad_file(tmp_path, kind)
-    with pytest.raises(VideoError, match=words):
-        extract(clip, tmp_path / "out")
-    assert files(tmp_path / "out") == []
+def test_a_bad_file_is_named_and_leaves_nothing(clips, tmp_path):
+    whole = (clips / "whole.mp4").read_bytes()
+    webm = write_video(tmp_path / "whole.webm").read_bytes()
+    write_sound(tmp_path / "sound.mp4")
+    for name, content, words in (
+        ("random.mp4", np.random.default_rng(0).bytes(5000), "random.mp4 cannot be opened: Invalid data"),
+        ("empty.mp4", b"", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
+        ("sound.mp4", None, "sound.mp4 has no video stream, but only audio"),
+        ("header.mp4", whole[: whole.index(b"mdat") + 8], "header.mp4 (has no frame that can|cannot) be decoded"),
+        ("webm.webm", webm[: len(webm) // 2], r"webm is truncated: it should last 3.0 s, but ends after [012]\.\d s"),
+        ("missing.mp4", None, "there is no video file .*missing.mp4"),
+        (
+            "cut.mp4",
+            whole[: len(whole) * 3 // 4],
+            r"cut.mp4 (is damaged or|cannot be decoded).*`ffmpeg -i cut.mp4 repair",
+        ),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(VideoError, match=words):
+            extract(tmp_path / name, tmp_path / "out")
+        assert files(tmp_path / "out") == []
 
 
 @pytest.mark.parametrize(
@@ -201,3 +220,82 @@ def test_errors_that_the_decoder_would_hide_are_raised(tmp_path, monkeypatch):
             hidden += 1
             assert not decoded(path)
     assert hidden
+
+
+def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path, monkeypatch):
+    saved, save = [], video._save
+    monkeypatch.setattr(video, "_save", lambda image, path: saved.append(path) or save(image, path))
+    clip = shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
+
+    def written(fps=1.0, size=None):
+        before = len(saved)
+        extract(clip, tmp_path / "out", "a_", fps, size)
+        return len(saved) - before
+
+    assert [written(), written()] == [3, 0]
+    assert [written(fps=2), written(fps=2)] == [6, 0]
+    assert [written(), written(size=24), written(size=(24, 24)), written(size=(24, 24))] == [3, 3, 3, 0]
+    assert len(files(tmp_path / "out")) == 4  # none is left of the six
+    os.utime(clip, ns=(0, 10**18))
+    assert [written(), written()] == [3, 0]
+    write_video(clip, seconds=2)
+    os.utime(clip, ns=(0, 10**18))
+    assert [written(), written()] == [2, 0]
+    (tmp_path / "out" / "a_2.png").unlink()
+    assert [written(), written()] == [2, 0]
+    frame = tmp_path / "out" / "a_1.png"
+    frame.write_bytes(frame.read_bytes()[:-1] + b"?")  # damaged
+    assert [written(), written()] == [2, 0]
+    (tmp_path / "out" / ".a.json").write_text("[")
+    assert [written(), written()] == [2, 0]
+    assert json.loads((tmp_path / "out" / ".a.json").read_text())["frames"] == 2
+
+
+def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
+    other = [".b.1.part/b_1.png", ".a.b.1.part/a.b_1.png", "b_7.png", "a_b.png", "xa_1.png"]
+    for name in (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png", *other):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"left")
+    names = extract(clips / "whole.mp4", tmp_path, "a_")
+    assert files(tmp_path) == sorted([".a.json", *names, *other])
+    assert shown(tmp_path, names) == [0, 10, 20]
+    assert not (tmp_path / ".a.1234.part").exists()
+
+
+def test_frames_that_cannot_be_written(clips, tmp_path):
+    (tmp_path / "out").write_bytes(b"a file")
+    with pytest.raises(FrameTableError, match=r"whole.mp4 cannot be written to .*out: File exists. Make the folder"):
+        extract(clips / "whole.mp4", tmp_path / "out")
+
+
+def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, tmp_path):
+    names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
+    steps, failures = {1: [], 2: []}, {}
+    for workers in (1, 2):
+        todo = jobs(clips, tmp_path / str(workers), names)
+        todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_"))
+        failures[workers] = extract_many(todo, workers, lambda *step, at=steps[workers]: at.append(step))
+        assert [path.name for path, _ in failures[workers]] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
+        assert all(str(path) in message for path, message in failures[workers])
+        assert [step[:2] for step in steps[workers]] == [(n, 6) for n in range(1, 7)]
+        assert steps[workers][-1][2] == 9
+    serial, parallel = tmp_path / "1" / "frames", tmp_path / "2" / "frames"
+    assert files(serial) == files(parallel) and len(files(serial)) == 3 * 4
+    frames = [name for name in files(serial) if name.endswith(".png")]
+    assert all((serial / name).read_bytes() == (parallel / name).read_bytes() for name in frames)
+
+
+def test_an_interrupt_keeps_finished_clips(clips, tmp_path):
+    todo = jobs(clips, tmp_path, [f"whole{number}" for number in range(9)])
+
+    def interrupt(done, total, frames):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract_many(todo, 2, interrupt)
+    finished = [job for job in todo if job.finished()]
+    assert 1 <= len(finished) < 9
+    assert len(files(tmp_path / "frames")) == 4 * len(finished)
+    steps = []
+    assert extract_many(todo, 1, lambda *step: steps.append(step)) == []
+    assert steps[-1] == (9, 9, 27)
