@@ -266,7 +266,9 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
     def add(method: Any) -> Any:
         of_method = {"build": method}
         if isinstance(method, type):
-            of_method = _of_form(method) if hasattr(method, "held_bytes") else _of_plugin(method)
+            from crumb_avalanche.methods.closed_form import ClosedForm
+
+            of_method = _of_form(method) if issubclass(method, ClosedForm) else _of_plugin(method)
         STRATEGIES._entries[name] = Entry(name, summary, source, stores, **{**of_method, **more})
         return method
 
