@@ -1,12 +1,11 @@
 """Bounds: fine-tuning, training on everything at once, and guessing."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.system.setting_ranges import InRange, NotNegative
+from crumb_avalanche.system.setting_ranges import NotNegative
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -22,37 +21,34 @@ def build_finetune(recipe: Recipe) -> StreamStrategy:
     return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common())
 
 
-@dataclass(frozen=True)
-class OfflineSettings(InRange):
-    """Settings of training on all classes at once.
-
-    Attributes:
-        peak_rate: largest learning rate of one cycle over all epochs, in which the rate rises and falls to almost 0, as
-            in torch's ``OneCycleLR``; learning rate and momentum of the run are then not used. With 0 the learning rate
-            of the run is kept throughout.
-    """
-
-    peak_rate: NotNegative = 1e-2
-
-    @property
-    def own_rate(self) -> bool:
-        """Whether the method sets its own learning rate, so that none is tuned."""
-        return self.peak_rate > 0
-
-
+@register(
+    "offline",
+    summary="all classes at once, shuffled, every epoch (upper bound)",
+    source="Talbot et al., upper bound",
+    stores="every image",
+    joint=True,
+    own_rate=lambda method: method.peak_rate > 0,
+)
 class OneCycle(StatefulPlugin):
     """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does; it has no state but the clock's.
 
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
+
+    Attributes:
+        peak_rate: largest learning rate of one cycle over all epochs, in which the rate rises and falls to almost 0;
+            learning rate and momentum of the run are then not used. With 0 the rate of the run is kept throughout.
     """
 
-    def __init__(self, peak: float):
+    peak_rate: NotNegative = 1e-2
+
+    def __init__(self, recipe: Recipe):
         super().__init__()
-        self.peak = peak
 
     def before_update(self, strategy, **kwargs):
+        if not self.peak_rate:
+            return
         steps = strategy.train_epochs * len(strategy.dataloader)
-        rate, momentum = one_cycle(strategy.clock.train_exp_iterations, steps, self.peak)
+        rate, momentum = one_cycle(strategy.clock.train_exp_iterations, steps, self.peak_rate)
         for group in strategy.optimizer.param_groups:
             group.update(lr=rate, momentum=momentum)
 
@@ -67,20 +63,6 @@ def one_cycle(step: int, steps: int, peak: float) -> tuple[float, float]:
         share, rates, momenta = (step - top) / (steps - 1 - top), (peak, low), (0.85, 0.95)
     rate, momentum = (end + (start - end) / 2 * (1 + math.cos(math.pi * share)) for start, end in (rates, momenta))
     return rate, momentum
-
-
-@register(
-    "offline",
-    summary="all classes at once, shuffled, every epoch (upper bound)",
-    source="Talbot et al., upper bound",
-    stores="every image",
-    settings=OfflineSettings,
-    joint=True,
-)
-def build_offline(recipe: Recipe) -> StreamStrategy:
-    """Build training of the plastic layers on all classes at once, in one cycle unless its peak is 0."""
-    peak = recipe.method.peak_rate
-    return StreamStrategy(optimizer=recipe.optimizer(), **recipe.common(*([OneCycle(peak)] if peak else [])))
 
 
 class ChanceStrategy(StreamStrategy):

@@ -42,11 +42,6 @@ class CrumbSettings(InRange):
     freeze_codebook: bool = False
     readout: Literal["head", "closed_form", "closed_form_stock"] = "head"
 
-    @property
-    def own_rate(self) -> bool:
-        """Whether no learning rate is tuned: nothing is trained."""
-        return self.readout == "closed_form_stock"
-
 
 def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Tensor]:
     """Fit a linear discriminant with one covariance, which is shrunk more the fewer features there are.
@@ -179,6 +174,7 @@ def replay_strategy(
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
     round_up=True,
     codebook=True,
+    own_rate=lambda method: method.readout == "closed_form_stock",
     tuning={"readout": "head"},  # the rate is that of the layers, which the head shows
     each_class=True,
 )

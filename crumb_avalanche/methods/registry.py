@@ -134,6 +134,7 @@ class Entry:
             decides the learning rate.
         tuning: settings of the method to change while the learning rate is tuned, to save time.
         gradient: whether it takes gradient steps, and needs a learning rate.
+        own_rate: whether its settings give it a learning rate, or train nothing, so that none is tuned.
         form: the class of a closed form; else ``None``.
     """
 
@@ -153,6 +154,7 @@ class Entry:
     scores_answer: bool = False
     tuning: dict[str, Any] = field(default_factory=dict, hash=False)
     gradient: bool = True
+    own_rate: Callable[[Any], bool] = field(default=lambda method: False)
     form: "type[ClosedForm] | None" = None
 
     @property

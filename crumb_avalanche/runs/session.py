@@ -206,8 +206,7 @@ def rate_trials(session) -> list[Trial]:
     gradient steps.
     """
     plan, entry = session.plan, session.entry
-    own_rate = getattr(entry.method_settings(plan.method), "own_rate", False)
-    if plan.learning_rate is not None or not entry.gradient or own_rate:
+    if plan.learning_rate is not None or not entry.gradient or entry.own_rate(entry.method_settings(plan.method)):
         return []
     stream = open_stream(plan, joint=False) if entry.joint else session.stream
 

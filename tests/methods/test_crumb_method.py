@@ -120,6 +120,6 @@ def test_without_memories_there_is_no_answer_and_no_error():
 def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
     assert rate_trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
-    own = {name: CrumbSettings(readout=name).own_rate for name in ("head", "closed_form", "closed_form_stock")}
+    own = {name: CRUMB.own_rate(CrumbSettings(readout=name)) for name in ("head", "closed_form", "closed_form_stock")}
     assert own == {"head": False, "closed_form": False, "closed_form_stock": True}
     assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
