@@ -61,7 +61,7 @@ VARIANTS = {
     "slda, maps": ["--strategy", "slda", "--method.maps", "true", "--budget-images", "300"],
     "rda, preset recommended": ["--preset", "recommended", "--strategy", "rda"],
 }
-METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac", "crumb")
+METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac")
 ETH80 = {
     "crumb": ["--preset", "paper"],
     "crumb, preset tuned": ["--preset", "tuned", "--budget-images", "6"],
@@ -294,7 +294,7 @@ def values(options: argparse.Namespace, work: Path) -> Named:
     parts: dict[str, dict[str, Callable[[], Any]]] = {
         "methods": {**methods, "crumb, pretrained": partial(pretrained_run, shapes)},
         "learners": {method: partial(taught, shapes, method) for method in METHODS_OF_LEARNER},
-        "exports": {method: partial(exported, shapes, method) for method in METHODS_OF_LEARNER[:4]},
+        "exports": {method: partial(exported, shapes, method) for method in METHODS_OF_LEARNER},
         "eth80": {} if options.quick else eth80,
     }
     for part, listed in parts.items():

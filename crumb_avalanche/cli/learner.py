@@ -1,6 +1,7 @@
 """``crumb learner``: show a learner, or change what it knows; ``crumb export``: convert it for other programs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,15 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     yield f"network   {arguments['name']} at {arguments['image_size']} pixels, {network['source']}"
     yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
     yield f"budget    {header['budget_bytes']:,} bytes"
-    yield from _written(header["written"], header["versions"], [one for one in header["classes"] if one])
+    images: Counter[str] = Counter({name: 0 for name in header["names"] if name is not None})
+    for lesson in header["lessons"]:
+        images.update(lesson["images"])
+    yield from _written(header["written"], header["versions"], images)
     yield "lessons"
     for lesson in header["lessons"]:
         what = shown_images(lesson["images"], lesson["nothing"])
         by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
         yield f"  {lesson['number']}  {lesson['when']}  {what}{by}"
-    for line in header["stored"]:
-        yield f"stored    {line}"
     yield "It holds no images and no paths of images."
 
 
@@ -129,16 +131,16 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"network   {header.network['name']} at {header.transform['size']} pixels"
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
     yield f"memories  {header.mem_size} at most; left out of the file"
-    yield from _written(header.written, header.versions, header.classes)
+    yield from _written(header.written, header.versions, {one["name"]: one["images"] for one in header.classes})
     yield "It holds what the method answers with, no replay memories, and no paths of images."
     yield f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}."
 
 
-def _written(when: str, versions: Mapping[str, str], classes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _written(when: str, versions: Mapping[str, str], images: Mapping[str, int]) -> Iterator[str]:
     yield f"written   {when} by " + ", ".join(f"{name} {version}" for name, version in versions.items())
     yield "classes"
-    for one in classes:
-        yield f"  {one['name']}: {counted(one['images'], 'image')}"
+    for name, count in images.items():
+        yield f"  {name}: {counted(count, 'image')}"
 
 
 def print_line(text: str) -> None:

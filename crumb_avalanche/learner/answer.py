@@ -1,6 +1,5 @@
 """What a learner answers, and the classes that it answers with."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
@@ -65,31 +64,3 @@ class Answer:
             "runners_up": runners_up,
             **({} if self.box is None else {"box": list(self.box)}),
         }
-
-
-def answers_of(
-    ranked: Sequence[tuple[list[tuple[str, float]], bool]], paths: Sequence[str], path: str, truth: str | None
-) -> tuple[tuple[Answer, ...], Answer]:
-    """Return the answers for the frames of a clip, and the one for the clip.
-
-    Args:
-        ranked: of each frame and last of the clip, the classes with their probabilities, most likely first, and whether
-            one explains what is shown.
-        paths: of the frames.
-        path, truth: of the clip.
-    """
-    *each, together = ((*names[0], known, tuple(names[1:])) for names, known in ranked)
-    frames = tuple(Answer(*one, place, truth) for one, place in zip(each, paths))
-    return frames, frames[0] if len(frames) == 1 else Answer(*together, path, truth, frames)
-
-
-def only_answer(answers: Iterable[Answer]) -> Answer:
-    """Return the answer for a source that is one image or clip.
-
-    Raises:
-        ValueError: there are several answers, or none.
-    """
-    found = list(answers)
-    if len(found) != 1:
-        raise ValueError(f"the source has {len(found)} images or clips, not one: use predict_all")
-    return found[0]

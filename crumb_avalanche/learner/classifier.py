@@ -15,7 +15,6 @@ from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
 from crumb_avalanche.system.tensor_file import StateError
 
 CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")  # those that are tested as learners; ``recommended`` is the first
@@ -47,15 +46,12 @@ class Classifier:
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
-        images: number of images learned, by number.
         statistics: the closed form.
         confidence: how sure its answers are.
         look_weights: how much the scores of each view count.
         nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones first and then views of those that
             were shown; ``None`` where they are not used or not computed yet.
     """
-
-    usual: float | None = None
 
     def __init__(
         self,
@@ -69,20 +65,15 @@ class Classifier:
     ):
         form = form_of(method)
         assert form is not None
-        if issubclass(form, WHITENED):
-            self.usual = usual
+        self.usual = usual if issubclass(form, WHITENED) else None
         self.method, self.features, self.budget_bytes = method, features, budget_bytes
         self.kept = length if kept is None else kept
         self.looks = looks
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
-        self._start()
-        self._start_confidence()
-
-    def _start(self) -> None:
         self.names: list[str | None] = []
-        self.images: list[int] = []
         self._asked_images = 0
         self.nothing: Tensor | None = None
+        self._start_confidence()
 
     @classmethod
     def of_model(
@@ -112,7 +103,7 @@ class Classifier:
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         memo.update({id(part): part for part in (self._asked, self.nothing)})  # never changed
-        memo.update({id(part): list(part) for part in (self.names, self.images)})  # faster than item by item
+        memo[id(self.names)] = list(self.names)  # faster than item by item
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
@@ -123,6 +114,11 @@ class Classifier:
         return self.statistics.settings["length"]
 
     @property
+    def images(self) -> list[int]:
+        """Number of images learned, by number of the class."""
+        return (self.statistics.image_counts // self.looks.views).int().tolist()
+
+    @property
     def taught(self) -> list[int]:
         """Numbers of the classes taught."""
         return [number for number, name in enumerate(self.names) if name is not None]
@@ -130,9 +126,8 @@ class Classifier:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught."""
-        return [
-            ClassInfo(str(self.names[number]), self.images[number], self._class_bytes(number)) for number in self.taught
-        ]
+        size, images = self.statistics.class_bytes, self.images
+        return [ClassInfo(str(self.names[number]), images[number], size(number)) for number in self.taught]
 
     def find(self, name: str) -> int:
         """Return a class's number.
@@ -159,13 +154,9 @@ class Classifier:
         else:
             number = len(self.names)
             self.names.append(None)
-            self.images.append(0)
-            self._grow(number + 1)
+            self.statistics.grow(number + 1)
         self.names[number] = name
         return number, note
-
-    def _class_bytes(self, number: int) -> int:
-        return self.statistics.class_bytes(number)
 
     def _make_room(self, classes: int) -> str:
         before = self.length
@@ -180,19 +171,6 @@ class Classifier:
         self._confidence_before = self.confidence
         self._asked: ClosedForm | None = None
         self.nothing = None if self.nothing is None else self.nothing[:, -self.length :]
-
-    def _grow(self, classes: int) -> None:
-        self.statistics.grow(classes)
-
-    @property
-    def remains_after_forget(self) -> str:
-        """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
-        return self.statistics.remains_after_forget
-
-    @property
-    def stored(self) -> list[str]:
-        """What is stored, in words."""
-        return [f"class statistics: {tensor_bytes(self.tensors()):,} bytes"]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that count for the budget."""
@@ -228,15 +206,10 @@ class Classifier:
         """Return the features that the statistics are of, after some were given up or not."""
         return self.features if self.length == self.features.length(model) else self.features.of_head()
 
-    def examine(self, features: Tensor) -> Tensor:
-        """Compute the ``(n, ...)`` values that ``ranked`` takes."""
-        return features
-
     def learn(self, features: Tensor, number: int) -> None:
         """Add the features of ``n`` images of a class, as ``compute`` returns them."""
         rows = self._rows(features)
         self.statistics.update(rows, torch.full((len(rows),), number))
-        self.images[number] += len(features)
 
     def begin_lesson(self) -> None:
         """Let the first clip of a lesson be asked of all that was learned before it."""
@@ -265,22 +238,16 @@ class Classifier:
         self.confidence.observe(found, number)
         return self._confidence_before.calibrated(found)
 
-    def ranked(self, features: Tensor) -> list[tuple[list[tuple[str, float]], bool]]:
-        """Rank the classes for each frame, and for all frames together as a clip.
-
-        The scores of a clip are the means over its frames.
+    def ranked(self, found: Evidence) -> list[tuple[list[tuple[str, float]], bool]]:
+        """Rank the classes for each frame, and for all frames together as a clip, whose scores are means.
 
         Args:
-            features: ``(n, ...)`` of ``examine``.
+            found: what ``evidence`` returned for ``n`` frames.
 
         Returns:
             ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
             explains what is shown.
         """
-        return self.ranked_evidence(self.evidence(features))
-
-    def ranked_evidence(self, found: Evidence) -> list[tuple[list[tuple[str, float]], bool]]:
-        """Rank the classes as ``ranked`` does, from what ``evidence`` returned."""
         familiarity = self.confidence.familiarity(found)
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
         shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
@@ -356,16 +323,14 @@ class Classifier:
         statistics.merge(self.statistics, labels)
         self.statistics, self.confidence = statistics, Confidence(usual=confidence.usual)
         self.confidence.merge(confidence, labels)
-        self.images[into] += self.images[gone]
-        self.names[gone], self.images[gone], self._asked = None, 0, None
+        self.names[gone], self._asked = None, None
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
         number = self.find(name)
         self.statistics.forget(number)
         self.confidence.forget(number)
-        self.names[number], self.images[number] = None, 0
-        self._asked = None
+        self.names[number], self._asked = None, None
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError for one of another method or of other features."""
@@ -399,7 +364,6 @@ class Classifier:
         for number in other.taught:
             labels[number], note = self.number_of(str(other.names[number]))
             notes.append(note)
-            self.images[labels[number]] += other.images[number]
         theirs = other.statistics
         if other.length > self.length:
             theirs = copy.deepcopy(theirs)
@@ -422,7 +386,6 @@ class Classifier:
         """Return the state as plain values and tensors, which may share memory with this instance."""
         return {
             "names": list(self.names),
-            "images": list(self.images),
             "statistics": self.statistics.state_dict(),
             "confidence": self.confidence.state_dict(),
             "look_losses": self.look_weights.losses,
@@ -441,7 +404,7 @@ class Classifier:
                 f"the state has {length} features, but the learner {self.length} or {self.kept}; give one of the same "
                 "features"
             )
-        self.names, self.images = list(state["names"]), list(state["images"])
+        self.names = list(state["names"])
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
         self.look_weights.losses = state["look_losses"]

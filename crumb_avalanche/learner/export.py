@@ -24,7 +24,6 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.sources import AT_A_TIME, clips_of
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.penultimate import unpooled_head_input
@@ -94,18 +93,14 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
         ImportError: onnx or onnxruntime is not installed.
         LearnerError: the learner can only be asked.
         NothingTaughtError: nothing was taught.
-        ExportError: the learner learns by replay, its method has an operation that ONNX lacks, or the graph
-            answers otherwise than the learner; no file is written, and an existing one is unchanged.
+        ExportError: the method has an operation that ONNX lacks, or the graph answers otherwise than the learner; no
+            file is written, and an existing one is unchanged.
     """
     _, onnxruntime = _load()
     learner.check_teachable()
     with learner._lock:
         if not learner.classes:
             raise NothingTaughtError("nothing was taught yet: there is nothing to export; teach the learner first")
-        if learner.method in REPLAY:
-            raise ExportError(
-                f"a learner by replay ({learner.method}) cannot be exported; those in closed form can, such as rda"
-            )
         if learner.network.interpolation not in FILTERS:
             raise ExportError(
                 f"{learner.network.backbone} takes images resized with {learner.network.interpolation}, which is "

@@ -42,6 +42,8 @@ from crumb_avalanche.system.tensor_file import (
     write_state,
 )
 
+PLAIN = ("method", "budget_bytes", "features", "looks", "lessons", "names")  # of the state of a learner
+
 
 class ReplacedError(OSError):
     """Another program replaced the file of a learner since it was read or written."""
@@ -116,15 +118,13 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
 
 def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header of a learner, as it is after JSON, and what else is stored."""
-    plain = ("method", "budget_bytes", "features", "looks", "lessons", "stored")
     header = {
-        **{name: state[name] for name in plain},
-        "classes": [name and {"name": name, "images": count} for name, count in zip(state["names"], state["images"])],
+        **{name: state[name] for name in PLAIN},
         "network": network.header() | {"included": weights},
         "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
         "written": now(),
     }
-    rest = {name: value for name, value in state.items() if name not in (*plain, "names", "images")}
+    rest = {name: value for name, value in state.items() if name not in PLAIN}
     return json.loads(json.dumps(header)), rest | {"network": network.state() if weights else None}
 
 
@@ -159,12 +159,7 @@ def read_learner(
         raise LearnerError(f"{path}: {error}") from error
     except StateError as error:
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    classes = header["classes"]
-    return network, state | {
-        **{name: header[name] for name in ("method", "budget_bytes", "features", "looks", "lessons")},
-        "names": [one and one["name"] for one in classes],
-        "images": [one["images"] if one else 0 for one in classes],
-    }
+    return network, state | {name: header[name] for name in PLAIN}
 
 
 def _network(
@@ -221,11 +216,9 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
             "looks": [1.0],
             "lessons": [lesson],
-            "stored": [],
             "history": {"before": None, "kept": []},
             "pictures": [None],
             "names": [str(counts[label]["name"]) if label in counts else None for label in labels],
-            "images": [counts[label]["images"] if label in counts else 0 for label in labels],
             "statistics": state["strategy"]["method"],
             "confidence": Confidence().state_dict(),
             "look_losses": LookWeights(1).losses,

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.lesson import Lesson, learn
-from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
 MOST_KEPT = 16_000_000  # bytes
@@ -136,13 +135,12 @@ class History:
         return History(self.room, [*self.lessons, *numbered])
 
     def with_other(
-        self, number: int | None, method: str, change: Callable[[Lesson, Kept | None], Kept | None]
+        self, number: int | None, change: Callable[[Lesson, Kept | None], Kept | None]
     ) -> "tuple[History, Classifier, Lesson]":
         """Learn the last lessons again, one of them changed or left out.
 
         Args:
             number: of the lesson; default the last one.
-            method: of the learner.
             change: function of the lesson and its features that returns others, or ``None`` to leave it out.
 
         Returns:
@@ -151,7 +149,7 @@ class History:
         Raises:
             ValueError: there is no such lesson, or it can no longer be taken back.
         """
-        first, place = len(self.lessons) - len(self.kept), self._place(number, method)
+        first, place = len(self.lessons) - len(self.kept), self._place(number)
         lesson, changed = self.lessons[place], change(self.lessons[place], self.kept[place - first])
         kept = list(self.kept)
         kept[place - first : place - first + 1] = [] if changed is None else [changed]
@@ -164,7 +162,7 @@ class History:
         ]
         return History(self.room, [*self.lessons[:first], *learned], self.before, kept), classifier, lesson
 
-    def _place(self, number: int | None, method: str) -> int:
+    def _place(self, number: int | None) -> int:
         numbers, undoable = [lesson.number for lesson in self.lessons], self.undoable
         if undoable and (number is None or number in undoable):
             return len(numbers) - 1 if number is None else numbers.index(number)
@@ -177,8 +175,6 @@ class History:
         if not numbers:
             raise ValueError(named)
         why = f"the features of the last lessons are kept, in {self.room:,} bytes, and not of those that were merged"
-        if method in REPLAY:
-            why = f"a learner by replay ({method}) goes back to what it was before its last lesson, once"
         raise ValueError(f"{named}: {why}; forget a class instead, or teach a new learner")
 
     def rename(self, old: str, new: str) -> None:

@@ -16,10 +16,10 @@ from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, check_class_fol
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
 from crumb_avalanche.learner.lesson import Lesson, Strip, check_apart, check_not_empty, learn, name_of
+from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.predictor import Predictor
-from crumb_avalanche.learner.replay import REPLAY, new_classifier
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
@@ -44,19 +44,18 @@ class Learner(Predictor):
 
     Args:
         method: ``recommended`` (``rda``), or another closed form: ``slda``, ``ncm``, ``ranpac``, or any that is
-            registered; or ``crumb``, which replays and trains the layers after the cut.
+            registered.
         backbone: a name in ``BACKBONES``, or ``timm:NAME``; default ``efficientnet_lite0`` if the extra ``weights`` is
             installed and no other weights are given, else ``squeezenet1_0``.
         weights: ``"torchvision"`` or ``"timm"`` downloads the weights that the network's library publishes; or a weight
             file.
         image_size: side in pixels to which images are resized; default 224, or that of a network of timm.
         budget_bytes: most bytes of what is learned; default the size of the network. If it is full, ``teach`` says what
-            gives way. Trained layers count as part of the network.
+            gives way.
         cut_layer: where the network is cut, if not at the usual layer; see ``split_backbone``.
-        looks: middle parts of an image that are looked at, in units of its sides, for a method in closed form; see
-            ``Looks``. An image takes as much time as there are looks. How much each counts is learned along the stream.
-            One of 0.6 finds an object in the middle of a scene, also a small one. ``(1.0,)`` weights all of the image
-            alike, as ``crumb run`` does.
+        looks: middle parts of an image that are looked at, in units of its sides; see ``Looks``. An image takes as much
+            time as there are looks. How much each counts is learned along the stream. One of 0.6 finds an object in the
+            middle of a scene, also a small one. ``(1.0,)`` weights all of the image alike, as ``crumb run`` does.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -80,8 +79,8 @@ class Learner(Predictor):
         looks: Sequence[float] = LOOKS,
     ):
         method = CLOSED_FORMS[0] if method == "recommended" else method
-        if method not in REPLAY and form_of(method) is None:
-            raise ValueError(f"method is {method!r}; known are recommended, {', '.join([*CLOSED_FORMS, *REPLAY])}")
+        if form_of(method) is None:
+            raise ValueError(f"method is {method!r}; known are recommended, {', '.join(CLOSED_FORMS)}")
         network = FrozenNetwork.build(backbone or default_backbone(weights), weights, image_size, cut_layer)
         self._set_up(method, network, budget_bytes, None, looks)
 
@@ -95,9 +94,11 @@ class Learner(Predictor):
     ) -> None:
         """Begin without classes; ``moments`` are arguments of ``FeatureMoments``."""
         self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
-        super().__init__(method, network, new_classifier(method, network.model, self.budget_bytes, moments, looks))
+        views = Looks(tuple(looks))
+        classifier = Classifier.of_model(method, network.model, self.budget_bytes, moments, views)
+        super().__init__(method, network, classifier)
         self.keep_pictures = False
-        self._history = History(0 if method in REPLAY else min(4 * self.budget_bytes, MOST_KEPT))
+        self._history = History(min(4 * self.budget_bytes, MOST_KEPT))
         self._files: dict[str, str | None] = {}  # the checksum of each file that it was loaded from or saved to
 
     def teach(
@@ -257,14 +258,13 @@ class Learner(Predictor):
         with self._lock:
             self._classifier.forget(name)
             self._history.forget(name)
-            return self._classifier.remains_after_forget
+            return self._classifier.statistics.remains_after_forget
 
     def undo(self, lesson: int | None = None) -> Lesson:
         """Take a lesson back and return it: from then on the learner answers as one that never had it.
 
         The features of the last lessons are kept for this, as many as fit into four times ``budget_bytes``, at most 16
-        MB, and learned again without the one taken back. Of a learner by replay only the last lesson can be taken back,
-        and none that was merged. See ``undoable``.
+        MB, and learned again without the one taken back. None that was merged can be taken back. See ``undoable``.
 
         Args:
             lesson: its number; default the last one.
@@ -274,7 +274,7 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            self._history, self._classifier, taken = self._history.with_other(lesson, self.method, lambda *kept: None)
+            self._history, self._classifier, taken = self._history.with_other(lesson, lambda *kept: None)
             return taken
 
     def move(self, old: str, new: str, lesson: int | None = None, new_class: bool = False) -> None:
@@ -300,7 +300,7 @@ class Learner(Predictor):
                 check_near([new], [name for name in self._names if name != old])
             if lesson is not None:
                 changed = partial(renamed, old=old, new=new)
-                self._history, self._classifier, _ = self._history.with_other(lesson, self.method, changed)
+                self._history, self._classifier, _ = self._history.with_other(lesson, changed)
                 return
             with self._restored_after_errors():
                 (self._classifier.move if new in self._names else self._classifier.rename)(old, new)
@@ -328,8 +328,7 @@ class Learner(Predictor):
                 raise ValueError("a learner cannot be merged with itself; give two that were taught apart")
             self.network.check_same(other.network)
             self._classifier.check_mergeable(other._classifier)
-            if self.method not in REPLAY:  # else the classifier says why it cannot be merged at all
-                check_apart(self.lessons, other.lessons)
+            check_apart(self.lessons, other.lessons)
             if not new_class:
                 check_near(other._names, self._names)
             with self._restored_after_errors():
@@ -352,7 +351,6 @@ class Learner(Predictor):
             "lessons": [lesson.state_dict() for lesson in self.lessons],
             "history": self._history.state_dict(),
             "pictures": [lesson.picture_state() for lesson in self.lessons],
-            "stored": self._classifier.stored,
             **self._classifier.state_dict(),
         }
 

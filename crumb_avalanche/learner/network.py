@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame import whole_number
 from crumb_avalanche.models.backbone_names import (
@@ -111,7 +111,7 @@ class FrozenNetwork:
 
     @classmethod
     def _of(cls, model: SplitModel, arguments: dict[str, Any], source: str) -> "FrozenNetwork":
-        return cls(model, arguments, source, weights_hash(_Weights(model)))
+        return cls(model, arguments, source, weights_hash(_named(model)))
 
     def check_hash(self, sha256: str) -> None:
         """Raise NetworkError if the weights have another hash."""
@@ -144,18 +144,8 @@ class FrozenNetwork:
         return _named(self.model)
 
 
-class _Weights(nn.Module):
-    """The part of a model that has an influence on features, for ``weights_hash``."""
-
-    def __init__(self, model: SplitModel):
-        super().__init__()
-        self.model = [model]
-
-    def state_dict(self, *arguments, **keywords):
-        return _named(self.model[0])
-
-
 def _named(model: SplitModel) -> dict[str, Tensor]:
+    """Return the weights that have an influence on features."""
     head = f"plastic_layers.{model.head}."
     return {name: value for name, value in model.state_dict().items() if not name.startswith((head, "calibrated"))}
 

@@ -1,6 +1,5 @@
 """What answers for images: a network, and a classifier that was taught or that a run left."""
 
-import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -14,13 +13,12 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.folders import is_video
-from crumb_avalanche.learner.answer import Answer, ClassInfo, answers_of, only_answer
+from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.boxes import Detector, boxes_of, cut_out
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
-from crumb_avalanche.learner.lesson import Lesson, values_of
+from crumb_avalanche.learner.lesson import values_of
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
 from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_array
 from crumb_avalanche.learner.watch import Smoothed, Watched, frames_of
@@ -78,11 +76,6 @@ class Predictor:
             return use_runtime(self.network.model, name)
 
     @property
-    def lessons(self) -> list[Lesson]:
-        """What was learned, lesson by lesson."""
-        return []
-
-    @property
     def clips_missing(self) -> int:
         """Clips of known classes to be learned until the line between known and unknown is fitted to them.
 
@@ -92,8 +85,8 @@ class Predictor:
 
     @property
     def features(self) -> dict[str, Any] | None:
-        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for a learner by replay."""
-        return dict(vars(self._classifier.features)) if type(self._classifier) is Classifier else None
+        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for what a run left."""
+        return dict(vars(self._classifier.features)) if isinstance(self._classifier, Classifier) else None
 
     @property
     def looks(self) -> tuple[float, ...]:
@@ -164,7 +157,10 @@ class Predictor:
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
         if boxes is None and detector is None:
-            return only_answer(self.predict_all(source, on_bad=on_bad))
+            answers = list(self.predict_all(source, on_bad=on_bad))
+            if len(answers) != 1:
+                raise ValueError(f"the source has {len(answers)} images or clips, not one: use predict_all")
+            return answers[0]
         self._check_taught()
         images = list(islice(chain.from_iterable(clip.frames for clip in clips_of(source, on_bad=on_bad)), 2))
         if len(images) != 1:
@@ -205,9 +201,7 @@ class Predictor:
                 for some in values:
                     yield from self._answers(clip, [some])[0]
                 continue
-            # What replay learns meanwhile would change the answers within a clip.
-            with self._lock if self.method in REPLAY else contextlib.nullcontext():
-                frames, together = self._answers(clip, values)
+            frames, together = self._answers(clip, values)
             if frames:
                 yield together
 
@@ -255,7 +249,7 @@ class Predictor:
             values = self._compute(pixels)
             with self._lock:
                 classifier = self._classifier
-                names, known, changed = smoothed.add(seconds, classifier.evidence(classifier.examine(values)))
+                names, known, changed = smoothed.add(seconds, classifier.evidence(values))
             yield Watched(*names[0], known, tuple(names[1:]), path, time=seconds, changed=changed, dropped=dropped)
 
     def _check_taught(self) -> None:
@@ -264,16 +258,15 @@ class Predictor:
 
     def _answers(self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]) -> tuple[tuple[Answer, ...], Answer]:
         """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
-        paths: list[str] = []
-        examined: list[Tensor] = []
-        for some, computed in values:
-            paths += some
-            with self._lock:
-                examined.append(self._classifier.examine(computed))
-        if not paths:
+        found = list(values)
+        if not found:
             return (), Answer("", 0.0, None)
+        paths = [path for some, _ in found for path in some]
         with self._lock:
-            return answers_of(self._classifier.ranked(torch.cat(examined)), paths, clip.path, clip.label)
+            ranked = self._classifier.ranked(self._classifier.evidence(torch.cat([some for _, some in found])))
+        *each, together = ((*names[0], known, tuple(names[1:])) for names, known in ranked)
+        frames = tuple(Answer(*one, path, clip.label) for one, path in zip(each, paths))
+        return frames, frames[0] if len(frames) == 1 else Answer(*together, clip.path, clip.label, frames)
 
     @property
     def explains(self) -> bool:

@@ -23,6 +23,7 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.rng_state import preserve_rng_state
 from crumb_avalanche.system.schema import shown
@@ -206,10 +207,6 @@ class RunAnswers:
         return []
 
     def compute(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return pixels."""
-        return pixels
-
-    def examine(self, pixels: Tensor) -> Tensor:
         """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
         from crumb_avalanche.training.data import unlabelled_experience
 
@@ -222,22 +219,17 @@ class RunAnswers:
                 raise LearnerError(
                     f"the learner of this run cannot answer ({reason}); take a copy, or repeat it"
                 ) from error
-        return torch.cat(self._outputs.outputs)
+        # Some strategies mark classes that cannot be the answer by less.
+        return torch.cat(self._outputs.outputs).clamp(-LARGEST_FEATURE, LARGEST_FEATURE)
 
     def evidence(self, outputs: Tensor) -> Tensor:
-        """Return what ``ranked_evidence`` takes: the outputs."""
+        """Return what ``ranked`` takes: the outputs."""
         return outputs
 
     def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
         """Rank the classes for each frame, and for all together by the mean of their outputs; see ``Classifier``."""
         shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
-        if not shares.isfinite().all():
-            raise LearnerError(
-                "the learner of this run gives answers that are not finite; take a copy, or repeat the run"
-            )
         best = shares.sort(dim=1, descending=True, stable=True).indices[:, : RUNNERS_UP + 1].tolist()
         return [
             ([(self.names[place], float(row[place])) for place in places], None) for row, places in zip(shares, best)
         ]
-
-    ranked_evidence = ranked

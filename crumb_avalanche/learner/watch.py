@@ -63,7 +63,7 @@ class Smoothed:
         self._found.append((now, found))
         while self._found[0][0] < now - self.window or not _same_classes(self._found[0][1], found):
             self._found.popleft()
-        names, known = self.predictor._classifier.ranked_evidence(_together([one for _, one in self._found]))[-1]
+        names, known = self.predictor._classifier.ranked(_together([one for _, one in self._found]))[-1]
         shown = "" if known is False else names[0][0]
         if self._since is None or self._since[0] != shown:
             self._since = shown, now

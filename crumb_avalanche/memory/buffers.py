@@ -183,22 +183,6 @@ class MemoryBuffer(ABC):
         if smaller:
             self._wipe(self.rule.shrink(slots))
 
-    def forget(self, label: int) -> None:
-        """Remove the memories of a class, and what the selection rule knows of it."""
-        self._wipe(self.slots.forget(label))
-        self.rule.forget(label)
-
-    def trim(self, quota: int, latest: bool = False) -> int:
-        """Evict memories of classes above a quota, random ones or the ``latest``, and return their number."""
-        if not latest:
-            freed = self.slots.trim(quota)
-        else:
-            freed = [slot for members in self.slots.by_class.values() for slot in members[quota:]]
-            self.slots.by_class = {label: members[:quota] for label, members in self.slots.by_class.items()}
-            self.slots.free += freed
-        self._wipe(freed)
-        return len(freed)
-
     def state_dict(self) -> dict[str, Any]:
         """Rows, labels, slots, the state of the selection rule and that of the random draws."""
         return {

@@ -66,9 +66,6 @@ class SelectionRule(ABC):
         """Evict a memory of a class from a buffer that is made smaller; returns its slot."""
         return slots.release(label)
 
-    def forget(self, label: int) -> None:  # noqa: B027 (most rules know nothing of single classes)
-        """Remove what is known of a class."""
-
     def state_dict(self) -> dict:
         """Return the state, plain values and tensors: the fields of a rule that is a dataclass, sets as lists."""
         values = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
@@ -150,10 +147,6 @@ class EveryJth(SelectionRule):
             slots.make_room(label)
         return True
 
-    def forget(self, label):
-        for counts in (self.coming, self.offered, self.past):
-            counts.pop(label, None)
-
 
 @dataclass
 class ClassBalancedReservoir(SelectionRule):
@@ -187,10 +180,6 @@ class ClassBalancedReservoir(SelectionRule):
                     slots.make_room(label)
             chosen.append((position, slots.take(label)))
         return chosen
-
-    def forget(self, label):
-        self.seen.pop(label, None)
-        self.full.discard(label)
 
 
 @dataclass

@@ -62,12 +62,6 @@ class Slots:
         self.by_class.setdefault(label, []).append(slot)
         return slot
 
-    def forget(self, label: int) -> list[int]:
-        """Evict all memories of a class and return the freed slots."""
-        freed = self.by_class.pop(label, [])
-        self.free += freed
-        return freed
-
     def trim(self, quota: int) -> list[int]:
         """Shrink every class to the quota and return the freed slots."""
         return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import zipfile
+from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from pickle import UnpicklingError
@@ -117,10 +118,10 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
     model.load_state_dict(state, strict=False)
 
 
-def weights_hash(module: nn.Module) -> str:
-    """Return the SHA-256 over names, shapes, dtypes and values of a module's state."""
+def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over names, shapes, dtypes and values of tensors, or of a module's state."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    for name, tensor in sorted((weights.state_dict() if isinstance(weights, nn.Module) else weights).items()):
         value = tensor.detach().cpu().contiguous()
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(value.numpy().tobytes())

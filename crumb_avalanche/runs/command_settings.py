@@ -186,7 +186,7 @@ class NewLearnerSettings(InRange):
     """What a command that makes a learner has in common with the others.
 
     Attributes:
-        method: for a new MODEL: recommended, rda, slda, ncm or ranpac; or by replay crumb, remind, er or icarl.
+        method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
         weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download), 'package' (extra
             weights) or a weight file; default the published ones of the backbone.
         backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn

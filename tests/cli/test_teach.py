@@ -77,19 +77,6 @@ def test_the_empty_scene_is_shown_as_nothing(mine, place, done):
     assert "nothing (6 images)" in done("learner", "undo", mine) and Learner.load(mine).nothing == 0
 
 
-def test_teach_by_replay(place, new, tmp_path, done, refused):
-    path, other = tmp_path / "mine.safetensors", tmp_path / "other.safetensors"
-    out = done("teach", path, place / "tree", "--method", "crumb", *new)
-    assert "learned red: 6 images" in out and "3 classes" in out
-    out = done("predict", path, place / "photos")
-    assert [line.split("  ")[1] for line in out.splitlines()] == ["blue", "green", "red"]
-    out = done("learner", "show", path)
-    assert "18 memories (feature maps" in out and "It holds no images" in out
-    other.write_bytes(path.read_bytes())
-    merge = ("learner", "merge", path, other, "--output", tmp_path / "both.safetensors")
-    refused("cannot be merged.*closed form", *merge)
-
-
 def test_learner_commands(mine, place, new, tmp_path, done, refused):
     other, both = tmp_path / "other.safetensors", tmp_path / "both.safetensors"
     done("teach", other, place / "tree" / "green", "--label", "green", *new)

@@ -3,11 +3,7 @@
 import torch
 from patch_images import images
 
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
-from crumb_avalanche.learner.replay import REPLAY
 from crumb_avalanche.system.tensor_file import flatten
-
-METHODS = [*CLOSED_FORMS, *REPLAY]
 
 
 def taught(learner, classes=4, count=6):

@@ -148,8 +148,8 @@ def test_forgotten_classes_stay_forgotten(make_any):
     assert [lesson.number for lesson in learner.lessons] == list(range(1, 8)) and learner.undoable == []
 
 
-def test_what_cannot_be_taken_back_or_moved(make_any, make):
-    learner, replay = teach(make_any(), [shown(0, 0, 3), shown(1, 1, 3)]), make("crumb")
+def test_what_cannot_be_taken_back_or_moved(make_any):
+    learner = teach(make_any(), [shown(0, 0, 3), shown(1, 1, 3)])
     for call, words in (
         (lambda: make_any().undo(), "there is no lesson to take back$"),
         (lambda: learner.undo(7), "there is no lesson 7; only 1, 2 can be taken back"),
@@ -163,12 +163,6 @@ def test_what_cannot_be_taken_back_or_moved(make_any, make):
         with pytest.raises(ValueError, match=words):
             call()
         assert same(learner, before)
-    teach(replay, [shown(0, 0, 3), shown(1, 1, 3)])
-    assert replay.undoable == [2]
-    with pytest.raises(ValueError, match=r"lesson 1 cannot be .* by replay \(crumb\) goes back .* last lesson, once"):
-        replay.undo(1)
-    with pytest.raises(ValueError, match="forget c0, and teach its images as c1"):
-        replay.move("c0", "c1")
 
 
 def test_pictures_are_kept_and_saved_by_request_only(make_any, tmp_path):

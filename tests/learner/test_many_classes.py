@@ -124,6 +124,6 @@ def test_a_thousand_classes_fit_into_the_usual_budget():
         known.learn(draw(number, 5), known.number_of(f"c{number}")[0])
     assert tensor_bytes(known.tensors()) <= budget and known.length == 512
     asked = range(0, 1000, 10)
-    ranked = known.ranked(torch.cat([draw(number, 1) for number in asked]))
+    ranked = known.ranked(known.evidence(torch.cat([draw(number, 1) for number in asked])))
     right = [names[0][0] == f"c{number}" for number, (names, _) in zip(asked, ranked)]
     assert sum(right) >= 95

@@ -80,9 +80,8 @@ def test_the_latest_images_of_nothing_are_kept(make):
     assert learner.nothing == 20 * (MOST_SHOWN // 8 + 2)
 
 
-@pytest.mark.parametrize("method", ["ncm", "crumb"])
-def test_other_methods_refuse_and_stay_as_they_are(make, method):
-    learner = taught(make(method), 2)
+def test_other_methods_refuse_and_stay_as_they_are(make):
+    learner = taught(make("ncm"), 2)
     with pytest.raises(ValueError, match="rda and slda can"):
         learner.teach_nothing(images(1))
     assert learner.nothing == 0 and len(learner.lessons) == 2

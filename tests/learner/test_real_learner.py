@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from real_data import TEST_DATA
 
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import learn
-from crumb_avalanche.learner.replay import REPLAY, new_classifier
+from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.sources import batches, clips_of
 
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
@@ -57,19 +57,16 @@ def right_answers(learner, photos):
     return asked
 
 
-@pytest.mark.parametrize("method", [*CLOSED_FORMS, *REPLAY])
+@pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_it_recognises_new_objects_and_knows_why(photos, method):
     learner = taught(method, photos)
     known, model, random = learner._classifier, learner.network.model, torch.Generator().manual_seed(0)
     for photo in right_answers(learner, photos)[::6]:
         ((_, pixels),) = batches(next(iter(clips_of(photo))).frames, 1, learner._transform)
-        if method in REPLAY:
-            maps, scores = known._inputs(known.compute(model, pixels)), known._scores
-        else:
-            maps = model.features(pixels)
+        maps = model.features(pixels)
 
-            def scores(maps):
-                return known.statistics.scores(known.features.of_maps(model, maps))
+        def scores(maps):
+            return known.statistics.scores(known.features.of_maps(model, maps))
 
         best = scores(maps)[0].topk(2).indices
         shares = torch.nn.functional.adaptive_avg_pool2d(known.explain(model, pixels)[None], maps.shape[2:]).flatten()
@@ -103,7 +100,7 @@ def test_a_wrong_label_is_noticed():
         order = [*classes, *draws.choice(classes, LESSONS - len(classes)).tolist()]
         objects = {name: draws.permutation(10).tolist() for name in classes}
         place = int(draws.integers(len(classes), LESSONS))
-        known = new_classifier("rda", learner.network.model, learner.budget_bytes, None, learner.looks)
+        known = Classifier.of_model("rda", learner.network.model, learner.budget_bytes, looks=Looks(learner.looks))
         for number, name in enumerate(order):
             values = [([""] * VIEWS, shown[name, objects[name].pop()])]
             if number == place:  # every other name; the last one is learned
