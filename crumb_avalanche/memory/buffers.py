@@ -150,39 +150,6 @@ class MemoryBuffer(ABC):
         labels = self.labels[slots].long().to(device)
         return self.to_maps(self.rows[slots].to(device), model), labels
 
-    def set_capacity(self, new_size: int) -> None:
-        """Change the capacity and evict surplus memories, from the largest classes first.
-
-        The selection rule follows a smaller capacity at once, a larger one at the next experience.
-
-        Raises:
-            ValueError: fewer slots than classes stored, or the selection rule does not support the capacity.
-        """
-        self.rule.check_capacity(new_size)
-        if new_size < max(1, len(self.slots.classes)):
-            raise ValueError(
-                f"mem_size={new_size} cannot hold a memory of each of the {len(self.slots.classes)} classes stored; "
-                "give at least that many"
-            )
-        while len(self.slots) > new_size:
-            largest = self.slots.largest()
-            self.rule.give_up(self.slots, next(c for c in self.slots.classes if self.slots.count(c) == largest))
-        held = [(label, slot) for label, members in self.slots.by_class.items() for slot in members]
-        slots = Slots(new_size)
-        slots.random = self.slots.random
-        slots.by_class = {label: [] for label in self.slots.by_class}  # those without a memory too
-        old_rows, old_labels = self.rows, self.labels
-        self.labels = torch.full((new_size,), -1, dtype=old_labels.dtype)
-        if old_rows is not None:
-            self.rows = torch.zeros((new_size, *old_rows.shape[1:]), dtype=old_rows.dtype)
-            for label, slot in held:
-                new = slots.take(label)
-                self.rows[new], self.labels[new] = old_rows[slot], old_labels[slot]
-        smaller = new_size < self.max_size
-        self.slots, self.max_size = slots, new_size
-        if smaller:
-            self._wipe(self.rule.shrink(slots))
-
     def state_dict(self) -> dict[str, Any]:
         """Rows, labels, slots, the state of the selection rule and that of the random draws."""
         return {

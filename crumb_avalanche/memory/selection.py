@@ -55,17 +55,6 @@ class SelectionRule(ABC):
         """Whether the rest of the experience can be skipped."""
         return False
 
-    def check_capacity(self, capacity: int) -> None:  # noqa: B027 (most rules support any)
-        """Raise ValueError if the rule does not support a new capacity."""
-
-    def shrink(self, slots: Slots) -> list[int]:
-        """Follow a buffer that was made smaller, maybe within an experience; returns freed slots, to be wiped."""
-        return []
-
-    def give_up(self, slots: Slots, label: int) -> int:
-        """Evict a memory of a class from a buffer that is made smaller; returns its slot."""
-        return slots.release(label)
-
     def state_dict(self) -> dict:
         """Return the state, plain values and tensors: the fields of a rule that is a dataclass, sets as lists."""
         values = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
@@ -197,12 +186,8 @@ class ReferenceRule(SelectionRule):
         quota: memories a class may hold.
         stride: ``j``.
         expected: classes seen, those of the present experience included.
-        images: of the experience, without its last batch.
         done: whether every class is at its quota.
         trimmed: whether old classes were cut to the quota.
-
-    Raises:
-        ValueError: when the capacity is checked, there is no room for a memory of each class.
     """
 
     second_pass = True
@@ -210,28 +195,16 @@ class ReferenceRule(SelectionRule):
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)
-    images: int = 0
     done: bool = False
     trimmed: bool = False
 
     def begin_experience(self, slots, coming, batch_size):
         super().begin_experience(slots, coming, batch_size)
         self.expected = sorted(set(slots.classes) | set(coming))
-        self.images = (-(-sum(coming.values()) // batch_size) - 1) * batch_size
-        self.done = False
-        return self.shrink(slots)
-
-    def check_capacity(self, capacity):
-        if capacity < len(self.expected):
-            raise ValueError(
-                f"mem_size={capacity} cannot hold a memory of each of the {len(self.expected)} classes seen so far; "
-                f"give at least {len(self.expected)}"
-            )
-
-    def shrink(self, slots):
         self.quota = slots.capacity // max(1, len(self.expected))
-        self.stride = max(1, self.images // slots.capacity)
-        self.trimmed = False
+        batches = -(-sum(coming.values()) // batch_size)
+        self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
+        self.done = self.trimmed = False
         return []
 
     def choose(self, slots, labels):

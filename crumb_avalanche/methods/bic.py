@@ -79,9 +79,6 @@ class SplitExemplars(SelectionRule):
         """Return which images of the next batch must not be trained on."""
         return [number in self.held[label] for label, number in zip(labels, self._places_in_class(labels))]
 
-    def give_up(self, slots, label):
-        return trim(slots, {label: slots.count(label) - 1})[0]
-
     def pass_by(self, labels: Sequence[int]) -> None:
         """Count a batch without storing any of it."""
         for label in labels:

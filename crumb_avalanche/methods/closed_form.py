@@ -311,10 +311,6 @@ class ClosedForm(ABC):
     def _bytes_without_images(self, classes: int) -> int:
         return self.bytes_of(**{**self.settings, "n_classes": classes})
 
-    def class_bytes(self, label: int) -> int:
-        """Return the bytes that a class takes by itself."""
-        return self._bytes_without_images(1) - self._bytes_without_images(0)
-
     def narrow(self, classes: int, budget: int, kept: int) -> str:
         """Drop all features but the last ``kept`` where a budget gets small; return what is given up, in words."""
         return ""

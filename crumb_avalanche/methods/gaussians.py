@@ -136,10 +136,6 @@ class ClassGaussians(ClosedForm):
         means = self.classes.means
         return means.untyped_storage().nbytes() // means.stride(0) // means.element_size()
 
-    def class_bytes(self, label: int) -> int:
-        held = 0 if self.directions is None else int(self.directions.counts[label])
-        return super().class_bytes(label) + held * self._direction_bytes()
-
     def least_bytes(self, classes: int) -> int:
         """Return the bytes of so many classes with a direction each."""
         return super().least_bytes(classes) + (0 if self.directions is None else classes * self._direction_bytes())

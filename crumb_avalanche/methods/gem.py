@@ -38,24 +38,15 @@ class ExperienceShares(SelectionRule):
     offered: int = 0
 
     def begin_experience(self, slots: Slots, coming, batch_size):
-        self._check_room(slots.capacity, self.experience + 2)
-        self.experience += 1
-        self.offered = 0
-        return self.shrink(slots)
-
-    def check_capacity(self, capacity):
-        self._check_room(capacity, self.experience + 1)
-
-    @staticmethod
-    def _check_room(capacity: int, experiences: int) -> None:
-        if experiences > capacity:
+        experiences = self.experience + 2
+        if experiences > slots.capacity:
             raise ValueError(
-                f"mem_size={capacity} cannot hold a memory of each of {experiences} experiences; raise mem_size "
+                f"mem_size={slots.capacity} cannot hold a memory of each of {experiences} experiences; raise mem_size "
                 f"(or the budget) to at least {experiences}, or put more classes into an experience"
             )
-
-    def shrink(self, slots):
-        self.share = slots.capacity // max(1, self.experience + 1)
+        self.experience += 1
+        self.offered = 0
+        self.share = slots.capacity // experiences
         return slots.trim(self.share)
 
     def choose(self, slots, labels):

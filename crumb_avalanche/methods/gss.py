@@ -71,13 +71,6 @@ class GreedyDiversity(SelectionRule):
     def begin_experience(self, slots, coming, batch_size):
         return []  # no class has a claim to a slot
 
-    def check_capacity(self, capacity):
-        if capacity != len(self.scores):
-            raise ValueError(
-                f"GreedyDiversity keeps a score for each of {len(self.scores)} memories, not {capacity}; make a new "
-                "buffer with a new rule"
-            )
-
     def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
         """Set ``(B + n, D)`` gradients for the next ``choose``: of its batch, then of the memories in ``n`` slots."""
         self._offered = gradients, list(drawn)

@@ -77,14 +77,9 @@ class RingBuffer(SelectionRule):
                 victim = label
                 if slots.count(label) < largest:
                     victim = next(other for other in slots.classes if slots.count(other) == largest)
-                self.give_up(slots, victim)
+                slots.free.append(slots.by_class[victim].pop(0))  # in order of arrival
             chosen.append((position, slots.take(label)))
         return chosen
-
-    def give_up(self, slots, label):
-        slot = slots.by_class[label].pop(0)  # in order of arrival
-        slots.free.append(slot)
-        return slot
 
 
 class ChosenFrames(SelectionRule):
@@ -102,9 +97,6 @@ class HerdedFrames(ChosenFrames):
 
     def begin_experience(self, slots, coming, batch_size):
         return []
-
-    def give_up(self, slots, label):
-        return trim(slots, {label: slots.count(label) - 1})[0]
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:

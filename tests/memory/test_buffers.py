@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.memory.packing import unpack
-from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth, ReferenceRule
-from crumb_avalanche.methods.bic import SplitExemplars
-from crumb_avalanche.methods.gem import ExperienceShares
-from crumb_avalanche.methods.replay import HerdedFrames
+from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
 C, H, W, G = 8, 4, 4, 2  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
@@ -145,47 +142,3 @@ def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_le
     assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
     assert set(buffer.sample(set(), 300).tolist()) == set(range(9))
     assert buffer.sample({0, 1, 2}, 5).shape == (0,)
-
-
-@pytest.mark.parametrize("new_size, batches", [(4, 0), (20, 3), (4, 3)])  # before the size changes
-@pytest.mark.parametrize("rule", [*RULES.values(), ExperienceShares])
-def test_resize_within_an_experience(model, rule, batches, new_size):
-    buffer = MapBuffer(10, rule(), seed=2)
-    label_of = feed(buffer, model, [[0, 1] * 10], 4)
-    labels = [2, 3] * 10
-    label_of |= dict(zip(range(101, 121), labels))
-    buffer.begin_experience(labels, 4)
-    for number in range(5):
-        if number == batches:
-            buffer.set_capacity(new_size)
-            assert len(buffer) <= new_size == buffer.max_size and buffer.label_bytes == 2 * new_size
-            assert buffer.buffer_bytes == buffer.rows.untyped_storage().nbytes() == new_size * 512
-        first = 4 * number
-        buffer.store(batch_of(range(101 + first, 105 + first), labels[first : first + 4]), model)
-        assert [label_of.get(number_in(buffer, row), -1) for row in buffer.rows] == buffer.labels.tolist()
-    assert len(buffer.slots.classes) == (2 if rule is ExperienceShares else 4)
-    if new_size < 10:
-        held = [buffer.slots.count(label) for label in buffer.slots.classes]
-        assert max(held) - min(held) <= 1 and sum(held) >= new_size - len(held) + 1
-
-
-def test_too_few_places_are_an_error(model):
-    buffer = full_buffer(model)
-    with pytest.raises(ValueError, match="mem_size=2 cannot hold a memory of each of the 3 classes stored"):
-        buffer.set_capacity(2)
-    buffer = MapBuffer(10, ReferenceRule())
-    buffer.begin_experience([0, 1, 2, 3, 4], 5)
-    with pytest.raises(ValueError, match="mem_size=4 cannot hold a memory of each of the 5 classes seen so far"):
-        buffer.set_capacity(4)
-
-
-@pytest.mark.parametrize("rule", [HerdedFrames, SplitExemplars])
-def test_lists_in_order_of_priority_are_cut_from_their_ends(model, rule):
-    buffer = MapBuffer(6, rule())
-    buffer.begin_experience([4] * 6, 6)
-    buffer.store(batch_of([1, 2, 3, 4, 5, 6], [4] * 6), model)
-    order = [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]]
-    buffer.slots.by_class[7] = []  # a class that no slot was left for
-    buffer.set_capacity(3)
-    assert [number_in(buffer, buffer.rows[slot]) for slot in buffer.slots.by_class[4]] == order[:3]
-    assert list(buffer.slots.by_class) == [4, 7]

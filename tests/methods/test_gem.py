@@ -79,10 +79,8 @@ def test_shares_shrink_and_are_always_filled():
         assert seen == dict.fromkeys(range(number + 1), share)
         assert sorted([*slots.free, *chain(*slots.by_class.values())]) == list(range(10))
         assert len(rule.past(slots)) == number
-    rule = ExperienceShares(experience=1)
-    rule.check_capacity(2)
     with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
-        rule.check_capacity(1)
+        ExperienceShares(experience=0).begin_experience(Slots(1), {}, 1)
 
 
 class Watch(SupervisedPlugin):

@@ -30,13 +30,7 @@ def offered(gradients, capacity, compared=10, batch=1, seed=0):
     return rule, held
 
 
-def test_another_capacity_and_a_batch_without_gradients_are_refused():
-    buffer = taught("gss", 1)[0].storage_policy
-    before = buffer.rows.clone()
-    for size in (4, 8):
-        with pytest.raises(ValueError, match=f"keeps a score for each of 7 memories, not {size}; make a new buffer"):
-            buffer.set_capacity(size)
-    assert torch.equal(buffer.rows, before) and buffer.max_size == 7
+def test_a_batch_without_gradients_is_refused():
     with pytest.raises(ValueError, match=r"frames are chosen by their gradients: call offer\(...\)"):
         GreedyDiversity(3).choose(Slots(3), [0])
 
