@@ -1,13 +1,17 @@
-"""Publish a learner on a model hub, and fetch one, with ``huggingface_hub``'s own mixin.
+"""Publish a learner on a model hub, and fetch one.
 
 What is published is the learner's file without pictures and names of sources, ``config.json``, and a model card.
 """
 
+import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import jinja2
+
 try:
-    from huggingface_hub import ModelHubMixin, hf_hub_download
+    from huggingface_hub import HfApi, hf_hub_download
 except ImportError as error:
     raise ImportError('a model hub needs huggingface_hub: pip install -e ".[hub]"') from error
 
@@ -16,7 +20,9 @@ from crumb_avalanche.learner.learner import Learner
 
 FILE = "learner.safetensors"
 CARD = """---
-{{ card_data }}
+library_name: crumb_avalanche
+pipeline_tag: image-classification
+tags: [continual-learning, avalanche]
 ---
 
 # {{ learner.classes | length }} classes, taught one after the other
@@ -53,64 +59,47 @@ def interval(right: int, answered: int) -> tuple[int, int]:
     return tuple(round(100 * (middle + sign * spread) / (1 + z * z / n)) for sign in (-1, 1))  # type: ignore[return-value]
 
 
-class OnHub(
-    ModelHubMixin,
-    library_name="crumb_avalanche",
-    pipeline_tag="image-classification",
-    tags=["continual-learning", "avalanche"],
-    model_card_template=CARD,
-):
-    """A learner as the mixin takes it.
-
-    Args:
-        learner: what is published.
-        name: of the repository.
-    """
-
-    def __init__(self, learner: Any, name: str = ""):
-        self.learner, self.name = learner, name
-        self._hub_mixin_config = {
-            "method": learner.method,
-            "backbone": learner.network.backbone,
-            "image_size": learner.image_size,
-            "classes": [info.name for info in learner.classes],
-        }
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        state = self.learner.state_dict()
-        state["pictures"] = [None] * len(state["pictures"])
-        state["lessons"] = [{**lesson, "source": ""} for lesson in state["lessons"]]
-        write_learner(save_directory / FILE, self.learner.network, state, weights=True)
-
-    @classmethod
-    def _from_pretrained(cls, *, model_id: str, **how: Any) -> "OnHub":
-        folder = Path(model_id)
-        plain = {name: how[name] for name in ("revision", "cache_dir", "force_download", "token", "local_files_only")}
-        file = folder / FILE if folder.is_dir() else hf_hub_download(model_id, FILE, **plain)
-        return cls(Learner.load(file), model_id)
-
-    def generate_model_card(self, *arguments: Any, **more: Any) -> Any:
-        """Fill in the card."""
-        learner = self.learner
-        answered, right = (sum(getattr(one, name) for one in learner.lessons) for name in ("answered", "right"))
-        low, high = interval(right, answered)
-        numbers = {"answered": answered, "right": right, "low": low, "high": high}
-        numbers["images"] = sum(info.images for info in learner.classes)
-        return super().generate_model_card(*arguments, learner=learner, name=self.name, **numbers, **more)
-
-
-def push_to_hub(learner: Any, name: str, **how: Any) -> str:
+def push_to_hub(learner: Learner, name: str, private: bool | None = None, token: str | None = None, **how: Any) -> str:
     """Publish a learner on a model hub as ``owner/name``, without pictures and names of sources; return the address.
 
     Args:
-        learner: a ``Learner``.
+        learner: a learner that can be taught.
         name: of the repository, which is made if it is absent.
-        how: ``private``, ``token`` and others, see ``huggingface_hub.ModelHubMixin``.
+        private: whether a new repository is private; default as the owner's settings say.
+        token: of the hub; default the one that was logged in with.
+        how: see ``huggingface_hub.HfApi.upload_folder``.
     """
     learner.check_teachable()
-    return str(OnHub(learner, name).push_to_hub(name, **how))
+    answered, right = (sum(getattr(one, key) for one in learner.lessons) for key in ("answered", "right"))
+    low, high = interval(right, answered)
+    numbers = {"answered": answered, "right": right, "low": low, "high": high}
+    numbers["images"] = sum(info.images for info in learner.classes)
+    config = {
+        "method": learner.method,
+        "backbone": learner.network.backbone,
+        "image_size": learner.image_size,
+        "classes": [info.name for info in learner.classes],
+    }
+    state = learner.state_dict()
+    state["pictures"] = [None] * len(state["pictures"])
+    state["lessons"] = [{**lesson, "source": ""} for lesson in state["lessons"]]
+    hub = HfApi(token=token)
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        write_learner(folder / FILE, learner.network, state, weights=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        card = jinja2.Template(CARD).render(learner=learner, name=name, **numbers)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        repository = hub.create_repo(name, private=private, exist_ok=True).repo_id
+        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
 
 
 def from_pretrained(name: str, **how: Any) -> Learner:
-    """Fetch a learner by ``name`` from a model hub, or from a folder; ``how`` as for ``push_to_hub``."""
-    return OnHub.from_pretrained(name, **how).learner
+    """Fetch a learner by ``owner/name`` from a model hub, or from a folder.
+
+    Args:
+        name: see above.
+        how: ``revision``, ``token`` and others, see ``huggingface_hub.hf_hub_download``.
+    """
+    folder = Path(name)
+    return Learner.load(folder / FILE if folder.is_dir() else hf_hub_download(name, FILE, **how))
