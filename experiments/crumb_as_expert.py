@@ -36,7 +36,7 @@ def together(experts: Sequence[FinishedRun], settings: RunSettings) -> float:
     """Accuracy in percent of the sum of the log-probabilities of runs on the test images of some settings."""
     tests, scores = open_stream(RunPlan.of(settings)).benchmark.test_stream, []
     for run in experts:
-        strategy, outputs = load_learner(run.folder / LEARNER, settings.device).strategy, OutputsPlugin()
+        strategy, outputs = load_learner(run.folder / LEARNER, settings.device)[0], OutputsPlugin()
         strategy.plugins.append(outputs)
         strategy.eval(tests)
         form = getattr(strategy, "statistics", StreamingLDA)  # a readout is a linear discriminant

@@ -87,7 +87,7 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
             f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson.images, lesson.nothing)}{source}{fixed}"
         )
         for doubt in lesson.doubts:
-            print_line(f"  {doubt}")
+            print_line(f"  {doubt.text}")
     if folder is None:
         return
     pictures = {f"lesson-{one.number}.jpg": one.picture for one in learner.lessons if one.picture}

@@ -65,7 +65,7 @@ def main(settings: TeachSettings) -> None:
         share = 100 * lesson.right / lesson.answered
         print(f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)")
     for doubt in lesson.doubts:
-        print(printable(f"{doubt} If not: crumb learner move {path} {doubt.label} RIGHT --lesson {lesson.number}"))
+        print(printable(f"{doubt.text} If not: crumb learner move {path} {doubt.label} RIGHT --lesson {lesson.number}"))
     if learner.clips_missing:
         second = "" if len(learner.classes) > 1 else "a second class, and then "
         print(

@@ -10,12 +10,10 @@ class ClassInfo:
     Attributes:
         name: its name.
         images: number of images learned.
-        bytes: what its own statistics take.
     """
 
     name: str
     images: int
-    bytes: int
 
 
 @dataclass(frozen=True)

@@ -126,8 +126,7 @@ class Classifier:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught."""
-        size, images = self.statistics.class_bytes, self.images
-        return [ClassInfo(str(self.names[number]), images[number], size(number)) for number in self.taught]
+        return [ClassInfo(name, count) for name, count in zip(self.names, self.images) if name is not None]
 
     def find(self, name: str) -> int:
         """Return a class's number.

@@ -5,7 +5,6 @@ resizing, which Pillow does, is written a second time.
 """
 
 import io
-import itertools
 import json
 import os
 import warnings
@@ -24,7 +23,7 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.sources import AT_A_TIME, clips_of
+from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.penultimate import unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
@@ -342,30 +341,28 @@ def onnx_graph(learner: Learner) -> bytes:
 def compare(learner: Learner, session: Any, images: Any) -> Parity:
     """Compare a learner with an ONNX Runtime session of its graph on images, as for ``Learner.predict_all``."""
     known, network = learner._classifier, learner.network
-    count, error, other, familiarity_error, other_known = 0, 0.0, 0, 0.0, 0
-    frames = (frame for clip in clips_of(images, on_bad="skip") for frame in clip.frames)
     whole = PixelTransform(network.image_size, network.interpolation)
     transform = known.looks.transform(network.image_size, network.interpolation)
-    while some := list(itertools.islice(frames, AT_A_TIME)):
-        resized = torch.stack([whole(image) for _, image in some]).permute(0, 2, 3, 1).contiguous().numpy()
-        pixels = torch.stack([transform(Image.fromarray(image)) for image in resized])
-        found = known.evidence(known.compute(network.model, pixels))
-        scores = (found.scores * known.statistics.temperature).numpy()
-        familiarity = known.confidence.familiarity(found).numpy()
-        same_input, same_familiarity = session.run(["scores", "familiarity"], {"images": resized})
-        familiarity_error = max(familiarity_error, _largest(same_familiarity - familiarity))
-        largest = np.abs(scores).max(1, keepdims=True).clip(1e-300)
-        error = max(error, _largest((same_input - scores) / largest))
-        found = known.evidence(known.compute(network.model, torch.stack([transform(image) for _, image in some])))
-        answers, known_ones = found.scores.argmax(1).tolist(), (known.confidence.familiarity(found) >= 0).tolist()
-        for (_, image), expected, is_known in zip(some, answers, known_ones):
-            answer, found_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
-            other += int(answer[0].argmax() != expected)
-            other_known += int(found_known[0] != is_known)
-        count += len(some)
-    if not count:
+
+    def answered(image: Image.Image) -> tuple[np.ndarray, float]:
+        found = known.evidence(known.compute(network.model, transform(image)[None]))
+        return (found.scores[0] * known.statistics.temperature).numpy(), float(known.confidence.familiarity(found))
+
+    found: list[tuple[float, float, bool, bool]] = []
+    for image in (image for clip in clips_of(images, on_bad="skip") for _, image in clip.frames):
+        resized = whole(image).permute(1, 2, 0).contiguous().numpy()
+        scores, familiarity = answered(Image.fromarray(resized))
+        its_scores, its_familiarity = session.run(["scores", "familiarity"], {"images": resized[None]})
+        score_error = _largest((its_scores[0] - scores) / max(1e-300, np.abs(scores).max()))
+        familiarity_error = _largest(its_familiarity - familiarity)
+        scores, familiarity = answered(image)
+        its_scores, its_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
+        other = bool(its_scores[0].argmax() != scores.argmax()), bool(its_known[0] != (familiarity >= 0))
+        found.append((score_error, familiarity_error, *other))
+    if not found:
         raise ValueError("none of the images to compare on could be read; give a folder with photos")
-    return Parity(count, error, other, familiarity_error, other_known)
+    score_errors, familiarity_errors, labels, known_ones = zip(*found)
+    return Parity(len(found), max(score_errors), sum(labels), max(familiarity_errors), sum(known_ones))
 
 
 def _largest(differences: np.ndarray) -> float:

@@ -6,7 +6,7 @@ to rebuild it. Neither holds paths.
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 from crumb_avalanche._version import __version__
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.lesson import now
+from crumb_avalanche.learner.lesson import Lesson, now
 from crumb_avalanche.learner.looks import LookWeights
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (
@@ -192,20 +192,10 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
     """
     arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
     described = {"arguments": arguments, "source": "the run's weights", "weights_sha256": None}
-    counts = {one["label"]: one for one in header.classes}
-    labels = range(max(counts, default=-1) + 1)
-    lesson = {
-        "images": {one["name"]: one["images"] for one in header.classes},
-        **dict.fromkeys(("clips", "answered", "right", "nothing"), 0),
-        "when": header.written,
-        "unread": (),
-        "notes": (),
-        "doubts": (),
-        "runtime": header.versions.get("runtime", "torch"),
-        "number": 1,
-        "source": "",
-        "id": int(sha256(repr(header).encode()).hexdigest()[:15], 16),  # the same for copies of the file
-    }
+    names = {one["label"]: one["name"] for one in header.classes}
+    images = {one["name"]: one["images"] for one in header.classes}
+    lesson = Lesson(images, 0, 0, 0, header.written, runtime=header.versions.get("runtime", "torch"))
+    lesson = replace(lesson, id=int(sha256(repr(header).encode()).hexdigest()[:15], 16))  # the same for copies
     try:
         weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}
         model, unused = state["strategy"]["model"], ("plastic_layers.head.", "calib")
@@ -215,10 +205,10 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
             "budget_bytes": header.budget_bytes,
             "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
             "looks": [1.0],
-            "lessons": [lesson],
+            "lessons": [lesson.state_dict()],
             "history": {"before": None, "kept": []},
             "pictures": [None],
-            "names": [str(counts[label]["name"]) if label in counts else None for label in labels],
+            "names": [names.get(label) for label in range(max(names, default=-1) + 1)],
             "statistics": state["strategy"]["method"],
             "confidence": Confidence().state_dict(),
             "look_losses": LookWeights(1).losses,

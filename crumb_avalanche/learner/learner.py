@@ -4,7 +4,7 @@ import contextlib
 import copy
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -142,18 +142,18 @@ class Learner(Predictor):
                 as it was.
         """
         self.check_teachable()
-        unread: list[BadImage] = []
+
+        def read(report: Callable[[BadImage], object]) -> Iterator[tuple[str, Clip]]:
+            clips = clips_of(source, label, on_bad=on_bad, report=report)
+            clips = clips if box is None else in_box(clips, box)
+            clips = clips if new_class else checked(clips, self._classifier.names)
+            return ((label_of(clip), clip) for clip in clips)
+
         with self._lock:
-            self._take_fastest_runtime()
             if not new_class:
                 check_class_folders(source if label is None else None, self._names)
                 check_near([] if label is None else [check_name(label)], self._names)
-            with self._restored_after_errors() as before:
-                clips = clips_of(source, label, on_bad=on_bad, report=unread.append)
-                clips = clips if box is None else in_box(clips, box)
-                clips = clips if new_class else checked(clips, self._classifier.names)
-                lesson, kept = self._learned(clips, label_of, unread, on_bad, progress)
-                return self._noted(lesson, source, before, kept)
+            return self._learned(source, read, on_bad, progress)
 
     def teach_nothing(
         self, source: Any, *, on_bad: OnBad = "raise", progress: Callable[[int], None] | None = None
@@ -173,36 +173,34 @@ class Learner(Predictor):
             ValueError: the method is another one. Else see ``teach``. After any error, the learner is as it was.
         """
         self.check_teachable()
-        unread: list[BadImage] = []
-        with self._lock:
-            self._take_fastest_runtime()
-            with self._restored_after_errors() as before:
-                clips = clips_of(source, "nothing", on_bad=on_bad, report=unread.append)
-                lesson, kept = self._learned(clips, lambda clip: NOTHING, unread, on_bad, progress)
-                return self._noted(lesson, source, before, kept)
+
+        def read(report: Callable[[BadImage], object]) -> Iterator[tuple[str, Clip]]:
+            return ((NOTHING, clip) for clip in clips_of(source, "nothing", on_bad=on_bad, report=report))
+
+        return self._learned(source, read, on_bad, progress)
 
     def _learned(
         self,
-        clips: Iterable[Clip],
-        name: Callable[[Clip], str],
-        unread: list[BadImage],
+        source: Any,
+        read: Callable[[Callable[[BadImage], object]], Iterator[tuple[str, Clip]]],
         on_bad: OnBad,
         progress: Callable[[int], None] | None,
-    ) -> tuple[Lesson, Kept]:
-        """Learn clips as one lesson, and keep what it is learned again from without another lesson."""
-        strip, kept = Strip(), Kept(self._history.room)
-        clips = map(strip.seeing, clips) if self.keep_pictures else clips
-        compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
-        lesson = learn(self._classifier, ((name(clip), compute(clip)) for clip in clips), unread, progress, kept.add)
-        check_not_empty(lesson)
-        return replace(lesson, picture=strip.jpeg()), kept
-
-    def _noted(self, lesson: Lesson, source: Any, before: Classifier, kept: Kept | None) -> Lesson:
-        """Add a lesson to the history, and return it with what tells it from others."""
-        number, runtime = self._history.next_number, str(self.runtime)
-        lesson = replace(lesson, number=number, source=name_of(source), runtime=runtime, id=secrets.randbits(63))
-        self._history = self._history.and_lesson(lesson, before, kept)
-        return lesson
+    ) -> Lesson:
+        """Learn the names and clips that ``read`` yields as one lesson, and add it to the history."""
+        unread: list[BadImage] = []
+        with self._lock, self._restored_after_errors() as before:
+            self._take_fastest_runtime()
+            strip, kept, named = Strip(), Kept(self._history.room), read(unread.append)
+            if self.keep_pictures:
+                named = ((name, strip.seeing(clip)) for name, clip in named)
+            compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
+            clips = ((name, compute(clip)) for name, clip in named)
+            lesson = learn(self._classifier, clips, unread, progress, kept.add)
+            check_not_empty(lesson)
+            told = {"number": self._history.next_number, "source": name_of(source), "runtime": str(self.runtime)}
+            lesson = replace(lesson, picture=strip.jpeg(), id=secrets.randbits(63), **told)  # type: ignore[arg-type]
+            self._history = self._history.and_lesson(lesson, before, kept)
+            return lesson
 
     @contextlib.contextmanager
     def _restored_after_errors(self) -> Iterator[Classifier]:

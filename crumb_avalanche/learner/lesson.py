@@ -17,8 +17,6 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, Frames, path_of
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.learner.sources import AT_A_TIME, batches
-from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.system.counted import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
@@ -49,7 +47,9 @@ class Doubt:
     other: str
     as_other: int
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """What speaks against the label, as a question."""
         return (
             f"{self.as_label} of {counted(self.frames, 'image')} looked like {self.label}, {self.as_other} like "
             f"{self.other}: is the label right?"
@@ -264,56 +264,3 @@ def _pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
             held = []
     if held:
         yield torch.cat(held)
-
-
-def values_of(
-    clip: Clip,
-    transform: Callable[[Image.Image], Tensor],
-    compute: Callable[[Tensor], Tensor],
-    report: Callable[[BadImage], object] | None,
-) -> Iterator[tuple[list[str], Tensor]]:
-    """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time.
-
-    Args:
-        clip: its frames are read.
-        transform: makes pixels of each; see ``Looks.transform``.
-        compute: function of a batch of pixels that returns ``(B, ...)`` values.
-        report: called with each image that is left out; ``None`` raises instead.
-
-    Raises:
-        BadFeaturesError: features are not finite or too large; names the first such image.
-    """
-    for paths, pixels in batches(clip.frames, AT_A_TIME, transform):
-        try:
-            values = _checked(compute, pixels)
-        except BadFeaturesError:
-            good = [place for place, path in enumerate(paths) if _usable(compute, path, pixels[place, None], report)]
-            if not good:
-                continue
-            # Together: an image may have other last digits alone.
-            paths, values = [paths[place] for place in good], _checked(compute, pixels[good])
-        yield paths, values
-
-
-def _usable(
-    compute: Callable[[Tensor], Tensor], path: str, image: Tensor, report: Callable[[BadImage], object] | None
-) -> bool:
-    try:
-        _checked(compute, image)
-    except BadFeaturesError as error:
-        if report is None:
-            raise BadFeaturesError(f"{path}: {error}", error.images) from error
-        report(BadImage(path, str(error)))
-        return False
-    return True
-
-
-def _checked(compute: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-    values = compute(pixels)
-    if values.is_floating_point() and not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
-        raise BadFeaturesError(
-            f"features must be finite and at most {LARGEST_FEATURE:g} in absolute value: leave the image out; if there "
-            "are many, look at the weights",
-            pixels,
-        )
-    return values

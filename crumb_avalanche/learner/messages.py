@@ -1,11 +1,9 @@
 """What a shared learner answers: one schema for the page, the API and all that is connected."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, Field
-
-from crumb_avalanche.learner.lesson import Lesson
 
 Version = Annotated[int, Field(description="number of changes since the server started, with this one")]
 
@@ -36,7 +34,7 @@ class Found(BaseModel):
     notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
 
 
-class Doubted(BaseModel):
+class Doubted(BaseModel, from_attributes=True):
     """What speaks against the label of a lesson."""
 
     text: Annotated[str, Field(description="how many of its images looked like what, before they were learned")]
@@ -71,7 +69,7 @@ class Learned(OfLesson):
     version: Version
 
 
-class Class(BaseModel):
+class Class(BaseModel, from_attributes=True):
     """A class that was taught."""
 
     name: str
@@ -108,9 +106,3 @@ class Forgotten(Changed):
     """A class was removed."""
 
     remains: Annotated[str, Field(description="of its images in what classes share; may be empty")]
-
-
-def of_lesson(lesson: Lesson) -> dict[str, Any]:
-    """Return the values of ``OfLesson``."""
-    doubts = [Doubted(text=str(one), label=one.label, other=one.other) for one in lesson.doubts]
-    return {"number": lesson.number, "images": lesson.images, "nothing": lesson.nothing, "doubts": doubts}

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -17,11 +18,11 @@ from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.boxes import Detector, boxes_of, cut_out
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
-from crumb_avalanche.learner.lesson import values_of
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.sources import batches, clips_of, clips_to_ask, is_array
-from crumb_avalanche.learner.watch import Smoothed, Watched, frames_of
+from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of, clips_to_ask, is_array
+from crumb_avalanche.learner.watch import Watched, frames_of, same_classes, together
+from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
 from crumb_avalanche.system.tensor_bytes import tensor_bytes
 
@@ -243,14 +244,24 @@ class Predictor:
         self._check_taught()
         self._take_fastest_runtime()
         path, frames = frames_of(source, bgr, live, fps)
-        smoothed = Smoothed(self, window)
+        held: deque[tuple[float, Any]] = deque()  # evidence of the last seconds
+        told: str | None = None  # what the last change was to
+        since = "", 0.0  # what is answered, and since when
         for seconds, image, dropped in frames:
             ((_, pixels),) = batches([(path, image)], 1, self._transform)
             values = self._compute(pixels)
             with self._lock:
-                classifier = self._classifier
-                names, known, changed = smoothed.add(seconds, classifier.evidence(values))
-            yield Watched(*names[0], known, tuple(names[1:]), path, time=seconds, changed=changed, dropped=dropped)
+                found = self._classifier.evidence(values)
+                held.append((seconds, found))
+                while held[0][0] < seconds - window or not same_classes(held[0][1], found):
+                    held.popleft()
+                names, known = self._classifier.ranked(together([one for _, one in held]))[-1]
+            shown = "unknown" if known is False else f"class {names[0][0]}"
+            since = since if since[0] == shown else (shown, seconds)
+            changed = shown != told and seconds - since[1] >= window / 2
+            told = shown if changed else told
+            (label, share), *others = names
+            yield Watched(label, share, known, tuple(others), path, time=seconds, changed=changed, dropped=dropped)
 
     def _check_taught(self) -> None:
         if not self.classes:
@@ -264,9 +275,11 @@ class Predictor:
         paths = [path for some, _ in found for path in some]
         with self._lock:
             ranked = self._classifier.ranked(self._classifier.evidence(torch.cat([some for _, some in found])))
-        *each, together = ((*names[0], known, tuple(names[1:])) for names, known in ranked)
-        frames = tuple(Answer(*one, path, clip.label) for one, path in zip(each, paths))
-        return frames, frames[0] if len(frames) == 1 else Answer(*together, clip.path, clip.label, frames)
+        *each, whole = [
+            Answer(label, share, known, tuple(others), truth=clip.label) for ((label, share), *others), known in ranked
+        ]
+        frames = tuple(replace(one, path=path) for one, path in zip(each, paths))
+        return frames, frames[0] if len(frames) == 1 else replace(whole, path=clip.path, frames=frames)
 
     @property
     def explains(self) -> bool:
@@ -298,8 +311,35 @@ class Predictor:
         return torch.nn.functional.interpolate(shares[None, None], self.image_size, mode="bilinear")[0, 0].float()
 
     def _values(self, clip: Clip, report: Callable[[BadImage], object] | None) -> Iterator[tuple[list[str], Tensor]]:
-        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time."""
-        return values_of(clip, self._transform, self._compute, report)
+        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time.
+
+        Args:
+            clip: its frames are read.
+            report: called with each image whose features cannot be used, which is left out; ``None`` raises instead.
+
+        Raises:
+            BadFeaturesError: features are not finite or too large; names the first such image.
+        """
+        for paths, pixels in batches(clip.frames, AT_A_TIME, self._transform):
+            try:
+                values = self._compute(pixels)
+            except BadFeaturesError:
+                good = [place for place, path in enumerate(paths) if self._usable(path, pixels[place, None], report)]
+                if not good:
+                    continue
+                # Together: an image may have other last digits alone.
+                paths, values = [paths[place] for place in good], self._compute(pixels[good])
+            yield paths, values
+
+    def _usable(self, path: str, image: Tensor, report: Callable[[BadImage], object] | None) -> bool:
+        try:
+            self._compute(image)
+        except BadFeaturesError as error:
+            if report is None:
+                raise BadFeaturesError(f"{path}: {error}", error.images) from error
+            report(BadImage(path, str(error)))
+            return False
+        return True
 
     @property
     def _transform(self) -> Callable[[Any], Tensor]:
@@ -307,7 +347,14 @@ class Predictor:
 
     def _compute(self, pixels: Tensor) -> Tensor:
         with self._lock:  # the network's hooks serve one batch at a time
-            return self._classifier.compute(self.network.model, pixels)
+            values = self._classifier.compute(self.network.model, pixels)
+        if not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
+            raise BadFeaturesError(
+                f"features must be finite and at most {LARGEST_FEATURE:g} in absolute value: leave the image out; if "
+                "there are many, look at the weights",
+                pixels,
+            )
+        return values
 
 
 def _is_photo(source: Any) -> bool:

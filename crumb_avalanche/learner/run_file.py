@@ -196,7 +196,7 @@ class RunAnswers:
         model, sha256 = self._strategy.model, self.header.weights_sha256
         self.network = FrozenNetwork(model, arguments, "the run's weights", sha256)
         self.names = [one["name"] for one in classes]
-        self.classes = [ClassInfo(one["name"], one["images"], 0) for one in classes]
+        self.classes = [ClassInfo(one["name"], one["images"]) for one in classes]
         self.confidence = Confidence()  # without records
         self._labels = [one["label"] for one in classes]
         self._outputs = OutputsPlugin()

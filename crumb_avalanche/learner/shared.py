@@ -30,7 +30,6 @@ from crumb_avalanche.learner.messages import (
     Learned,
     Learning,
     Listed,
-    of_lesson,
 )
 from crumb_avalanche.system.counted import counted
 
@@ -96,7 +95,7 @@ class SharedLearner:
         """Describe what was learned."""
         learner = self._asked
         return Classes(
-            classes=[Class(name=info.name, images=info.images) for info in learner.classes],
+            classes=[Class.model_validate(info) for info in learner.classes],
             bytes=learner.bytes,
             budget_bytes=learner.budget_bytes,
             lessons=len(learner.lessons),
@@ -109,19 +108,9 @@ class SharedLearner:
 
     def lessons(self) -> list[Listed]:
         """Describe the lessons, in order."""
-        undoable = set(self._asked.undoable)
-        return [
-            Listed(
-                **of_lesson(lesson),
-                source=lesson.source,
-                when=lesson.when,
-                answered=lesson.answered,
-                right=lesson.right,
-                picture=bool(lesson.picture),
-                can_undo=lesson.number in undoable,
-            )
-            for lesson in self._asked.lessons
-        ]
+        lessons, undoable = self._asked.lessons, self._asked.undoable
+        told = [{"picture": bool(one.picture), "can_undo": one.number in undoable} for one in lessons]
+        return [Listed.model_validate({**vars(one), **more}) for one, more in zip(lessons, told)]
 
     def picture(self, number: int) -> bytes:
         """Return a JPEG of a lesson; empty if there is none."""
@@ -188,14 +177,6 @@ class SharedLearner:
 
         return _learned(*await self.change(teach))
 
-    async def move(self, old: str, new: str, lesson: int | None = None, new_class: bool = False) -> Changed:
-        """Correct a wrong label: make the images of a class those of another one; see ``Learner.move``."""
-        return await self._changed(lambda learner: learner.move(old, new, lesson, new_class))
-
-    async def rename(self, old: str, new: str, new_class: bool = False) -> Changed:
-        """Give a class another name; see ``Learner.rename``."""
-        return await self._changed(lambda learner: learner.rename(old, new, new_class))
-
     async def forget(self, name: str) -> Forgotten:
         """Remove a class; see ``Learner.forget``."""
         remains, version = await self.change(lambda learner: learner.forget(name))
@@ -205,7 +186,8 @@ class SharedLearner:
         """Take a lesson back; see ``Learner.undo``."""
         return _learned(*await self.change(lambda learner: learner.undo(lesson)))
 
-    async def _changed(self, action: Callable[[Learner], None]) -> Changed:
+    async def changed(self, action: Callable[[Learner], None]) -> Changed:
+        """Change the learner as ``change`` does, by an action that returns nothing."""
         return Changed(version=(await self.change(action))[1])
 
     def _frames(self, images: Iterable[tuple[str, bytes]], notes: list[str]) -> Frames:
@@ -229,7 +211,7 @@ class SharedLearner:
                 raise ValueError("this cannot be taken back: something else was changed meanwhile")
             self._taught = _copy(self._before, self._networks[0])
 
-        return await self._changed(revert)
+        return await self.changed(revert)
 
     async def change(self, action: Callable[[Learner], Result]) -> tuple[Result, int]:
         """Change the learner and save it; return what the action returns, and the version of the learner.
@@ -315,7 +297,7 @@ class _Queue:
 
 
 def _learned(lesson: Lesson, version: int) -> Learned:
-    return Learned(**of_lesson(lesson), notes=list(lesson.notes), version=version)
+    return Learned.model_validate({**vars(lesson), "version": version})
 
 
 def _copy(learner: Learner, network: Any) -> Learner:

@@ -5,7 +5,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -41,49 +40,15 @@ class Watched(Answer):
         return {**super().as_dict(), "time": round(self.time, 3), "changed": self.changed, "dropped": self.dropped}
 
 
-class Smoothed:
-    """Answers that are smoothed over a window of time, and the moments at which they change.
-
-    An answer is that for all frames of the last ``window`` seconds as one clip: means of their scores. It changes once
-    another class, or unknown, is answered for half a window without interruption, by two frames at least.
-
-    Args:
-        predictor: what answers; its classifier may be replaced between frames.
-        window: seconds; 0 answers for each frame alone.
-    """
-
-    def __init__(self, predictor: Any, window: float):
-        self.predictor, self.window = predictor, window
-        self._found: deque[tuple[float, Any]] = deque()
-        self._told: str | None = None  # what the last change was to
-        self._since: tuple[str, float] | None = None  # what is answered, and since when
-
-    def add(self, now: float, found: Any) -> tuple[list[tuple[str, float]], bool | None, bool]:
-        """Add the evidence of a frame; return classes with probabilities, whether it is known, and changed."""
-        self._found.append((now, found))
-        while self._found[0][0] < now - self.window or not _same_classes(self._found[0][1], found):
-            self._found.popleft()
-        names, known = self.predictor._classifier.ranked(_together([one for _, one in self._found]))[-1]
-        shown = "" if known is False else names[0][0]
-        if self._since is None or self._since[0] != shown:
-            self._since = shown, now
-            held = self.window == 0
-        else:
-            held = now - self._since[1] >= self.window / 2
-        changed = held and shown != self._told
-        if changed:
-            self._told = shown
-        return names, known, changed
-
-
-def _same_classes(one: Any, other: Any) -> bool:
+def same_classes(one: Any, other: Any) -> bool:
     """Whether two frames have values of the same classes and kinds: a lesson may come between them."""
     if not isinstance(one, Evidence):
         return True
     return torch.equal(one.labels, other.labels) and (one.apart is None) == (other.apart is None)
 
 
-def _together(found: list[Any]) -> Any:
+def together(found: list[Any]) -> Any:
+    """Return the evidence of frames as that of a clip."""
     if not isinstance(found[0], Evidence):
         return torch.cat(found)
     last = found[-1]

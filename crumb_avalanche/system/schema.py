@@ -114,16 +114,15 @@ def _name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Whole(Rule):
-    """A whole number from ``low`` to ``high``; a name as ``high`` is the index of one of so many."""
+    """A whole number from ``low`` to ``high``."""
 
     low: int = 0
-    high: int | str = 2**63 - 1
+    high: int = 2**63 - 1
     size: str | None = None  # whose length it is
 
     def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        high = context.bound(self.high)
-        if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= high:
-            return f"a whole number from {self.low:,} to {high:,}"
+        if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
+            return f"a whole number from {self.low:,} to {self.high:,}"
         if self.size is not None and not context.same(self.size, value):
             return context.shown(self.size)
         return None
@@ -251,7 +250,7 @@ class Array(Rule):
     Args:
         dtype: its type, or several.
         shape: numbers or names of sizes; ``...`` at the end for any further ones.
-        low, high: of its values; a name as ``high`` as for ``Whole``.
+        low, high: of its values; a name as ``high`` is the index of one of so many.
         but: a value besides these: ``nan`` or ``-inf``.
     """
 

@@ -177,18 +177,9 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
 
     broker, got, began = Mosquitto(tmp_path), Counter(), time.monotonic()
     (tmp_path / "red.png").write_bytes(photo("red", 7))
-    command = [
-        sys.executable,
-        "-m",
-        "crumb_avalanche.cli",
-        "connect",
-        "mqtt",
-        str(learner_file),
-        "--topic",
-        "cam/events",
-    ]
-    command += ["--broker", f"127.0.0.1:{broker.port}", "--user", "cam", "--password-file", str(tmp_path / "password")]
-    command += ["--ca", broker.pem, "--images", str(tmp_path), "--threads", "1", "--runtime", "torch"]
+    command = [sys.executable, "-m", "crumb_avalanche.cli", "connect", "mqtt", learner_file, "--topic", "cam/events"]
+    command += ["--broker", f"127.0.0.1:{broker.port}", "--user", "cam", "--password-file", tmp_path / "password"]
+    command += ["--ca", broker.pem, "--images", tmp_path, "--threads", "1", "--runtime", "torch"]
     output = open(tmp_path / "output", "a")  # noqa: SIM115
 
     def served():

@@ -31,9 +31,6 @@ def test_calibration_error_by_hand():
     assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
     assert expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
     assert expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
-
-
-def test_a_probability_on_a_border_is_in_the_lower_bin():
     # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75 expected, 1 right of 2.
     error = expected_calibration_error(torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2)
     assert error == pytest.approx(0.25 / 2)
@@ -55,6 +52,7 @@ def test_temperature_of_a_made_example():
 
     The slopes of likelihood and prior are equal at the result; more lessons bring it closer to 4 / log 3.
     """
+    assert Confidence().temperature(made([[1.0, 0]])) == 1  # the usual one
     distances = []
     for lessons in (20, 100, 500):
         confidence = Confidence(capacity=8000)
@@ -67,10 +65,6 @@ def test_temperature_of_a_made_example():
         assert confidence.probabilities(evidence)[0].tolist() == pytest.approx([share, 1 - share])
         distances.append(4 / math.log(3) - temperature)
     assert distances[0] > distances[1] > distances[2] and distances[2] < 0.5
-
-
-def test_temperature_without_records_is_the_usual_one():
-    assert Confidence().temperature(made([[1.0, 0]])) == 1
 
 
 def test_a_long_lesson_counts_as_much_as_a_short_one():
@@ -172,15 +166,12 @@ def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
     assert torch.equal(confidence.known(evidence), confidence.familiarity(evidence) >= 0)
 
 
-def test_a_capacity_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"capacity is 0; give at least 1"):
-        Confidence(0)
-
-
 # Records
 
 
 def test_what_is_no_record():
+    with pytest.raises(ValueError, match=r"capacity is 0; give at least 1"):
+        Confidence(0)
     confidence = Confidence()
     confidence.observe(made([[1.0, 2.0]], labels=[3, 5]), 4)
     assert len(confidence) == 0, "a new class has no score"

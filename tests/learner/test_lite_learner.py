@@ -1,6 +1,4 @@
-"""EfficientNet-Lite0 with the weights of its package: in each runtime, exported, kept in a file, cut by name."""
-
-import copy
+"""EfficientNet-Lite0 with the weights of its package: exported, kept in a file, cut by name."""
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.models import backbone_names, weights
 from crumb_avalanche.models.backbone_names import default_backbone, package_of_weights
 from crumb_avalanche.models.networks import EfficientNetLite
-from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.models.weights import in_order, packaged_weights
 
@@ -28,24 +25,6 @@ def learner():
     for name, some in zip("ab", IMAGES):
         learner.teach(some, name)
     return learner
-
-
-@pytest.mark.parametrize(
-    ("runtime", "packages", "most"),
-    [
-        ("onnxruntime", ("onnx", "onnxruntime"), 1e-5),
-        pytest.param("compiled", (), 1e-5, marks=pytest.mark.slow),
-    ],
-)
-def test_a_runtime_computes_its_maps(learner, runtime, packages, most):
-    for package in packages:
-        pytest.importorskip(package)
-    model, pixels = copy.deepcopy(learner.network.model), torch.from_numpy(IMAGES[0]).permute(0, 3, 1, 2)
-    expected = model.extract(pixels)
-    assert use_runtime(model, runtime).name == runtime
-    maps = model.extract(pixels)
-    assert 0 < float((maps - expected).norm() / expected.norm()) < most
-    assert torch.equal(model.extract(pixels[3:4]), maps[3:4])
 
 
 def test_new_learners_take_it_where_its_weights_are(crumb, clips, tmp_path, monkeypatch):

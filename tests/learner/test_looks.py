@@ -8,7 +8,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import Evidence
-from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.looks import Looks, LookWeights
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
@@ -102,12 +102,6 @@ def test_the_look_that_is_right_before_learning_counts_more():
     assert first.weights().tolist() == pytest.approx([0.5, 0.5])
 
 
-def test_one_look_has_the_weight_one():
-    weights = LookWeights(1)
-    weights.observe(torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), 1)
-    assert weights.weights().tolist() == [1]
-
-
 def test_it_answers_by_the_object_where_the_surroundings_mislead(weights_file):
     red, green, blue, grey = (200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 120)
     right = {}
@@ -160,7 +154,3 @@ def test_a_usual_threshold_of_the_cosine_holds_until_one_is_fitted():
     found = Evidence(5 * torch.eye(3).double()[:2], torch.arange(3), torch.ones(3).long(), typicality)
     assert Confidence(usual=0.4).known(found).tolist() == [False, True]
     assert Confidence().known(found).tolist() == [True, True]
-
-
-def test_the_default_is_the_middle(weights_file):
-    assert Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE).looks == LOOKS == (0.6,)

@@ -1,10 +1,8 @@
-"""Learner files of runs: a new process answers as the run did."""
+"""Learner files of runs: what is built of a file answers as the run did."""
 
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 
 import numpy as np
@@ -12,7 +10,9 @@ import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
 from variants import VARIANTS, entry_of
+from watched import Answers
 
+from benchmarks_toybox_ilab import ClipFolder, pixel_transform
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.file import holds_weights, read_header
@@ -41,28 +41,6 @@ REST = [name for name in KEPT if name not in QUICK]
 SIZE = 32
 LEARNING = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
 NETWORK = dict(name="small_cnn", n_classes=6, image_size=SIZE)
-
-# Answers of learner files to the test images of their runs, in a process that knows nothing of the runs.
-ANSWER = """
-import sys, warnings
-import numpy as np
-import torch
-warnings.simplefilter("ignore")
-sys.path[:0] = sys.argv[1].split(":")
-from watched import Answers
-from benchmarks_toybox_ilab import ClipFolder, pixel_transform
-from crumb_avalanche.learner.run_file import load_learner
-torch.set_num_threads(1)
-for folder in sys.argv[3:]:
-    strategy, header = load_learner(f"{folder}/learner.safetensors")
-    size = header.transform["size"]
-    stream = ClipFolder(sys.argv[2], train_transform=pixel_transform(size), eval_transform=pixel_transform(size))
-    answers = Answers()
-    strategy.plugins.append(answers)
-    strategy.eval(stream.test_stream)
-    rows = np.concatenate([list(test.dataset.frame_row) for test in stream.test_stream])
-    np.savez(f"{folder}/again.npz", answer=np.asarray(answers.given)[np.argsort(rows, kind="stable")])
-"""
 
 
 def run_of(name, clips, folder):
@@ -94,17 +72,19 @@ def runs(tmp_path_factory, clips):
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param(REST, marks=pytest.mark.slow)])
-def test_a_new_process_gives_the_answers_of_the_run(runs, clips, names):
-    command = [sys.executable, "-c", ANSWER, ":".join(sys.path), str(clips), *(str(runs(name)) for name in names)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_file_alone_gives_the_answers_of_the_run(runs, clips, names):
     several = 0
     for name in names:
-        folder = runs(name)
+        folder, answers = runs(name), Answers()
         expected = read_predictions(folder)["answer"]
         several += len(set(expected)) > 1
-        assert np.array_equal(np.load(folder / "again.npz")["answer"], expected), name
-        header = read_header(folder / LEARNER)
+        strategy, header = load_learner(folder / LEARNER)
+        transform = pixel_transform(header.transform["size"])
+        stream = ClipFolder(clips, train_transform=transform, eval_transform=transform)
+        strategy.plugins.append(answers)
+        strategy.eval(stream.test_stream)
+        rows = np.concatenate([list(test.dataset.frame_row) for test in stream.test_stream])
+        assert np.array_equal(np.asarray(answers.given)[np.argsort(rows, kind="stable")], expected), name
         entry, method = entry_of(name)
         assert header.strategy == entry.name and method.items() <= header.method.items()
         assert {one["name"] for one in header.classes} == {"apple", "box", "cup", "dice"}
@@ -183,16 +163,13 @@ def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
 def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_path):
     shutil.copytree(runs("er"), tmp_path / "run")
     photo = next(clips.rglob("*.png"))
-    for name in ("ledger.json", "result.json"):
-        text = (tmp_path / "run" / name).read_text()
-        (tmp_path / "run" / name).write_text(re.sub(r"\d", "7", text, count=1))
+    result = tmp_path / "run" / "result.json"
+    for text in (re.sub(r"\d", "7", result.read_text(), count=1), "{"):
+        result.write_text(text)
         code, out, err = crumb("predict", tmp_path / "run", photo)
-        assert code == 1 and not out and f"{name} is not what the run wrote" in err and "restore it" in err
+        assert code == 1 and not out and "result.json is not what the run wrote" in err and "restore it" in err
         assert crumb("predict", tmp_path / "run" / LEARNER, photo)[0] == 0
-        (tmp_path / "run" / name).write_text(text)
-    (tmp_path / "run" / "result.json").write_text("{")
-    assert "result.json is not what the run wrote" in crumb("predict", tmp_path / "run", photo)[2]
-    (tmp_path / "run" / "result.json").unlink()
+    result.unlink()
     assert crumb("predict", tmp_path / "run", photo)[0] == 0
 
 

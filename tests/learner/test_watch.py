@@ -58,7 +58,7 @@ def test_frames_together_have_the_evidence_of_a_clip_also_against_nothing(learne
     learner.teach_nothing(images(3, 4, seed=9))
     known, frames = learner._classifier, images(1, 5, seed=8)
     values = torch.cat([learner._compute(learner._transform(Image.fromarray(one))[None]) for one in frames])
-    joined = watch._together([known.evidence(values[place, None]) for place in range(5)])
+    joined = watch.together([known.evidence(values[place, None]) for place in range(5)])
     whole = known.evidence(values)
     assert joined.apart is not None and len(joined.apart) == 5
     for one, other in zip(joined, whole, strict=True):

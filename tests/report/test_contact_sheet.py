@@ -16,7 +16,7 @@ from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
 class Stub:
     """Answers that a clip shows what its path says: ``LABEL CONFIDENCE``."""
 
-    method, image_size, classes = "stub", 16, [ClassInfo("a", 1, 1), ClassInfo("b", 1, 1)]
+    method, image_size, classes = "stub", 16, [ClassInfo("a", 1), ClassInfo("b", 1)]
     note, explains = "", False
 
     def predict_all(self, clip):
