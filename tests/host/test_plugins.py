@@ -19,7 +19,7 @@ from host_strategies import STORING, our_strategy
 
 from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, ImageBuffer
 from crumb_avalanche.memory.packing import bits_per_code, pack
-from crumb_avalanche.methods.penalties import SISettings, StreamSI
+from crumb_avalanche.methods.penalties import StreamSI
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -65,7 +65,7 @@ BESIDE = {
     "test_lwf": lambda: LwFPlugin(alpha=1.0, temperature=2),
     "test_mas": lambda: MASPlugin(lambda_reg=1.0, alpha=0.5),
     "test_rwalk": lambda: RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=2),
-    "our si": lambda: StreamSI(SISettings(weight=0.1, damping=0.1)),
+    "our si": lambda: StreamSI(recipe=None),  # with the usual settings
     "test_replay": lambda: ReplayPlugin(mem_size=12),
 }
 
