@@ -249,43 +249,34 @@ def cifar100_pixels(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
 
 
-def write_cifar100_archive(
-    path: Path, classes: tuple[str, ...] = ("apple", "train"), sizes: tuple[int, int] = (3, 2), names: bool = True
-) -> dict[str, str]:
-    """Write CIFAR-100 in its distributed form; `sizes` gives the number of images per class in the two splits.
+def write_cifar100_archive(path: Path) -> str:
+    """Write two classes of CIFAR-100 in its distributed form, three training and two test images each.
 
     Image n of both splits together has `cifar100_pixels(n)`, and is called `<class>_s_<n>.png`; labels take turns.
 
     Returns:
-        The MD5 checksum of each file in the archive, and of the archive as "".
+        The MD5 checksum of the archive.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    contents, number = {"meta": {"fine_label_names": list(classes)}}, 0
-    for split, size in zip(("train", "test"), sizes):
-        labels = [place % len(classes) for place in range(size * len(classes))]
-        numbers = range(number, number + len(labels))
-        number += len(labels)
-        pixels = [cifar100_pixels(image).transpose(2, 0, 1).reshape(-1) for image in numbers]
-        contents[split] = {"data": np.array(pixels), "fine_labels": labels}
-        if names:
-            contents[split]["filenames"] = [f"{classes[x]}_s_{n:06d}.png" for x, n in zip(labels, numbers)]
-    checksums = {}
+    classes = ("apple", "train")
+    contents = {"meta": {"fine_label_names": list(classes)}}
+    for split, numbers in (("train", range(6)), ("test", range(6, 10))):
+        pixels = [cifar100_pixels(number).transpose(2, 0, 1).reshape(-1) for number in numbers]
+        contents[split] = {"data": np.array(pixels), "fine_labels": [number % 2 for number in numbers]}
+        contents[split]["filenames"] = [f"{classes[number % 2]}_s_{number:06d}.png" for number in numbers]
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             pickled = pickle.dumps(content, protocol=2)
-            checksums[name] = hashlib.md5(pickled, usedforsecurity=False).hexdigest()
             info = tarfile.TarInfo(f"cifar-100-python/{name}")
             info.size = len(pickled)
             archive.addfile(info, io.BytesIO(pickled))
-    return checksums | {"": hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()}
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def image_tree_names(
-    folders: dict[str, int], classes: Iterable[str], ending: str = ".png", stem: str = "{class_name}_{number}"
-) -> list[str]:
+def image_tree_names(folders: dict[str, int], classes: Iterable[str], ending: str = ".png") -> list[str]:
     """Names of a tree of single images: `train/apple/apple_0.png`, `folders` gives the number per class."""
     names = [(folder, name, number) for folder, count in folders.items() for name in classes for number in range(count)]
-    return [f"{folder}/{name}/{stem.format(class_name=name, number=number)}{ending}" for folder, name, number in names]
+    return [f"{folder}/{name}/{name}_{number}{ending}" for folder, name, number in names]
 
 
 def write_tiny_imagenet(root: Path, classes: Iterable[str], train: int = 2, test: int = 1) -> Path:
@@ -322,7 +313,7 @@ def clear_names(classes=("baseball", "bus"), buckets=range(11), images=1) -> lis
     return [f"{split}/labeled_images/{bucket}/{name}/{image}.jpg" for split, bucket, name, image in images]
 
 
-def write_stream51(root: Path, classes=("airplane", "bear"), novel: int = 2) -> Path:
+def write_stream51(root: Path, classes=("airplane", "bear")) -> Path:
     """Stream-51 with its lists: two clips of three frames and two test images of each class; boxes are whole images."""
     box, train, test = [12, 0, 8, 0], [], []
     for number, name in enumerate(classes):
@@ -330,7 +321,7 @@ def write_stream51(root: Path, classes=("airplane", "bear"), novel: int = 2) -> 
             path = f"train/{number + 1}-{name}/{clip:03d}_000_{frame:05d}.jpg"
             train.append([number, clip, 0, frame, [12, 8], box, path])
         test += [[number, [12, 8], box, f"test/{2 * number + image:06d}.jpg"] for image in range(2)]
-    test += [[51, [12, 8], box, f"test/{900 + image:06d}.jpg"] for image in range(novel)]
+    test += [[51, [12, 8], box, f"test/{900 + image:06d}.jpg"] for image in range(2)]
     write_files(root, [entry[-1] for entry in train + test])
     for split, entries in (("train", train), ("test", test)):
         (root / f"Stream-51_meta_{split}.json").write_text(json.dumps(entries))

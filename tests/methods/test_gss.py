@@ -45,9 +45,10 @@ def test_the_maximally_spread_set_is_found_and_kept(seed):
 
 
 def test_scores_by_hand_while_the_buffer_fills():
-    rule, held = offered(torch.tensor([[2.0, 0], [0, 1], [3, 3], [0, -1], [0, 0]]), 6)
-    assert held == {slot: slot for slot in range(5)}  # in the stream's order
-    assert torch.allclose(rule.scores[:5], torch.tensor([1.1, 1, 1 + 0.5**0.5, 1, 1]), atol=1e-6)
+    for batch in (1, 5):  # frames of a batch are compared with those of it that were stored before them
+        rule, held = offered(torch.tensor([[2.0, 0], [0, 1], [3, 3], [0, -1], [0, 0]]), 6, batch=batch)
+        assert held == {slot: slot for slot in range(5)}  # in the stream's order
+        assert torch.allclose(rule.scores[:5], torch.tensor([1.1, 1, 1 + 0.5**0.5, 1, 1]), atol=1e-6)
 
 
 def test_replacement_has_the_papers_chances():

@@ -150,7 +150,7 @@ IMAGES = {
 
 def test_the_distribution_of_cifar100_is_written_without_loss_and_resumes(tmp_path, run, publish):
     archive = tmp_path / "served/cifar-100-python.tar.gz"
-    publish("cifar100", archive.as_uri(), write_cifar100_archive(archive)[""])
+    publish("cifar100", archive.as_uri(), write_cifar100_archive(archive))
     root, seen = tmp_path / "root", []
 
     @contextmanager
