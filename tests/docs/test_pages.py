@@ -76,10 +76,11 @@ def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]
     return dead
 
 
-def test_links_and_names_of_tests_lead_somewhere(texts, made):
-    named = {(name, test) for name, text in texts.items() for test in re.findall(r"\btests/[\w/]+\.\w+", text)}
-    others = ("CHANGELOG.md", "docs/contrib.md")  # name tests of earlier versions, and of Avalanche
-    assert {(name, test) for name, test in named if not (ROOT / test).exists() and name not in others} == set()
+def test_links_and_names_of_files_lead_somewhere(texts, made):
+    file = r"\btests/[\w/]+\.\w+|(?<=`)(?:experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)/[a-z0-9_/]+\.\w+"
+    named = {(name, path) for name, text in texts.items() for path in re.findall(file, text)}
+    others = ("CHANGELOG.md", "docs/contrib.md")  # name files of earlier versions, and of Avalanche
+    assert {(name, path) for name, path in named if not (ROOT / path).exists() and name not in others} == set()
     assert {name: dead for name, text in texts.items() if (dead := dead_links(name, text, texts, made))} == {}
     text = "[a](none.md) [b](how.md#nowhere) [c](how.md#start) [d](cli/run.md#your-data) [e](#here)\n"
     assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
@@ -99,14 +100,6 @@ def test_commands_of_crumb_parse(texts):
                 pytest.fail(f"{name}: {' '.join(words)}: {error}")
             count += 1
     assert count > 50
-
-
-def test_files_that_pages_name_exist(texts):
-    folder = "(?:tests|experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)"
-    others = {"docs/contrib.md", "CHANGELOG.md"}  # Avalanche's files, and those of the past
-    for name, text in texts.items():
-        paths = re.findall(rf"`({folder}/[a-z0-9_/]+\.\w+)`", text) if name not in others else []
-        assert not [path for path in paths if not (ROOT / path).exists()], name
 
 
 def test_other_commands_exist_and_snippets_are_python(texts):
