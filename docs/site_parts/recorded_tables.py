@@ -12,6 +12,7 @@ from site_parts.csv_tables import (
     floats,
     grouped,
     markdown,
+    marked,
     mean_of,
     mean_text,
     read,
@@ -58,6 +59,13 @@ def recorded(name: str) -> str:
     return markdown(header, rows)
 
 
+def test_or_development() -> str:
+    """Return the table of which data settings were chosen on, by learner."""
+    names = ["data", "`recommended`", "CRUMB, `--preset tuned`", "looks", "unknown"]
+    _, *rows = rows_of("test_or_development")
+    return markdown(names, [[DATA_SETS.get(name, name), *cells] for name, *cells in rows], len(names))
+
+
 def rival_settings() -> str:
     """Return the best settings of each classifier in ``rival_settings.csv``, and the range of all that were tried."""
     groups: dict[tuple[str, str], list[tuple[float, str]]] = {}
@@ -71,10 +79,10 @@ def rival_settings() -> str:
 
 
 ASKED = {
-    "other": "taught object, another one's photo",
-    "new": "held-out object, new photo",
-    "size 0.33": "at 0.3 of the height",
-    "dark": "in the dark",
+    "other": "taught object, on another photo",
+    "new": "held-out object, on a new photo",
+    "size 0.33": "held-out, at 0.3 of the height",
+    "dark": "held-out, in 0.45 of the light",
     "empty": "empty photo called known",
 }
 
@@ -139,7 +147,7 @@ def crumb_as_expert() -> str:
                 difference = f"{found.mean:+.1f}{between}"
             cells += [mean_of(lines), difference]
         rows.append(cells)
-    return markdown(["row", *[cell for name in streams for cell in (DATA_SETS[name], "difference")]], rows)
+    return markdown(["row", *[cell for name in streams for cell in (marked(name), "difference")]], rows)
 
 
 def bytes_dial() -> str:
@@ -150,7 +158,7 @@ def bytes_dial() -> str:
     for stream, row in dict.fromkeys((stream, row) for stream, row, _ in groups):
         fixed = groups.get((stream, row, "0"), [])
         least = max(map(int, floats(fixed, "memory_bytes")), default=0)
-        cells = [DATA_SETS[stream], LABELS["bytes_dial"][row]]
+        cells = [marked(stream), LABELS["bytes_dial"][row]]
         for budget in budgets:
             lines = fixed if fixed and budget >= least else groups.get((stream, row, str(budget)), [])
             cells.append(mean_text(floats(lines, "accuracy")))

@@ -16,7 +16,6 @@ if __name__ == "__main__":
 
 from site_parts import paper_tables, recorded_tables
 from site_parts.csv_tables import (
-    DATA_SETS,
     DOCS,
     LABELS,
     RECORDED,
@@ -26,6 +25,7 @@ from site_parts.csv_tables import (
     floats,
     grouped,
     markdown,
+    marked,
     mean_of,
     mean_text,
     protocol_text,
@@ -61,15 +61,14 @@ def recommended_lines(benchmark: str) -> dict[str, Lines]:
 
 def recommended(small: str = "") -> str:
     """Return the table of the recommended preset, its parts and its rivals; ``small``: at a second, smaller budget."""
-    streams = {"eth80": " (development)", "cifar100": "", "tiny_imagenet": ""}
-    streams |= {"sign_digits": " (development)", "toy_dots": " (development)"}
+    streams = ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")
     benchmarks = {name: recommended_lines(name + small) for name in streams}
     known = [row for row in RECOMMENDED_ROWS if any(row in lines for lines in benchmarks.values())]
     others = [row for lines in benchmarks.values() for row in lines if row not in RECOMMENDED_ROWS]
     header, rows = ["method"], [[RECOMMENDED_ROWS.get(row, f"`{row}`")] for row in dict.fromkeys(known + others)]
     for name, lines in benchmarks.items():
         with_bytes = bool(small) or name in ("eth80", "cifar100", "tiny_imagenet")
-        header += [DATA_SETS[name] + streams[name], *(["kept"] if with_bytes else [])]
+        header += [marked(name), *(["kept"] if with_bytes else [])]
         for row, cells in zip(dict.fromkeys(known + others), rows):
             found = lines.get(row, [])
             cells += [mean_of(found), *([megabytes(found) if found else ""] if with_bytes else [])]
@@ -188,20 +187,20 @@ def tuned() -> str:
     crumb = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")["crumb",]
     means = grouped(read(DOCS / "competitors_cifar100.csv"), "method")["ncm",]
     found: dict[tuple[str, str], list[float]] = {
-        ("ETH-80", "tuned"): floats(recommended_lines("eth80")["crumb, tuned"], "accuracy"),
-        ("ETH-80", "paper"): floats(earlier["paper",], "accuracy"),
-        ("ETH-80", "ncm"): floats(earlier["ncm",], "accuracy"),
-        ("Online-CIFAR100", "tuned"): floats(recommended_lines("cifar100")["crumb, tuned"], "accuracy"),
-        ("Online-CIFAR100", "paper"): floats(crumb, "final_accuracy"),
-        ("Online-CIFAR100", "ncm"): floats(means, "final_accuracy"),
-        ("toy dots", "tuned"): floats(dots["crumb, tuned"], "accuracy"),
-        ("toy dots", "ncm"): floats(dots["ncm"], "accuracy"),
+        ("eth80", "tuned"): floats(recommended_lines("eth80")["crumb, tuned"], "accuracy"),
+        ("eth80", "paper"): floats(earlier["paper",], "accuracy"),
+        ("eth80", "ncm"): floats(earlier["ncm",], "accuracy"),
+        ("cifar100", "tuned"): floats(recommended_lines("cifar100")["crumb, tuned"], "accuracy"),
+        ("cifar100", "paper"): floats(crumb, "final_accuracy"),
+        ("cifar100", "ncm"): floats(means, "final_accuracy"),
+        ("toy_dots", "tuned"): floats(dots["crumb, tuned"], "accuracy"),
+        ("toy_dots", "ncm"): floats(dots["ncm"], "accuracy"),
     }
     for (stream, method), lines in grouped(read(RECORDED / "tuned.csv"), "stream", "method").items():
-        found[stream.replace("_", " "), method] = floats(lines, "accuracy")
+        found[stream, method] = floats(lines, "accuracy")
     rows = []
     for stream in dict.fromkeys(stream for stream, _ in found):
-        cells = [stream]
+        cells = [marked(stream, "tuned")]
         for method in ("tuned", "paper", "ncm"):
             values = found.get((stream, method), [])
             runs = f" ({'run 0' if len(values) == 1 else f'{len(values)} runs'})" if values else ""
@@ -230,6 +229,7 @@ FUNCTIONS = (
     *(recorded_tables.task_incremental, recorded_tables.feature_cache),
     *(recorded_tables.recorded, recorded_tables.scenes, recorded_tables.open_scenes, recorded_tables.crumb_as_expert),
     *(recorded_tables.bytes_dial, recorded_tables.rival_settings),
+    recorded_tables.test_or_development,
 )
 TABLES: dict[str, Callable[..., str]] = {function.__name__: function for function in FUNCTIONS}
 TABLES["small_budgets"] = partial(recommended, "_small")
