@@ -37,7 +37,7 @@ def rows_of(name: str) -> list[list[str]]:
 
 
 def marked(stream: str, learner: str = "recommended") -> str:
-    """Name a data set, with "(development)" if settings of a learner of ``test_or_development.csv`` were chosen on it."""
+    """Name a data set, with "(development)" if settings of a learner were chosen on it."""
     name, lines = DATA_SETS[stream], read(RECORDED / "test_or_development.csv")
     kind = {DATA_SETS.get(line["data"]): line[learner].partition(":")[0] for line in lines}[name]
     return f"{name} ({kind})" if kind.startswith("development") else name
