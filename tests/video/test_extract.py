@@ -236,6 +236,7 @@ def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path,
     assert [written(fps=2), written(fps=2)] == [6, 0]
     assert [written(), written(size=24), written(size=(24, 24)), written(size=(24, 24))] == [3, 3, 3, 0]
     assert len(files(tmp_path / "out")) == 4  # none is left of the six
+    assert [written(), written()] == [3, 0]
     os.utime(clip, ns=(0, 10**18))
     assert [written(), written()] == [3, 0]
     write_video(clip, seconds=2)
