@@ -1,22 +1,17 @@
 """The command ``crumb``: parse arguments, call the code of a subcommand, print."""
 
+import os
 import re
 import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.console import (
-    Stream,
-    TerminatedError,
-    guarded_streams,
-    interrupted_later,
-    terminated_as_interrupted,
-)
+from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
@@ -50,17 +45,24 @@ def main(arguments: list[str] | None = None) -> int:
         could not be written; 128 and the number of the signal that ended the command.
     """
     limit_openmp_spin()
-    given = sys.argv[1:] if arguments is None else arguments
-    with guarded_streams() as output, safe_output(), terminated_as_interrupted():
+    for number in range(3):  # or the first file that is opened takes the place of a closed stream, and what it is sent
         try:
-            return run_command(given, output)
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    given = sys.argv[1:] if arguments is None else arguments
+    name = given[0] if given else ""
+    with safe_output(), terminated_as_interrupted():
+        try:
+            code = run_command(given)
         except SystemExit as end:  # of the parser, such as --help
-            if end.code or not (lost := end_of_output("", output)):
+            if end.code or not (lost := lost_output(name)):
                 raise
             return lost
+        return lost_output(name) or code
 
 
-def run_command(given: list[str], output: Stream) -> int:
+def run_command(given: list[str]) -> int:
     """Run a subcommand as ``main`` does."""
     name = given[0] if given else ""
     try:
@@ -69,21 +71,20 @@ def run_command(given: list[str], output: Stream) -> int:
             from crumb_avalanche.cli.parser import COMMANDS, parsed, usable_paths
 
             name, values = parsed(given)
-        output.stops = name in ANSWERS
         settings = COMMANDS[name][0](**usable_paths(values))
         with short_warnings():
             with interrupted_later():
                 module, function = ELSEWHERE.get(name, (f"crumb_avalanche.cli.{name}", "main"))
                 command = import_module(module)
             getattr(command, function)(settings)
-        return end_of_output(name, output)
+        return 0
     except KeyboardInterrupt as error:
         kept = STOPPED.get(name, "the same command starts again")
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
-        if error is output.error:
-            return end_of_output(name, output)
+        if isinstance(error, OSError) and (lost := lost_output(name)):
+            return lost
         if (text := words_for(error)) is None:
             raise  # a bug, not bad input: show the traceback
         shown = text if isinstance(error, ListedError) else printable(text)
@@ -91,21 +92,24 @@ def run_command(given: list[str], output: Stream) -> int:
         return 1
 
 
-def end_of_output(name: str, output: Stream) -> int:
-    """Return the exit code of a command that did its work; say if standard output took not all of it.
+def lost_output(name: str) -> int:
+    """Return the exit code of a command whose standard output takes no more, and say so; 0 if it takes all.
 
     Nothing is said of a reader that has read enough of an answer.
     """
-    output.stops = False
-    output.flush()
-    if (error := output.error) is None:
-        return 0
-    closed = isinstance(error, BrokenPipeError)
-    if not (closed and name in ANSWERS):
-        saved = "" if name in ANSWERS else ", what it saves is saved"
-        words = f"standard output takes no more ({error.strerror}): what it says is lost{saved}"
-        print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
-    return CLOSED_PIPE if closed else OUTPUT_LOST
+    try:
+        sys.stdout.flush()  # fails again, as what was not written is still there
+    except OSError as error:
+        with suppress(OSError):  # Python's own flush at the end would fail, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        closed = isinstance(error, BrokenPipeError)
+        if not (closed and name in ANSWERS):
+            words = f"standard output takes no more ({error.strerror}): what it says is lost, what it saves is saved"
+            print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
+        return CLOSED_PIPE if closed else OUTPUT_LOST
+    except AttributeError:  # there is no standard output
+        pass
+    return 0
 
 
 def words_for(error: Exception) -> str | None:

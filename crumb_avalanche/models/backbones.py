@@ -218,7 +218,6 @@ def split_backbone(
         model = _split_own(name, weights, cut_layer, relu_logits, head_kernel, image_size)
         model.reset_head(n_classes)
     model.set_normalization(wanted.mean, wanted.std)
-    model.normalization_set = False  # the Normalize of a data set's own transform replaces it
     model.interpolation, model.backbone = wanted.interpolation, name
     if isinstance(codebook, bool):
         codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None

@@ -74,7 +74,6 @@ class SplitModel(nn.Module):
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
-        normalization_set: whether ``set_normalization`` was called.
         runtime: what runs F (see ``use_runtime``); torch in copies of the model.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or ``None``.
@@ -106,7 +105,6 @@ class SplitModel(nn.Module):
         self.quantized_evaluation = False
         self.precision = "fp32"
         self.calibrated = False
-        self.normalization_set = False
         self.interpolation = "bilinear"
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
@@ -212,7 +210,6 @@ class SplitModel(nn.Module):
         """
         for buffer, values in ((self.pixel_mean, mean), (self.pixel_std, std)):
             buffer.copy_(torch.as_tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
-        self.normalization_set = True
         return self
 
     def pixels(self, images: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
@@ -21,7 +20,6 @@ from crumb_avalanche.runs.stream import Stream, open_stream
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
-from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.lr_search import Trial, small_stream, tune
 from crumb_avalanche.training.pretraining import read_pretrained
@@ -82,8 +80,7 @@ class Session:
         start = time.perf_counter()
         first = stream.benchmark.train_stream[0]
         if not plan.pretrained:
-            with named_frames(SimpleNamespace(experience=first)):
-                calibrate(model, first.dataset, plan.codebook_init, plan.run)
+            calibrate(model, first.dataset, plan.codebook_init, plan.run)
         seconds = time.perf_counter() - start
         plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
         if learner:

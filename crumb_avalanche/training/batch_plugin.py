@@ -12,7 +12,7 @@ from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.extraction import ForwardRecord
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
-from crumb_avalanche.training.data import labels_of, normalization_of, use_int64_labels
+from crumb_avalanche.training.data import labels_of, use_int64_labels
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
 
@@ -234,14 +234,11 @@ def pixels_of(
     """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
 
     If a cache put feature maps in the place of the images, they are read from the experience, at ``places``, which are
-    right if the strategy does not shuffle, or ``in_order`` is true. Unless the model's normalisation was set, it is
-    that of the experience's transforms.
+    right if the strategy does not shuffle, or ``in_order`` is true.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
     def pixels(positions: Sequence[int]) -> Tensor:
-        if not strategy.model.normalization_set and (found := normalization_of(strategy.experience.dataset)):
-            strategy.model.set_normalization(*found)
         if images.shape[1] == 3:
             return strategy.model.pixels(images[list(positions)])
         if not in_order:

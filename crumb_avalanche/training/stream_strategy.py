@@ -15,7 +15,6 @@ from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
 from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
 from crumb_avalanche.training.batch_plugin import StoringPlugin
-from crumb_avalanche.training.data import named_frames
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
 
@@ -109,16 +108,16 @@ class StreamStrategy(SupervisedTemplate):
         """Train as Avalanche's strategies do.
 
         Raises:
-            BadFeaturesError: the feature map of an image, which is named, is not finite or too large.
+            BadFeaturesError: the feature map of an image is not finite or too large.
             TrainingDivergedError: the loss is NaN or infinite; see ``DivergenceGuard``.
             ValueError: the head has no output for a class of the experience.
         """
-        with named_frames(self), _cpu_by_default():
+        with _cpu_by_default():
             return super().train(*arguments, **keywords)
 
     def eval(self, *arguments, **keywords):
         """Evaluate as Avalanche's strategies do; raises ``BadFeaturesError`` as ``train`` does."""
-        with named_frames(self), _cpu_by_default():
+        with _cpu_by_default():
             return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
