@@ -31,8 +31,7 @@ from support.pictures import set_title
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.models import stopwatch
-from crumb_avalanche.report.palette import COLOURS
-from crumb_avalanche.report.pictures import STYLE, save
+from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.session import Session

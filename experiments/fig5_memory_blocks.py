@@ -25,8 +25,7 @@ from table4_ablations import MEM_SIZES, PAPER_DATASET
 from torch import Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.report.palette import COLOURS
-from crumb_avalanche.report.pictures import STYLE, save
+from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 

@@ -3,16 +3,14 @@
 import io
 import re
 import statistics
-from xml.etree import ElementTree
 
 import matplotlib
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, render
-from crumb_avalanche.report.palette import PAGE_COLOURS
-from crumb_avalanche.report.pictures import STYLE, Curve, chance_of, draw_curves, draw_finals
+from crumb_avalanche.report.pictures import PAGE_COLOURS, STYLE, Curve, chance_of, draw_curves, draw_finals
 from crumb_avalanche.report.run_tables import curves_table, ledger_tables, settings_tables
 from crumb_avalanche.report.runs import Group, notes_on, streams_of
 from crumb_avalanche.runs.tables import cell
@@ -20,7 +18,6 @@ from crumb_avalanche.system.counted import counted
 
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 WIDE = 12  # experiences; with more, the matrices are set smaller
-DROPPED = {"metadata", "style", "title"}
 CROWDED = 8  # curves; with more, bands would cover each other
 
 
@@ -141,36 +138,20 @@ def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Ma
         label: what the figure shows, for screen readers.
         groups: for each curve, the page's number of its group of runs; its elements get it as ``data-group``.
     """
-    file = io.BytesIO()
+    file = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    root = ElementTree.fromstring(file.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if _local(child.tag) in DROPPED:
-                parent.remove(child)
-    for node in root.iter():
-        node.tag = _local(node.tag)
-        node.text, node.tail = (node.text or "").strip(), (node.tail or "").strip()
-        node.attrib = _for_page({_local(key): " ".join(text.split()) for key, text in node.items()}, prefix, groups)
-    root.attrib = {"viewBox": root.get("viewBox"), "role": "img", "aria-label": printable(label)}
-    return Markup(ElementTree.tostring(root, "unicode", short_empty_elements=False))
+    text = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
+    text = re.sub(r'style="[^"]*"', _style_of_page, text)
+    text = re.sub(r'(<\w+ id=")', rf"\1{prefix}", text)
+    drawn = re.compile(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)')
+    text = drawn.sub(lambda found: f'data-group="{groups[int(found[1])]}" ', text)
+    text = text.replace('xlink:href="#', f'href="#{prefix}').replace("url(#", f"url(#{prefix}")
+    box, inner = re.findall(r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', " ".join(text.split()))[0]
+    return Markup(f'<svg {box} role="img" aria-label="{escape(printable(label))}">{inner}')
 
 
-def _for_page(attributes: dict[str, str], prefix: str, groups: list[int]) -> dict[str, str]:
-    """Attributes with ids prefixed, and with colours and fonts of the page."""
-    colours = [f"{key}: {attributes.pop(key)}" for key in ("fill", "stroke") if key in attributes]
-    if style := "; ".join([*colours, *filter(None, [attributes.get("style")])]):  # var() works in a style only
-        style = re.sub(r"#[0-9a-f]{6}", lambda found: PAGE_COLOURS.get(found[0], found[0]), style)
-        attributes["style"] = re.sub(r"font-family: [^;]*;? ?", "", style)
-    if drawn := re.match(r"group-(\d+)-", attributes.get("id", "")):
-        attributes["data-group"] = str(groups[int(drawn[1])])
-    if "id" in attributes:
-        attributes["id"] = prefix + attributes["id"]
-    if "href" in attributes:
-        attributes["href"] = attributes["href"].replace("#", f"#{prefix}", 1)
-    return {key: text.replace("url(#", f"url(#{prefix}") for key, text in attributes.items()}
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
+def _style_of_page(found: re.Match) -> str:
+    """Return a style attribute with the colours and fonts of the page."""
+    style = re.sub(r"#[0-9a-f]{6}", lambda colour: PAGE_COLOURS.get(colour[0], colour[0]), found[0])
+    return re.sub(r"font-family: [^;\"]*;? ?", "", style)

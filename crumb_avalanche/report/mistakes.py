@@ -18,11 +18,10 @@ from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion
 from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
 from crumb_avalanche.system.atomic_file import write_text
-from crumb_avalanche.system.counted import counted, listed
+from crumb_avalanche.system.counted import counted
 
 MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it may look like
-FEW_IMAGES = 50
 FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
 UNREAD = 0.05  # share of unread files that is worth mending
 NAMED = 3  # classes that a line names, pairs of classes that are shown, and images of each side of a pair
@@ -65,7 +64,6 @@ def write_mistakes(
         asked=asked,
         right=right,
         unread=unread,
-        size=training_size(classes),
         advice=[*film_next(pairs), *advice(classes, len(wrong), unread, preset, strategy)],
         classes=class_table(classes),
         places=places_table(table, predictions),
@@ -171,21 +169,6 @@ def place_of(path: str) -> str:
     return path if taken is None else f"{taken[2]}, second {(int(taken[3]) - 1) / float(taken[1]):g}"
 
 
-def training_size(classes: Sequence[ClassCounts]) -> str:
-    """Say what the classes were learned from, and whether that is few."""
-    images, objects = [one.images for one in classes], [one.objects for one in classes]
-    text = f"Each class was learned from {_range(objects, 'object')} and {_range(images, 'image')}. "
-    few = [one for one in classes if one.objects < FEW_OBJECTS or one.images < FEW_IMAGES]
-    if not few:
-        return text + f"None has fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images."
-    names = (
-        "All classes have"
-        if len(few) == len(classes)
-        else f"{listed([one.name for one in few], NAMED)} {'has' if len(few) == 1 else 'have'}"
-    )
-    return text + f"{names} fewer than {FEW_OBJECTS} objects or {FEW_IMAGES} images, which is few."
-
-
 def advice(
     classes: Sequence[ClassCounts],
     mistakes: int,
@@ -241,8 +224,3 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
         f"median of the classes is {usual:g} object{'s' * (usual != 1)}."
         for one in sorted(few, key=lambda one: (one.share, one.objects))[:NAMED]
     ]
-
-
-def _range(values: Sequence[int], noun: str) -> str:
-    low, high = min(values), max(values)
-    return counted(low, noun) if low == high else f"{low:,} to {high:,} {noun}s (median {median(values):g})"

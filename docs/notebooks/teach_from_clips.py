@@ -20,7 +20,7 @@ from torch.utils.data import Subset
 
 from benchmarks_toybox_ilab import ToyShapesFrames, pixel_transform
 from crumb_avalanche import Learner
-from crumb_avalanche.report.palette import COLOURS
+from crumb_avalanche.report.pictures import COLOURS
 from crumb_avalanche.runs.demo import shapes, train_network
 from crumb_avalanche.system.tensor_file import write_tensors
 

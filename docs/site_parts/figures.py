@@ -16,8 +16,7 @@ from crumb_avalanche.memory.selection import EveryJth
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.report.html_report import inline_svg
-from crumb_avalanche.report.palette import COLOURS
-from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.report.pictures import COLOURS, STYLE
 
 BOXES = {  # name: left, bottom, width, text
     "image": (-0.3, 1.0, 1.7, "image\n3 x 224 x 224"),

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from site_parts.csv_tables import DATA_SETS, DOCS, RECORDED, RUNS, floats, grouped, protocol_text, read
 from support.pictures import bars, curves
 
-from crumb_avalanche.report.palette import COLOURS, MARKERS
+from crumb_avalanche.report.pictures import COLOURS, MARKERS
 
 Series = dict[str, dict[str, list[float]]]  # accuracies of the runs of each row, by the name of a series
 ACCURACY = "final accuracy, %"

@@ -9,8 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from crumb_avalanche.report.palette import COLOURS, LINES, MARKERS
-from crumb_avalanche.report.pictures import STYLE
+from crumb_avalanche.report.pictures import COLOURS, LINES, MARKERS, STYLE
 
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
 
