@@ -1,4 +1,7 @@
-"""Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche."""
+"""Typed settings of all commands but ``crumb run``. Imports neither torch nor Avalanche.
+
+A setting that a class does not explain means what it means in ``RunSettings``.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -44,28 +47,13 @@ class PretrainSettings(InRange):
             timm:NAME.
         cut_layer: number of leading layers that are frozen, or for timm:NAME of stages or the name of the last frozen
             module; default the paper's cut.
-        image_size: resize images to this many pixels square; default 224, or what timm:NAME was trained with.
         images_per_class: number of images of each class to use; 0 takes all.
         epochs: passes over the images.
         batch_size: images per batch.
-        learning_rate: of SGD.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        codebook_size: number of memory blocks.
-        codebook_dim: length of a memory block; default 16, or the largest divisor below of timm:NAME's channels.
-        codebook_init: matched, dense_matched, normal, uniform, sampled, kmeans or spherical.
         direct_weight: weight of the direct loss (alpha of eq. 3).
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
-        relu_logits: ReLU on SqueezeNet's logits before they are pooled.
-        head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
-        precision: fp32, or bf16 autocast.
         feature_cache: folder for the cached F(x); default a temporary one beside the output.
-        cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
-        device: cpu or cuda.
-        threads: CPU threads of torch and faiss; 0 takes one per core.
-        workers: loader processes.
         seed: seed of all random draws.
-        progress: show progress bars.
     """
 
     data: str
@@ -106,9 +94,7 @@ class DemoSettings(InRange):
     Attributes:
         output: folder for the runs, the table and the picture; runs finished in it are not repeated.
         overwrite: start over.
-        threads: CPU threads; 0 takes one per core.
         seed: seed of the pretraining, and number of the run.
-        progress: show progress bars.
     """
 
     output: str = "runs/demo"
@@ -130,7 +116,6 @@ class PrepareSettings(InRange):
             tiny_imagenet and stream51 are downloaded.
         check: list the missing files without changing anything.
         workers: threads; 0 takes one per core.
-        progress: show progress bars.
     """
 
     name: str
@@ -173,7 +158,6 @@ class BackbonesSettings(InRange):
     Attributes:
         names: backbones such as resnet18 or timm:vit_small_patch16_224; default the built-in ones.
         image_size: side of the images in pixels; default that of the backbone.
-        threads: CPU threads; 0 takes one per core.
     """
 
     names: list[str] = field(default_factory=list)
@@ -197,7 +181,6 @@ class NewLearnerSettings(InRange):
         budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
             is installed.
-        threads: CPU threads; 0 takes one per core.
         looks: of a new learner: sides of the central squares that it looks at, in units of an image's side, such as 1
             for whole images, or 0.75,0.5 for two; 0.6 by default. Each takes the time of an image.
     """
@@ -229,7 +212,6 @@ class TeachSettings(NewLearnerSettings):
             puts them in. By default an existing file stays as it is, and a new one has them.
         keep_pictures: keep a small picture of the lesson in the file, for crumb learner lessons --pictures.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
-        progress: show a progress bar.
     """
 
     model: str
@@ -264,7 +246,6 @@ class PredictSettings(InRange):
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
             is installed.
-        threads: CPU threads; 0 takes one per core.
     """
 
     model: str
@@ -365,7 +346,6 @@ class ExportSettings(InRange):
         output: the file to write; default MODEL with the format's extension.
         images: photos on which the result is compared with the learner; default noise.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
-        threads: CPU threads; 0 takes one per core.
     """
 
     model: str

@@ -247,12 +247,12 @@ def flat(settings: dict) -> dict:
 
 
 def meanings(settings: type) -> dict[str, str]:
-    """Return what each setting means, as its documentation says, and its default.
+    """Return what each setting means, as its documentation or that of ``RunSettings`` says, and its default.
 
     The texts are empty where Python strips docstrings.
     """
     found = dict.fromkeys((item.name for item in fields(settings)), "")
-    for kind in reversed(settings.__mro__):
+    for kind in (RunSettings, *reversed(settings.__mro__)):
         text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
         found |= dict(re.findall(r"^ {4}(\w+): (.+)$", re.sub(r"\n {8,}", " ", text), re.MULTILINE))
     for item in fields(settings):
