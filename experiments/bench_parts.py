@@ -18,6 +18,7 @@ Writes parts.csv and parts.png (or another --name) to --output.
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import matplotlib
@@ -30,7 +31,7 @@ from support.pictures import set_title
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.models import stopwatch
+from crumb_avalanche.models import extraction
 from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
@@ -59,7 +60,7 @@ def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str,
 
         best: dict[str, float] = {}
         with (
-            patch.object(stopwatch, "_now", clock),
+            patch.object(extraction, "time", SimpleNamespace(perf_counter=clock)),
             patch.object(FrameTable, "read", timed("decode", FrameTable.read)),
             patch.object(PixelTransform, "__call__", timed("resize", PixelTransform.__call__)),
         ):

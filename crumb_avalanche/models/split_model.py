@@ -18,6 +18,7 @@ from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
     ForwardRecord,
+    Stopwatch,
     check_maps,
     classify_in_parts,
     extract_in_parts,
@@ -29,7 +30,6 @@ from crumb_avalanche.models.extraction import (
 )
 from crumb_avalanche.models.layers import head_like, head_outputs, multiply_biases, replace_dropout, scale_of
 from crumb_avalanche.models.runtimes import TORCH, Runtime
-from crumb_avalanche.models.stopwatch import Stopwatch
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
