@@ -21,8 +21,8 @@ from support.tables import Cell, interval_text, rows_of, write_table
 from crumb_avalanche.learner.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.session import open_stream
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.runs.tables import mean_text
 from crumb_avalanche.training.plugins import OutputsPlugin
 

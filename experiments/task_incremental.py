@@ -53,8 +53,7 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.runs.run import accuracy_on
-    from crumb_avalanche.runs.session import Session
-    from crumb_avalanche.runs.stream import open_stream
+    from crumb_avalanche.runs.session import Session, open_stream
     from crumb_avalanche.system.process import set_up_process
     from crumb_avalanche.training.plugins import TaskIncrementalPlugin
 

@@ -12,7 +12,7 @@ from crumb_avalanche.system.console import interrupted_later
 from crumb_avalanche.system.folder_lock import locked
 
 if TYPE_CHECKING:
-    from crumb_avalanche.runs.stream import Stream
+    from crumb_avalanche.runs.session import Stream
 
 
 def main(settings: RunSettings) -> None:

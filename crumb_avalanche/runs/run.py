@@ -10,8 +10,7 @@ from pathlib import Path
 
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
-from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.runs.recorder import Recorder, Resume, keep_learner, result_of
 from crumb_avalanche.runs.run_folder import (
     MISTAKES,
     PLAN,
@@ -25,9 +24,8 @@ from crumb_avalanche.runs.run_folder import (
     with_digests,
     write_json,
 )
-from crumb_avalanche.runs.session import Session, trials_text
+from crumb_avalanche.runs.session import Session, Stream, describe, open_stream, trials_text
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.stream import Stream, describe, open_stream
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked

@@ -156,7 +156,7 @@ def measure(settings: RunSettings, part: Part) -> None:
     """Measure a run; print the ratios, and write seconds, bytes and ratios to `cost_of_replay.csv` in its folder."""
     from crumb_avalanche.methods.registry import get_strategy
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.stream import open_stream
+    from crumb_avalanche.runs.session import open_stream
     from crumb_avalanche.system.process import set_up_process
     from crumb_avalanche.training.ledger import LedgerMetric
 

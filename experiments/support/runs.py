@@ -146,8 +146,7 @@ def rebuilt(settings: RunSettings) -> RebuiltRun:
     """Build a finished run's models again: as it began, from its settings, and as it ended, from its learner file."""
     from crumb_avalanche.learner.run_file import load_learner
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import Session
-    from crumb_avalanche.runs.stream import open_stream
+    from crumb_avalanche.runs.session import Session, open_stream
     from crumb_avalanche.system.process import set_up_process
 
     learned = Path(settings.output) / LEARNER

@@ -9,7 +9,7 @@ import yaml
 from learned import tensors_of
 
 from crumb_avalanche.runs import run, session
-from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.runs.recorder import Resume
 from crumb_avalanche.system.tensor_file import checksum
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -87,7 +87,7 @@ def test_finished_experiences_stay_and_seconds_add_up_over_processes(done, comma
         save(self, position)
 
     monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
-    monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
+    monkeypatch.setattr("crumb_avalanche.runs.recorder.time", clock)
     monkeypatch.setattr(Resume, "save", save_after_a_minute)
     clock.now = 1000.0  # each process has a zero of its own
     cut_off(12, *command)  # 2 epochs of 5 batches, then two steps of the second experience
