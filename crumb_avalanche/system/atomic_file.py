@@ -27,7 +27,7 @@ CURES = {
     errno.EIO: "the disk or its connection may be failing: check it, or choose another one",
     errno.ESTALE: "the connection to the disk was lost: give the same command again",
 }
-_OLD = 3600  # seconds; a younger file may belong to a process on another machine
+_OLD = 3600  # seconds; a younger file may belong to a process that is at work
 
 
 def cured(error: OSError) -> str | None:
@@ -117,25 +117,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _remove_leftovers(path: Path, temporary: Path) -> None:
-    """Remove temporary files of killed processes: one with this process's number, and old ones of dead processes."""
+    """Remove temporary files of killed processes: one with this process's number, and those not written to lately."""
     if temporary.is_file():  # its permissions may be unusual
         temporary.unlink()
-    if os.name != "posix":  # on Windows, os.kill(pid, 0) ends the process
-        return
     # A leftover that vanished meanwhile or belongs to another user does not stop the write.
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = entry.name.startswith(path.name) and PART.fullmatch(entry.name, len(path.name))
-            if match and time.time() - entry.stat().st_mtime > _OLD and not _is_alive(int(match[1])):
+            if match and time.time() - entry.stat().st_mtime > _OLD:
                 os.unlink(entry.path)
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether a process of that number exists on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # of another user
-    return True
