@@ -13,7 +13,7 @@ names: all lists and axes with the same name have the same length.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -243,7 +243,6 @@ class Table(Rule):
         return None
 
 
-@dataclass(frozen=True, init=False)
 class Array(Rule):
     """A tensor of a type and a shape, whose values lie in a range and are finite.
 
@@ -254,18 +253,11 @@ class Array(Rule):
         but: a value besides these: ``nan`` or ``-inf``.
     """
 
-    dtypes: tuple[torch.dtype, ...]
-    shape: tuple[Any, ...]
-    low: float
-    high: float | str
-    but: float | None = field(default=None)
-
     def __init__(
         self, dtype: Any, *shape: Any, low: float = -LARGEST, high: float | str = LARGEST, but: float | None = None
     ):
-        dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-        for name, value in dict(dtypes=dtypes, shape=shape, low=low, high=high, but=but).items():
-            object.__setattr__(self, name, value)
+        self.dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
+        self.shape, self.low, self.high, self.but = shape, low, high, but
 
     def broken(self, value: Any, place: str, context: _Context) -> str | None:
         shape = self.shape[:-1] if self.shape[-1:] == (...,) else self.shape
@@ -274,7 +266,9 @@ class Array(Rule):
         if not fits or not all(context.same(size, found) for size, found in zip(shape, value.shape)):
             sizes = ", ".join(map(context.shown, self.shape))
             return f"{' or '.join(map(_name, self.dtypes))} ({sizes})"
-        values = value if self.but is None else value[~_equal(value, self.but)]
+        values = value
+        if self.but is not None:
+            values = value[~(value.isnan() if math.isnan(self.but) else value == self.but)]
         if not values.numel() or values.dtype == torch.bool:
             return None
         high = context.bound(self.high)
@@ -283,7 +277,3 @@ class Array(Rule):
             wrong = most if not most <= high else least
             return f"of values from {self.low:g} to {high:g}, and holds {wrong:g}"
         return None
-
-
-def _equal(values: Tensor, value: float) -> Tensor:
-    return values.isnan() if math.isnan(value) else values == value
