@@ -59,8 +59,14 @@ class BatchPlugin(StatefulPlugin):
         found = [record for record in self._records if record.images is strategy.mb_x]
         self._stop_recording()
         record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
-        if record.feature_map.shape[1:] != strategy.model.map_shape:
-            raise ValueError(_other_size(strategy.model, record))
+        side, shape, map_shape = strategy.model.image_size, record.images.shape, strategy.model.map_shape
+        if record.feature_map.shape[1:] != map_shape:
+            given = f"images of {shape[2]} x {shape[3]} pixels" if shape[1] == 3 else "the cached images"
+            raise ValueError(
+                f"the maps of {given} are {tuple(record.feature_map.shape[1:])}, but the model was built with "
+                f"image_size={side}, for maps of {map_shape}; resize the images to {side} x {side} pixels in the "
+                "transform, or build the model with their image_size"
+            )
         places = range(self._position, self._position + len(strategy.mb_y))
         pixels = pixels_of(strategy, record.images, places)
         self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
@@ -75,16 +81,6 @@ class BatchPlugin(StatefulPlugin):
         if self._handle is not None:
             self._handle.remove()
         self._handle, self._records = None, []
-
-
-def _other_size(model: SplitModel, record: ForwardRecord) -> str:
-    height, width = record.images.shape[2:]
-    given = f"images of {height} x {width} pixels" if record.images.shape[1] == 3 else "the cached images"
-    return (
-        f"the maps of {given} are {tuple(record.feature_map.shape[1:])}, but the model was built with "
-        f"image_size={model.image_size}, for maps of {model.map_shape}; resize the images to {model.image_size} x "
-        f"{model.image_size} pixels in the transform, or build the model with their image_size"
-    )
 
 
 class StoringPlugin(BatchPlugin):
