@@ -94,7 +94,14 @@ def draw_curves(axes: Axes, curves: list[Curve], chance: list[float], bands: boo
             band.set_gid(f"group-{number}-band")
     if chance:
         axes.plot(range(1, len(chance) + 1), chance, color="0.35", lw=0.8, label="chance")
-    experience_axis(axes, longest)
+    axes.set_xlim(0.6, longest + 0.4)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
+    axes.set_ylim(0, 108)
+    axes.set_yticks(range(0, 101, 20))
+    axes.set_xlabel("after experience")
+    axes.set_ylabel("accuracy (%)")
+    axes.grid(axis="y", color="0.9", lw=0.6)
+    axes.set_axisbelow(True)
     shaded = ", band of one standard deviation" if bands and any(curve.std for curve in curves) else ""
     axes.set_title(f"all classes seen: mean of runs{shaded}", pad=10)
 
@@ -130,18 +137,6 @@ def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("final accuracy, all classes (%)")
     axes.set_title("final accuracy: bar mean, line one standard deviation, dots runs", pad=10)
-
-
-def experience_axis(axes: Axes, count: int) -> None:
-    """Set up axes of experience number and percent."""
-    axes.set_xlim(0.6, count + 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-    axes.set_ylim(0, 108)
-    axes.set_yticks(range(0, 101, 20))
-    axes.set_xlabel("after experience")
-    axes.set_ylabel("accuracy (%)")
-    axes.grid(axis="y", color="0.9", lw=0.6)
-    axes.set_axisbelow(True)
 
 
 def literal(text: str) -> str:
