@@ -95,10 +95,14 @@ class SafeStream:
     Args:
         stream: Where the text goes, such as `sys.stderr`.
         bars: Whether progress bars, which return to the beginning of the line, are drawn on it.
+
+    Attributes:
+        error: Why the stream did not take a text, if so.
     """
 
     def __init__(self, stream: TextIO, bars: bool = False):
         self._stream, self._keep, self._bars = stream, "\r\n\t" if bars else "\n\t", bars
+        self.error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -107,7 +111,11 @@ class SafeStream:
         """Write a text; characters that the stream's encoding lacks become escapes, too."""
         safe = text if self._bars and _CURSOR.fullmatch(text) else printable(text, self._keep)
         encoding = self._stream.encoding or "utf-8"
-        self._stream.write(safe.encode(encoding, "backslashreplace").decode(encoding))
+        try:
+            self._stream.write(safe.encode(encoding, "backslashreplace").decode(encoding))
+        except OSError as error:
+            self.error = error
+            raise
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

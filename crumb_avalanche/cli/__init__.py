@@ -4,14 +4,15 @@ import os
 import re
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from types import FrameType
 
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
@@ -97,18 +98,22 @@ def lost_output(name: str) -> int:
 
     Nothing is said of a reader that has read enough of an answer.
     """
+    output = sys.stdout
+    if output is None:  # it is closed
+        return 0
     try:
-        sys.stdout.flush()  # fails again, as what was not written is still there
+        if (error := getattr(output, "error", None)) is not None:
+            raise error
+        output.flush()
     except OSError as error:
+        output.error = None  # type: ignore[attr-defined]
         with suppress(OSError):  # Python's own flush at the end would fail, too
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         closed = isinstance(error, BrokenPipeError)
         if not (closed and name in ANSWERS):
             words = f"standard output takes no more ({error.strerror}): what it says is lost, what it saves is saved"
             print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
         return CLOSED_PIPE if closed else OUTPUT_LOST
-    except AttributeError:  # there is no standard output
-        pass
     return 0
 
 
@@ -146,3 +151,46 @@ def short_warnings() -> Iterator[None]:
             yield
     finally:
         warnings.formatwarning = usual
+
+
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM: what catches an interrupt saves its work and ends."""
+
+
+@contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], object], *signals: int) -> Iterator[None]:
+    """Handle signals in a block. Signals that the process ignores stay ignored; only a main thread can handle any."""
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in signals if main}
+    chosen = [number for number, usual in before.items() if usual not in (None, signal.SIG_IGN)]
+    for number in chosen:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in chosen:
+            signal.signal(number, before[number])
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Raise ``TerminatedError`` in the block on SIGTERM, as Python raises ``KeyboardInterrupt`` on SIGINT."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TerminatedError
+
+    with _handlers(stop, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """Delay SIGINT and SIGTERM to the end of the block.
+
+    For imports: modules written in C turn an interrupt into other errors, or into none.
+    """
+    received: list[int] = []
+    with _handlers(lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM):
+        yield
+    if received:
+        signal.raise_signal(received[0])

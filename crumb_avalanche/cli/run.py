@@ -4,11 +4,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from crumb_avalanche.cli import interrupted_later
 from crumb_avalanche.methods.registry import STRATEGIES, Entry, get_strategy
 from crumb_avalanche.runs.command_settings import DemoSettings, ReportSettings, StrategiesSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, RunSettings
-from crumb_avalanche.system.console import interrupted_later
 from crumb_avalanche.system.folder_lock import locked
 
 if TYPE_CHECKING:

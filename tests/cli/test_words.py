@@ -9,13 +9,12 @@ from dataclasses import MISSING, fields
 
 import pytest
 
-from crumb_avalanche.cli import short_warnings, words_for
+from crumb_avalanche.cli import TerminatedError, interrupted_later, short_warnings, terminated_as_interrupted, words_for
 from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, flag_of, usable_paths
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.console import TerminatedError, interrupted_later, terminated_as_interrupted
 
 
 def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
