@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.models import stopwatch
+from crumb_avalanche.models import extraction
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
@@ -187,8 +187,8 @@ def test_precision(model, pixels, monkeypatch):
 
 def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
-    watch = stopwatch.Stopwatch()
+    monkeypatch.setattr(extraction.time, "perf_counter", lambda: now[0])
+    watch = extraction.Stopwatch()
     with pytest.raises(KeyError), watch.measure("replay"):
         with watch.measure("plastic"):
             now[0] += 2
