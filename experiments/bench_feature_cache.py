@@ -45,9 +45,7 @@ def main() -> int:
     parser.add_argument("--protocol", default="class_instance", choices=["class_instance", "class_iid"])
     chosen = parser.parse_args()
     if chosen.feature_cache:
-        raise ValueError(
-            "--feature-cache cannot be given: this script fills and measures a cache of its own; leave it out"
-        )
+        raise ValueError("--feature-cache cannot be given: this script fills a cache of its own; leave it out")
     options = common_options(chosen)
     # fp16 rounds the maps, so results would differ.
     shared = dict(protocol=chosen.protocol, keep_learner=True, cache_precision="fp32")

@@ -9,7 +9,7 @@ held-out objects, people or photos. With --photos, two classes of the scenes of 
 and asked are other views on other photos, held-out objects, objects of the other six classes, empty scenes, and the
 scene of the clip itself, this also after it was shown as nothing: all 28 pairs of classes for each split.
 Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`, and `open_set_scenes.csv` (each split) to
---output. With --json it prints one object: `ece`, `auroc` and `known_rejected` of the first method by stream.
+--output.
 
     python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES --backbone NAME --weights WEIGHTS
 
@@ -19,7 +19,6 @@ the photos for development.
 
 import argparse
 import itertools
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -322,13 +321,6 @@ def main() -> None:
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
-    if chosen.json:
-        figures: dict[str, dict[str, float]] = {"ece": {}, "auroc": {}, "known_rejected": {}}
-        for measure, found in figures.items():
-            for stream in streams:
-                found[stream.name] = float(np.mean(values_of(runs, stream.name, chosen.methods[0], measure)))
-        print(json.dumps(figures))
-        return
     print(f"\nMean and 95 % interval over runs\n{table(header, lines)}")
     print(f"\nwritten to {output}: open_set.csv, open_set_runs.csv, open_set.png, open_set.svg")
 

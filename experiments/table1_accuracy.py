@@ -68,9 +68,8 @@ def main() -> int:
     chosen = parser.parse_args()
     options = common_options(chosen)
     methods = chosen.strategies or (QUICK_METHODS if options.quick else METHODS)
-    findings, failed = options.found(
-        cells_of(options, methods, chosen.protocols), **shared_settings(options, chosen.family)
-    )
+    cells = cells_of(options, methods, chosen.protocols)
+    findings, failed = options.found(cells, **shared_settings(options, chosen.family))
     heading = f"Table 1, all methods at the same bytes; settings of the family {chosen.family}"
     publish(findings, heading, options.output, TABLE)
     return exit_code(failed)

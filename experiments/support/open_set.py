@@ -159,7 +159,6 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--looks", default=",".join(map(str, LOOKS)), help="of the learner, such as 0.75,0.5")
     parser.add_argument("--runtime", default="torch", help="what computes features, as for crumb teach")
     parser.add_argument("--features", type=Path, metavar="DIR", help="folder that keeps features for later calls")
-    parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
     parser.add_argument("--quick", action="store_true", help="rendered shapes, a tiny network, one or two runs")
 
 
