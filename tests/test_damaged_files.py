@@ -95,7 +95,7 @@ def maps(folder):
 
 
 def learners(folder):
-    paths = [folder / f"{method}.safetensors" for method in ("recommended", "ncm", "crumb")]
+    paths = [folder / f"{method}.safetensors" for method in ("recommended", "ncm", "ranpac")]
     for path in paths:
         learner = Learner(path.stem, "small_cnn", None, 32, budget_bytes=200_000)
         for number, label in enumerate(("Straße", "<b>mug")):
