@@ -37,7 +37,7 @@ from support.statistics import interval
 
 from crumb_avalanche.learner.boxes import cut_out
 from crumb_avalanche.learner.learner import LOOKS, Learner
-from crumb_avalanche.methods.features import middle_of
+from crumb_avalanche.learner.looks import middle
 from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
@@ -178,12 +178,6 @@ def lit(image: Image.Image, factor: float | tuple[float, ...]) -> Image.Image:
     changed = Image.fromarray((np.asarray(image, dtype=np.float32) * factor).clip(0, 255).astype(np.uint8))
     changed.info.update(image.info)
     return changed
-
-
-def middle(image: Image.Image, share: float) -> Image.Image:
-    """Return the middle of an image, a share of its sides."""
-    (left, right), (top, bottom) = (middle_of(length, share) for length in image.size)
-    return image.crop((left, top, right, bottom))
 
 
 def learned_in_a_run(scenes: Scenes, stream: str, share: float, folder: Path, **settings) -> Learner:

@@ -12,8 +12,8 @@ from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below each of the two thresholds
-# Factors of the deviations by which the two exceed their thresholds; the smaller product counts. A steep cosine hardly
-# changes the order of images above its threshold.
+# Factors of the deviations by which the sum and the cosine exceed their thresholds; the smaller product counts. A steep
+# cosine hardly changes the order of images above its threshold.
 STEEPNESS = (1.0, 4.0)
 PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
 DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below

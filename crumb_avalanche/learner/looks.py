@@ -65,12 +65,7 @@ class Looks:
         if self == WHOLE:
             return resized
 
-        def looks(image: Image.Image) -> Tensor:
-            boxes = ([middle_of(length, share) for length in image.size] for share in self.shares)
-            crops = (image.crop((left, top, right, bottom)) for (left, right), (top, bottom) in boxes)
-            return torch.stack([resized(crop) for crop in crops])
-
-        return looks
+        return lambda image: torch.stack([resized(middle(image, share)) for share in self.shares])
 
     def of(self, pixels: Tensor) -> list[Tensor]:
         """Return ``(B, 3, h, w)`` of each look, from a batch of what ``transform`` returns."""
@@ -78,6 +73,12 @@ class Looks:
 
 
 WHOLE = Looks()
+
+
+def middle(image: Image.Image, share: float) -> Image.Image:
+    """Cut the middle out of an image, a share of its sides."""
+    (left, right), (top, bottom) = (middle_of(length, share) for length in image.size)
+    return image.crop((left, top, right, bottom))
 
 
 class LookWeights:
