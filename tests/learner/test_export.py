@@ -194,7 +194,7 @@ def test_500_photos(method, tmp_path):
     learner = Learner(method, "squeezenet1_0", WEIGHTS)
     objects = sorted({name.split("/")[1] for name in names}, key=lambda name: name[::-1])  # all of number 1, then 2
     for one in objects:
-        if (kind := re.fullmatch(r"([a-z]+)[1-4]", one)) is not None:
+        if (kind := re.fullmatch(r"((?!cup)[a-z]+)[1-4]", one)) is not None:
             learner.teach([tmp_path / name for name in names if name.startswith(f"eth80/{one}/")][::8], kind[1])
     others = [tmp_path / name for name in names if not re.match(r"eth80/[a-z]+[1-4]/", name)]
     some = others[:: len(others) // 500][:500]
@@ -202,4 +202,4 @@ def test_500_photos(method, tmp_path):
     print(parity)
     assert parity.images == 500 and parity.holds
     unknown = [one for one in learner.predict_all(some[::10]) if not one.known]
-    assert len(unknown) < 25  # objects that were not shown, of classes that were
+    assert 0 < len(unknown) < 25  # cups were never taught; the others are new objects of classes that were
