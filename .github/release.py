@@ -46,7 +46,9 @@ def run(*words: str, cwd: Path = ROOT, **variables: str) -> str:
 
 def version(root: Path = ROOT) -> str:
     """Return the version of the package."""
-    return re.search(r'"(.*)"', (root / "crumb_avalanche" / "_version.py").read_text(encoding="utf-8"))[1]  # type: ignore[index]
+    text = (root / "crumb_avalanche" / "__init__.py").read_text(encoding="utf-8")
+    text = (root / "crumb_avalanche" / "__init__.py").read_text(encoding="utf-8")
+    return re.search(r'__version__ = "(.*)"', text)[1]  # type: ignore[index]
 
 
 def check_versions(root: Path = ROOT) -> str:
@@ -56,7 +58,7 @@ def check_versions(root: Path = ROOT) -> str:
         raise Failure(f"the version is {now!r}; a release has three numbers, such as 0.2.0")
     cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))["version"]
     if cited != now:
-        raise Failure(f"CITATION.cff has version {cited}, _version.py {now}")
+        raise Failure(f"CITATION.cff has version {cited}, crumb_avalanche {now}")
     sections = re.split(r"^## ", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     title, _, text = sections[0].partition("\n")
     if title.split()[0] != now:

@@ -33,8 +33,8 @@ from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames as Stream51F
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Novel as Stream51Novel
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNet as TinyImageNet
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames as TinyImageNetFrames
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapes as ToyShapes
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames as ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapes as ToyShapes
+from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames as ToyShapesFrames
 from benchmarks_toybox_ilab.datasets.toybox import Toybox as Toybox
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames as ToyboxFrames
 from benchmarks_toybox_ilab.streams.orders import PROTOCOLS as PROTOCOLS

@@ -7,7 +7,7 @@ Names are looked up on first use: Avalanche takes seconds to import, and the cod
 from importlib import import_module
 from pathlib import Path
 
-from crumb_avalanche._version import __version__
+__version__ = "0.2.0"
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _LINES = [line.split() for line in _STUB.splitlines() if line.startswith("from ")]  # from MODULE import NAME as NAME

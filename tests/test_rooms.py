@@ -18,7 +18,7 @@ ROOMS = {
     METHOD: ["system", "models", "memory", "training", "methods", "learner", "connect", "runs", "report", "cli"],
     STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
 }
-TOP_LEVEL = {METHOD: {"__init__", "_version"}, STREAMS: {"__init__", "catalog"}}
+TOP_LEVEL = {METHOD: {"__init__"}, STREAMS: {"__init__", "catalog"}}
 # Rooms that know the streams; of the learner only folders of clips.
 KNOW_STREAMS = {"learner", "runs", "report", "cli"}
 # Rooms whose modules come without Avalanche, which takes seconds to import.

@@ -13,8 +13,8 @@ from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.weights import published_file
 from crumb_avalanche.runs.command_settings import BackbonesSettings
 from crumb_avalanche.runs.tables import table
-from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 COLUMNS = ["backbone", "pixels", "cut after", "map", "d", "features", "MB", "GFLOPs", "images/s", "weights"]
 

@@ -13,8 +13,8 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
 from crumb_avalanche.system.atomic_file import atomic_write
-from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file, output_file
+from crumb_avalanche.system.progress import counted
 
 NEEDED = {"show": 0, "lessons": 0, "undo": 0, "move": 2, "forget": 1, "rename": 2, "merge": 1}
 

@@ -18,8 +18,8 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.system.atomic_file import write_text
-from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import output_file
+from crumb_avalanche.system.progress import counted
 
 WORST = 10  # mistakes that are listed
 

@@ -16,8 +16,8 @@ from crumb_avalanche.learner.access import check_certificate, own_certificate, p
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
 from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
-from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
+from crumb_avalanche.system.progress import counted
 
 if TYPE_CHECKING:
     from crumb_avalanche.learner.shared import SharedLearner

@@ -15,9 +15,8 @@ from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings, TeachSettings
-from crumb_avalanche.system.counted import counted
 from crumb_avalanche.system.folder_lock import locked_file
-from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.progress import counted, progress_bar
 
 
 def main(settings: TeachSettings) -> None:

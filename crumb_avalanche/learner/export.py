@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
-from crumb_avalanche._version import __version__
+from crumb_avalanche import __version__
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.sources import clips_of

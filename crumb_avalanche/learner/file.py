@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from crumb_avalanche._version import __version__
+from crumb_avalanche import __version__
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.lesson import Lesson, now
 from crumb_avalanche.learner.looks import LookWeights

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.lesson import Lesson, learn
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 MOST_KEPT = 16_000_000  # bytes
 

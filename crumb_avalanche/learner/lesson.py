@@ -17,7 +17,7 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.clips import BadImage, Clip, Frames, path_of
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.progress import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 PICTURES, PICTURE_HEIGHT = 4, 64  # of a lesson, and in pixels

@@ -19,8 +19,8 @@ from crumb_avalanche.models.backbone_names import (
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
 class NetworkError(ValueError):

@@ -24,7 +24,7 @@ from crumb_avalanche.learner.sources import AT_A_TIME, batches, clips_of, clips_
 from crumb_avalanche.learner.watch import Watched, frames_of, same_classes, together
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
 class NothingTaughtError(ValueError):

@@ -25,7 +25,7 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.schema import shown
 from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
 
@@ -208,7 +208,7 @@ class RunAnswers:
 
     def compute(self, model: Any, pixels: Tensor) -> Tensor:
         """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
-        from crumb_avalanche.training.data import unlabelled_experience
+        from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No loggers specified")

@@ -31,7 +31,7 @@ from crumb_avalanche.learner.messages import (
     Learning,
     Listed,
 )
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.progress import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded

@@ -15,7 +15,7 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, distillation_loss, draw, draw_from
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
 def put(network: nn.Module, name: str, module: nn.Module) -> None:

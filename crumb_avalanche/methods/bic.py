@@ -13,9 +13,9 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, trim
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive, PositiveShare
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import in_last_epoch
-from crumb_avalanche.training.data import labels_of
 
 _SMALLEST_ALPHA = 0.01
 

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.progress import counted
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
-from crumb_avalanche.system.tensor_bytes import storage_bytes, tensor_bytes, tensors_of
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.tensor_file import StateError, storage_bytes, tensor_bytes, tensors_of
 
 NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
 LOWEST_SCORE = -1e29  # of a class with images

@@ -12,7 +12,7 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.setting_ranges import Positive, Probability
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
 
 

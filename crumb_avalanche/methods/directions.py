@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import grown
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
 
 NO_ENERGY = 1e-12  # share of the largest energy of a class below which a direction is not stored
 MOST_ROWS = 512  # in one eigendecomposition, whose time grows with their cube

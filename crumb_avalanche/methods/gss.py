@@ -15,7 +15,7 @@ from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_sl
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 # Cosine of the first memories, which have none to be compared with, in the authors' code.
 _FIRST_COSINE = 0.1

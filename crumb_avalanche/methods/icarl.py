@@ -9,8 +9,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, draw_from
 from crumb_avalanche.models.penultimate import HeadInput
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.training.data import labels_of
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.plugins import give_unseen_probability
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 Tensors = dict[str, Tensor]  # by the name of a weight

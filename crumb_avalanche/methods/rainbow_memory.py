@@ -14,9 +14,9 @@ from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, held
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Number, Probability
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
-from crumb_avalanche.training.data import labels_of
 
 
 def shift(images: Tensor, down: float, right: float) -> Tensor:

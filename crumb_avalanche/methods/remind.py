@@ -19,8 +19,8 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import NEVER, Count, Factor, NotNegative, Range
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import StoringPlugin
-from crumb_avalanche.training.data import labels_of
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Large = Annotated[int, Range(1, NEVER)]

@@ -21,9 +21,9 @@ from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
-from crumb_avalanche.training.data import labels_of
 
 
 @dataclass

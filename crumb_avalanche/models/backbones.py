@@ -38,7 +38,7 @@ from crumb_avalanche.models.weights import (
     torchvision_weights,
 )
 from crumb_avalanche.system.atomic_file import cured
-from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.process import preserve_rng_state
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]
 Ends = dict[str, nn.Module]

@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from crumb_avalanche.models.extraction import check_maps
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.counted import bytes_text
-from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.progress import bytes_text, progress_bar
 
 FILL_BATCH = 32
 # Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map is 0.

@@ -19,7 +19,7 @@ from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
 from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
-from crumb_avalanche.system.counted import counted, listed
+from crumb_avalanche.system.progress import counted, listed
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table

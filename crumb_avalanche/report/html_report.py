@@ -14,7 +14,7 @@ from crumb_avalanche.report.pictures import PAGE_COLOURS, STYLE, Curve, chance_o
 from crumb_avalanche.report.run_tables import curves_table, ledger_tables, settings_tables
 from crumb_avalanche.report.runs import Group, notes_on, streams_of
 from crumb_avalanche.runs.tables import cell
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.progress import counted
 
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 WIDE = 12  # experiences; with more, the matrices are set smaller

@@ -18,7 +18,7 @@ from crumb_avalanche.report.contact_sheet import Card, confused_table, confusion
 from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
 from crumb_avalanche.system.atomic_file import write_text
-from crumb_avalanche.system.counted import counted
+from crumb_avalanche.system.progress import counted
 
 MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of what it may look like

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import PRETRAINING_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes import PRETRAINING_CLASSES, ToyShapesFrames
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.networks import SmallCNN

@@ -20,8 +20,8 @@ from crumb_avalanche.runs.run_folder import RESUME, versions, write_csv, write_j
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
 from crumb_avalanche.training.checkpoint import CheckpointFolder, CheckpointPlugin, Position
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.lr_search import Trial

@@ -29,8 +29,7 @@ from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.process import check_device, set_up_process
-from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.process import check_device, preserve_rng_state, set_up_process
 from crumb_avalanche.training.checkpoint import Position
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.plugins import TrainingDivergedError

@@ -26,9 +26,8 @@ from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.runs.tables import table
-from crumb_avalanche.system.counted import counted, listed
 from crumb_avalanche.system.process import check_device
-from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.progress import counted, listed, progress_bar
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.lr_search import Trial, small_stream, tune

@@ -1,4 +1,4 @@
-"""Set up this process: device, CPU threads, seeds, and whether the C library keeps freed memory.
+"""This process: device, CPU threads, random number generators, and whether the C library keeps freed memory.
 
 Importing this file does not import torch, whose threads have settings to be made before.
 """
@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import os
 import random
+import warnings
+from collections.abc import Iterator
 
 SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 
@@ -71,3 +73,47 @@ def return_freed_memory() -> None:
     """Return the C library's free memory to the system; without glibc nothing changes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def get_rng_state() -> dict:
+    """Return the RNG state as plain values and tensors; of GPUs only if this process uses one."""
+    import numpy as np
+    import torch
+
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # to ask would initialise them all
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": [torch.cuda.get_rng_state(device) for device in devices],
+    }
+
+
+def set_rng_state(state: dict) -> None:
+    """Restore what ``get_rng_state`` returned; states of GPUs that are absent are skipped with a warning."""
+    import numpy as np
+    import torch
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    saved = len(state["cuda"])
+    present = torch.cuda.device_count() if saved else 0
+    if saved > present:
+        warnings.warn(
+            f"the RNG state is of {saved} GPUs, but {present} are here: the others are skipped, so random numbers "
+            f"differ from then on; use {saved} GPUs to reproduce them",
+            stacklevel=2,
+        )
+    for device, cuda_state in zip(range(present), state["cuda"]):
+        torch.cuda.set_rng_state(cuda_state, device)
+
+
+@contextlib.contextmanager
+def preserve_rng_state() -> Iterator[None]:
+    """Restore the RNG state on exit."""
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)

@@ -1,9 +1,13 @@
-"""Tensors and nested state as ``.safetensors`` files: written atomically, checksummed, read without running code."""
+"""Tensors and nested state as ``.safetensors`` files: written atomically, checksummed, read without running code.
+
+And the bytes that tensors take.
+"""
 
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -269,3 +273,25 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
         return unflatten(tree, tensors), metadata
     except StateError as error:
         raise TensorFileError(f"{path} is damaged: {error}; write or fetch it again") from error
+
+
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Total bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Total bytes of the memory behind some tensors; memory that they share counts once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and attributes of objects."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_of(part)
+    elif hasattr(value, "__dict__"):
+        yield from tensors_of([*vars(value).values()])

@@ -11,8 +11,13 @@ from torch.utils.data import DataLoader, Subset
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.extraction import ForwardRecord
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
-from crumb_avalanche.training.data import labels_of, use_int64_labels
+from crumb_avalanche.training.avalanche_fixes import (
+    check_strategy,
+    group_frozen_weights,
+    keep_training_mode,
+    labels_of,
+    use_int64_labels,
+)
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
 

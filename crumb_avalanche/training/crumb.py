@@ -12,7 +12,7 @@ from crumb_avalanche.memory.buffers import CodeBuffer, MemoryBuffer, StreamBatch
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
-from crumb_avalanche.system.rng_state import preserve_rng_state
+from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings

@@ -7,7 +7,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 
 from crumb_avalanche.models.map_store import USUAL_CAPACITY, FeatureMemo, MapStore
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.training.data import labels_of
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 MEMO_BYTES = 2 * 2**30

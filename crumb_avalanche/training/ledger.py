@@ -12,8 +12,8 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.storage_policy import ExemplarsBuffer
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 try:
     import resource

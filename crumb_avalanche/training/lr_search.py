@@ -12,8 +12,8 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from crumb_avalanche.system.rng_state import preserve_rng_state
-from crumb_avalanche.training.data import labels_of
+from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.plugins import TrainingDivergedError
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy

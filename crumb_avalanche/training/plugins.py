@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Epochs, check_count
+from crumb_avalanche.training.avalanche_fixes import labels_of, use_int64_labels
 from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
-from crumb_avalanche.training.data import labels_of, use_int64_labels
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 # Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.

@@ -38,8 +38,8 @@ def modules(package: str, room: str) -> list[str]:
     """Return the dotted names of a room's modules that have a public class or function."""
     path = ROOT / package / room
     paths = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    some = [one for one in paths if public(one) and not one.stem.startswith("_")]
-    return [".".join(one.relative_to(ROOT).with_suffix("").parts) for one in some]
+    some = [one for one in paths if public(one) and one != path / "__init__.py"]
+    return [".".join(one.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for one in some]
 
 
 def exported() -> dict[str, dict[str, str]]:

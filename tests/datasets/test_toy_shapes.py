@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import (
+from benchmarks_toybox_ilab.datasets.toy_shapes import (
     CLASSES,
     PRETRAINING_CLASSES,
     STREAM_CLASSES,

@@ -16,7 +16,7 @@ RELEASE = runpy.run_path(str(ROOT / ".github" / "release.py"))
 def copy(tmp_path):
     """The files that name the version."""
     (tmp_path / "crumb_avalanche").mkdir()
-    for name in ("CITATION.cff", "CHANGELOG.md", "crumb_avalanche/_version.py"):
+    for name in ("CITATION.cff", "CHANGELOG.md", "crumb_avalanche/__init__.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
@@ -45,10 +45,10 @@ def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
-        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0, _version.py 0.2.0"),
+        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0, crumb_avalanche 0.2.0"),
         ("CHANGELOG.md", "## 0.2.0", "## Unreleased", "Unreleased.*rename it to 0.2.0"),
         ("CHANGELOG.md", "## 0.2.0", "## 0.2.0\n\n## 0.1.9", "is empty"),
-        ("crumb_avalanche/_version.py", "0.2.0", "0.2.0.dev1", "three numbers"),
+        ("crumb_avalanche/__init__.py", "0.2.0", "0.2.0.dev1", "three numbers"),
         ("CITATION.cff", "title: crumb", "titel: crumb", "are required"),
     ],
 )

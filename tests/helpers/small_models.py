@@ -32,7 +32,7 @@ def make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> Spli
 
 @cache
 def _drawn(path: str) -> Image.Image:
-    from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesReader
+    from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesReader
 
     return ToyShapesReader()(path)
 

@@ -24,7 +24,7 @@ from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORMS)
 

@@ -10,8 +10,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.directions import ClassDirections
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
 
 CLASSES = 24
 

@@ -12,7 +12,7 @@ from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.session import rate_trials
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 
 CRUMB = STRATEGIES["crumb"]

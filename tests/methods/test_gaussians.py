@@ -12,7 +12,7 @@ from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.methods.srda import StreamingRda
-from crumb_avalanche.system.tensor_bytes import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 CLASSES = 4
 

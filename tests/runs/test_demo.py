@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from benchmarks_toybox_ilab.datasets.toy_shapes.benchmark import ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
 from crumb_avalanche.runs import demo
 
 

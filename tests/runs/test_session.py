@@ -13,7 +13,7 @@ from crumb_avalanche.runs import session
 from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
 from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.training.data import labels_of
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import tune
 
 PAPER = list(rows()["paper"])

@@ -3,8 +3,7 @@
 import io
 
 from crumb_avalanche.system import progress
-from crumb_avalanche.system.counted import counted
-from crumb_avalanche.system.progress import progress_bar
+from crumb_avalanche.system.progress import counted, progress_bar
 
 
 def printed(monkeypatch, seconds, **options):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
+from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 

@@ -11,7 +11,7 @@ from watched import Answers, built
 
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.system.rng_state import get_rng_state, set_rng_state
+from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
 from crumb_avalanche.training.checkpoint import CheckpointPlugin, Position
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_crumb import make as make_strategy
 
-from crumb_avalanche.training.data import labels_of
+from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import (
     Trial,
     arrivals_of,
