@@ -47,7 +47,6 @@ def run(*words: str, cwd: Path = ROOT, **variables: str) -> str:
 def version(root: Path = ROOT) -> str:
     """Return the version of the package."""
     text = (root / "crumb_avalanche" / "__init__.py").read_text(encoding="utf-8")
-    text = (root / "crumb_avalanche" / "__init__.py").read_text(encoding="utf-8")
     return re.search(r'__version__ = "(.*)"', text)[1]  # type: ignore[index]
 
 

@@ -19,11 +19,16 @@ PACKAGES = {
 }
 
 
+def source(module: str) -> Path:
+    """Return the file of a module or package, by its dotted name."""
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def first_line(package: str, room: str) -> str:
     """Return the first line of the docstring of a room, or of a module beside the rooms."""
-    path = ROOT / package / room
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+    text = source(f"{package}.{room}").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n")[0]
 
 
 @functools.cache

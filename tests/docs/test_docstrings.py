@@ -18,7 +18,7 @@ def definitions():
     for names in reference.exported().values():
         for target in names.values():
             module, _, name = target.rpartition(".")
-            tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8"))
+            tree = ast.parse(reference.source(module).read_text(encoding="utf-8"))
             for node in tree.body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
                     yield target, node

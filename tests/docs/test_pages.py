@@ -157,7 +157,7 @@ def test_every_exported_name_is_in_the_reference(made):
             assert f"`{name}`" in made["api/index.md"]
             room = target.removeprefix(f"{package}.").split(".")[0]
             module = target.rpartition(".")[0]
-            if name in reference.public((ROOT / module.replace(".", "/")).with_suffix(".py")):
+            if name in reference.public(reference.source(module)):
                 assert f"::: {module}\n" in made[f"api/{package}/{room}.md"]
 
 
