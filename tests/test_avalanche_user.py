@@ -20,7 +20,7 @@ from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask
 from avalanche.training.losses import MaskedCrossEntropy
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin
-from host_strategies import STORING, our_strategy
+from host_benchmarks import STORING, our_strategy
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import models, transforms

@@ -20,16 +20,10 @@ WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
 pytestmark = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 in {TEST_DATA}")
 
 
-@pytest.fixture(scope="module")
-def images() -> torch.Tensor:
-    """One view of one object of each class."""
+def test_maps_and_memories_of_real_images():
     with zipfile.ZipFile(ETH80) as archive:
         names = [f"eth80/{name}1/{name}1-066-063.jpg" for name in ("apple", "car", "cow", "cup", "dog", "horse")]
-        return torch.stack([pixel_transform()(Image.open(archive.open(name)).convert("RGB")) for name in names])
-
-
-def test_maps_and_memories_of_real_images(images):
-    torch.set_num_threads(1)
+        images = torch.stack([pixel_transform()(Image.open(archive.open(name)).convert("RGB")) for name in names])
     model = split_backbone("squeezenet1_0", WEIGHTS, n_classes=8, codebook=Codebook()).eval()
     maps = model.features(images)
     assert maps.shape == (6, 512, 13, 13)

@@ -112,17 +112,13 @@ def undisturbed(place, tmp_path_factory):
     return of
 
 
-def check_equal(command, one, other):
-    one, other = COMMANDS[command](one), COMMANDS[command](other)
-    assert differences(one, other) == [] if command is run else one == other
-
-
 def again(crumb, command, folder, place, reference):
     """Give the same command again, unless a lesson is there; check that what it leaves is as if undisturbed."""
     if command is not teach or COMMANDS[teach](folder) != COMMANDS[teach](reference):
         code, _, err = crumb(*command(folder, place))
         assert code == 0 or any(text in err for text in IN_USE), err
-    check_equal(command, reference, folder)
+    one, other = COMMANDS[command](reference), COMMANDS[command](folder)
+    assert differences(one, other) == [] if command is run else one == other
     shutil.rmtree(folder)
 
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from fake_runs import Page
 from fake_videos import write_video
-from html_pages import Page
 
 from crumb_avalanche.cli.predict import printed
 from crumb_avalanche.learner.answer import Answer

@@ -326,7 +326,7 @@ def test_the_page_keeps_what_was_taught_and_knows_what_it_was_not(page, tmp_path
     assert page.run("document.getElementById('label').classList.contains('unknown')")
     page.browser.send("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "kept"))
     page.click("#download")
-    kept, end = tmp_path / "kept" / "mine.safetensors", time.monotonic() + 20
+    kept, end = tmp_path / "kept" / "mine.safetensors", time.monotonic() + 60
     while not kept.exists():
         assert time.monotonic() < end, "nothing was downloaded"
         time.sleep(0.05)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -165,7 +166,13 @@ class Mosquitto:
 
     def stop(self):
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(120)
+
+    def client(self, name):
+        import aiomqtt
+
+        plain = {"username": "cam", "password": "secret", "tls_context": ssl.create_default_context(cafile=self.pem)}
+        return aiomqtt.Client("127.0.0.1", self.port, identifier=name, clean_session=False, **plain)
 
 
 @pytest.mark.slow
@@ -173,8 +180,6 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
     aiomqtt = pytest.importorskip("aiomqtt")
     if shutil.which("mosquitto") is None:
         pytest.skip("mosquitto is not installed")
-    import ssl
-
     broker, got, began = Mosquitto(tmp_path), Counter(), time.monotonic()
     (tmp_path / "red.png").write_bytes(photo("red", 7))
     command = [sys.executable, "-m", "crumb_avalanche.cli", "connect", "mqtt", learner_file, "--topic", "cam/events"]
@@ -185,15 +190,10 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
     def served():
         return subprocess.Popen(command, stdout=output, stderr=output)
 
-    def client(name):
-        tls = ssl.create_default_context(cafile=broker.pem)
-        plain = {"username": "cam", "password": "secret", "tls_context": tls}
-        return aiomqtt.Client("127.0.0.1", broker.port, identifier=name, clean_session=False, **plain)
-
     async def listen():
         while True:
             try:
-                async with client("listener") as listener:
+                async with broker.client("listener") as listener:
                     await listener.subscribe("crumb/answer", qos=1)
                     async for message in listener.messages:
                         got[json.loads(message.payload)["id"]] += 1
@@ -204,7 +204,7 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
         number, stops = 0, {EVENTS // 4, EVENTS // 2, 3 * EVENTS // 4}
         while number < EVENTS:
             try:
-                async with client("camera") as camera:
+                async with broker.client("camera") as camera:
                     while number < EVENTS:
                         event = json.dumps({"id": f"event {number}", "path": "red.png"})
                         await camera.publish("cam/events", event, qos=1)

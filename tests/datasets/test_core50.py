@@ -23,13 +23,6 @@ def needs(name):
     return pytest.mark.skipif(not (DATA / name).is_file(), reason=f"needs core50_samples/{name} in CRUMB_TEST_DATA")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Three objects of three classes; o6 has two clips of other sessions."""
-    names = [*core50_names((2, 3, 4), (1, 50), (9, 10, 30)), *core50_clip(11, 6, (10, 290)), *core50_clip(7, 6, (50,))]
-    return write_files(tmp_path_factory.mktemp("core50"), [*names, "README.md", "s2/.DS_Store"])
-
-
 @pytest.mark.parametrize("reference", [False, True])
 def test_gaps_and_other_files_are_accepted(reference):
     table = CORe50Frames("nowhere", reversed(odd_core50_names()), reference)
@@ -146,7 +139,10 @@ def test_official_protocols_are_those_of_avalanche(official, scenario, keywords)
                 assert seen[0] == seen[1]
 
 
-def test_the_name_alone_and_the_scenario_paper_are_the_ten_categories(root):
+def test_the_name_alone_and_the_scenario_paper_are_the_ten_categories(tmp_path):
+    """Three objects of three classes; o6 has two clips of other sessions."""
+    names = [*core50_names((2, 3, 4), (1, 50), (9, 10, 30)), *core50_clip(11, 6, (10, 290)), *core50_clip(7, 6, (50,))]
+    root = write_files(tmp_path, [*names, "README.md", "s2/.DS_Store"])
     streams = [CORe50(root, run=1), CORe50(root, scenario="paper", run=1), CORe50Categories(root, run=1)]
     rows = [[list(one.dataset.frame_row) for one in stream.train_stream] for stream in streams]
     assert rows[0] == rows[1] == rows[2] and len(rows[0]) == 2

@@ -20,13 +20,8 @@ def starts(table):
     return [frames[0] for frames in clips]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("ilab"), odd_ilab_names())
-
-
-def test_a_tree_with_unusual_names_and_files(root):
-    table = ILabFrames(root)
+def test_a_tree_with_unusual_names_and_files(tmp_path):
+    table = ILabFrames(write_files(tmp_path, odd_ilab_names()))
     assert table.classes == ("boat", "van") and table.name == "ilab" and not table.padded
     # The second background of the boat has 14 images, so its place is the third's; the second boat has 7 sessions.
     boat = [("i0001", f"b{number:04d}", "test" if number in (5, 9) else "train") for number in (1, 3, 4, 5, 6, 7, 8, 9)]

@@ -1,11 +1,15 @@
 """What holds for every data set that declares a layout: places, counts, misfits, errors and its generator."""
 
+import os
 import re
+from itertools import chain
 
 import pytest
 from fake_data import (
+    ICUB_CLIPS,
     TINY,
     core50_names,
+    frames_by_clip,
     icub_names,
     ilab_names,
     image_tree_names,
@@ -18,9 +22,13 @@ from fake_data import (
     write_tiny,
 )
 
+import benchmarks_toybox_ilab
 import benchmarks_toybox_ilab as streams
-from benchmarks_toybox_ilab.catalog import BENCHMARKS
+from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
+from benchmarks_toybox_ilab.datasets.icub import LAYOUT, ICub, ICubFrames, listing_order
+from benchmarks_toybox_ilab.datasets.openloris import STREAMS
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 FRAMES = {
     "core50": (streams.CORe50Frames, streams.CORe50),
@@ -201,3 +209,116 @@ def test_the_generator_passes_on_its_arguments(tmp_path, name):
     if "reference" in BENCHMARKS[name].options:
         table = generator(tmp_path, run=3, classes_per_experience=1, reference=True).frame_table
         assert table.frames_hash() == frames(tmp_path, reference=True).frames_hash()
+
+
+TWO_CLASSES = {"part3": ("mug",), "part1": ("book",)}
+
+
+def test_every_tenth_file_of_the_first_day_by_position():
+    table = ICubFrames("nowhere", odd_icub_names())
+    assert list(frames_by_clip(table).items()) == [
+        *((("book1", name), [0]) for name in ICUB_CLIPS),
+        (("mug2", "MIX"), [0, 10]),
+        (("mug2", "ROT2D"), [5, 16, 26]),
+        (("mug2", "SCALE"), [0]),
+        (("mug2", "TRANSL"), [7]),
+        (("mug10", "MIX"), [4]),
+        (("mug10", "SCALE"), [10]),
+    ]
+    assert table.counts() == {"book": {"train": 4, "test": 1}, "mug": {"train": 6, "test": 3}}
+    assert "part3/mug/mug2/SCALE/day3/left/00000000.JPG" in table.path
+    assert "part3/mug/mug2/ROT2D/day2/left/00000016.jpg" in table.path
+
+
+def test_reference_sorts_the_days_as_text():
+    names = odd_icub_names()
+    plain, reference = (frames_by_clip(ICubFrames("nowhere", names, of)) for of in (False, True))
+    assert reference == {**plain, ("mug2", "ROT2D"): [90]}
+
+
+def test_parts_may_be_left_out(tmp_path):
+    names = icub_names(TWO_CLASSES, (1,))
+    flat = [name.partition("/")[2] for name in names]
+    table = ICubFrames("nowhere", flat)
+    assert frames_by_clip(table) == frames_by_clip(ICubFrames("nowhere", names)) and len(frames_by_clip(table)) == 10
+    assert table.path[0] == "book/book1/MIX/day2/left/00000000.jpg"
+    assert "class book: 4 of 40 training clips, 1 of 10 test clips" in LAYOUT.missing(table)
+    write_files(tmp_path, flat[::7])
+    assert ICubFrames(tmp_path).content_hash() == ICubFrames("nowhere", flat[::7]).content_hash()
+    assert sorted(listing_order(tmp_path)) == ["book", "mug"]
+
+
+# np.random.RandomState(run).shuffle of [0, 1, 2] gives [2, 1, 0] for run 0 and [0, 2, 1] for run 1.
+@pytest.mark.parametrize(("run", "order"), [(0, ("cellphone", "book", "mouse")), (1, ("mouse", "cellphone", "book"))])
+def test_reference_shuffles_the_classes_as_they_are_listed(tmp_path, monkeypatch, run, order):
+    names = icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
+    write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
+    listdir, listed = os.listdir, ["mouse", "ringbinder", "book", "cellphone"]  # as the system lists them
+    monkeypatch.setattr(os, "listdir", lambda path: listed if os.path.basename(path) == "part1" else listdir(path))
+    benchmark = ICub(tmp_path, run=run, classes_per_experience=1, reference=True)
+    assert benchmark.class_names == order
+    assert all("/day10/" in path for path in benchmark.frame_table.path)
+
+
+PAPER = {
+    "core50": (2, 21, 15),
+    "toybox": (2, 21, 15),
+    "ilab": (2, 21, 15),
+    "icub": (2, 21, 30),
+    "ilab_core50": (2, 21, 30),
+    "cifar100": (5, 128, 100),
+    "imagenet": (100, 128, 10_000),
+}
+OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15)) | {
+    "tiny_imagenet": (10, 128, 200),
+    "stream51": (1, 128, 51),
+    "orbit": (1, 21, 15),
+    **dict.fromkeys(("clear10", "clear100"), (None, 64, 100)),
+    **{f"openloris_{name}": (None, 32, 121) for name in STREAMS},
+}
+
+
+@pytest.mark.parametrize(("name", "numbers"), [*PAPER.items(), *OTHERS.items()])
+def test_settings_of_each_benchmark(name, numbers):
+    benchmark = get_benchmark(name)
+    assert benchmark is BENCHMARKS[name] and benchmark.name == name
+    assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == numbers
+    assert benchmark.needs_root == (not name.startswith("toy_")) and benchmark.files.source
+    assert ("reference" in benchmark.options) == (name in PAPER)
+    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == TINY.keys()
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_all_tables_are_called_alike(tmp_path, name):
+    write_tiny(name, tmp_path)
+    benchmark = get_benchmark(name)
+    table = benchmark.table(str(tmp_path), 1)
+    assert isinstance(table, FrameTable) and all(min(count.values()) for count in table.counts().values())
+    run = {"run": 1} if "run" in benchmark.options else {}
+    assert table.content_hash() == benchmark.frames(str(tmp_path), **run).content_hash()
+    groups = benchmark.class_groups(table, True)
+    assert groups is None or sorted(chain(*groups)) == sorted(table.classes)
+    assert (benchmark.class_groups(table, False) is None) == (name != "ilab_core50")
+
+
+def test_what_a_benchmark_needs_and_takes(tmp_path):
+    with pytest.raises(FrameTableError, match=r"benchmark core50 needs --dataset-root; expected there: <root>/core50"):
+        get_benchmark("core50").table(None, 0)
+    with pytest.raises(FrameTableError, match="benchmark toybox reads no video files; fps=2 is for clip_folder"):
+        get_benchmark("toybox").table(str(tmp_path), 0, fps=2.0)
+    write_files(tmp_path, toybox_names(["cup"], [1], 2))
+    assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
+    with pytest.raises(ValueError, match="fps is 0"):
+        get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
+    with pytest.raises(
+        ValueError, match="unknown benchmark 'core51'; known are cifar100, clear10, clear100, clip_folder"
+    ):
+        get_benchmark("core51")
+
+
+def test_every_public_name_exists_and_no_other():
+    for name in benchmarks_toybox_ilab.__all__:
+        assert getattr(benchmarks_toybox_ilab, name) is not None and name in dir(benchmarks_toybox_ilab)
+    assert set(benchmarks_toybox_ilab.__all__) == set(benchmarks_toybox_ilab._HOMES)
+    with pytest.raises(AttributeError, match="no attribute 'CORe51'"):
+        benchmarks_toybox_ilab.CORe51  # noqa: B018

@@ -25,13 +25,8 @@ def short_clip(numbers, reference):
     return [int(row.path[:-4].rpartition("_")[2]) for row in rows], [row.frame for row in rows]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("toybox"), odd_toybox_names())
-
-
-def test_a_tree_with_unusual_names_and_files(root):
-    table = ToyboxFrames(root)
+def test_a_tree_with_unusual_names_and_files(tmp_path):
+    table = ToyboxFrames(write_files(tmp_path, odd_toybox_names()))
     assert table.classes == ("cup", "duck") and table.name == "toybox" and not table.padded
     assert set(table.object_name) == {"cup_01", "duck_12"}  # cup_02 has no tz
     # Of the cup seven clips of 2 frames, 15 of 17 of rzplus, 3 of tz, 2 loud ones; of the duck nine of 2, one of 9.

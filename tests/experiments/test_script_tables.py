@@ -2,9 +2,11 @@
 
 import csv
 import json
-from dataclasses import replace
+import statistics
+from dataclasses import asdict, replace
 
 import pytest
+import task_incremental
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
 from called_script import EXPERIMENTS, made_run
@@ -12,8 +14,9 @@ from fig3_curves import csv_rows_of, panels_of_curves, protocols_of
 from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
 from scipy.stats import ttest_rel
-from support.common_options import common_options, parser_for
+from support.common_options import QUICK, common_options, parser_for
 from support.pictures import curves
+from support.replay_cost import ALL_MAPS, BATCHES, CRUMB, SAMPLE, SINGLE, Part, ratios
 from support.statistics import holm
 from support.tables import (
     PAPER_VALUES,
@@ -28,11 +31,18 @@ from support.tables import (
     shown,
 )
 from table1_accuracy import METHODS, cells_of
+from table2_cost import lines_of as lines_of_table2
+from table2_cost import measure_once, measured
 from table3_codes_vs_images import COUNTS, paper_row
 from table3_codes_vs_images import cells_of as cells_of_table3
+from taught_learner import halves
+from taught_learner import lines_of as lines_of_taught
 
+from benchmarks_toybox_ilab.tables.frame import Frame
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json
 from crumb_avalanche.runs.settings import RunSettings, as_dict
 
 PAPER = PaperNumbers()
@@ -239,3 +249,78 @@ def test_curves_of_made_runs(tmp_path):
     assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
     assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
     assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
+
+
+def test_ratios_by_hand():
+    times, memory = {CRUMB: 2.0, SINGLE: 20.0, BATCHES: 4.0}, {CRUMB: 1.0, ALL_MAPS: 8.0, SAMPLE: 4.0}
+    found = {(what, one, other): ratio for what, one, other, ratio in ratios(times, times, memory)}
+    assert found["time of an image", CRUMB, SINGLE] == 0.1 and found["time of the whole run", CRUMB, BATCHES] == 0.5
+    assert found["memory", CRUMB, ALL_MAPS] == 0.125 and found["memory", SAMPLE, ALL_MAPS] == 0.5
+
+
+def costs(path, crumb_seconds):
+    rows = [("seconds_whole_run", CRUMB, crumb_seconds), ("seconds_whole_run", SINGLE, 7200)]
+    rows += [("peak_bytes", CRUMB, 3e7), ("held_bytes", CRUMB, 1e7)]
+    rows += [("peak_bytes", ALL_MAPS, 8e8), ("held_bytes", ALL_MAPS, 2e8)]
+    write_csv(path, [["quantity", "method", "by", "value"], *([one, method, "", value] for one, method, value in rows)])
+    return path
+
+
+def test_lines_of_table_2(tmp_path):
+    files = [costs(tmp_path / "a.csv", 1800), costs(tmp_path / "b.csv", 5400), tmp_path / "none.csv"]
+    assert measured(files[0]) == {"peak_ram_gb": (0.04, 1.0), "runtime_hours": (0.5, 2.0)}
+    memory, time = lines_of_table2("cifar100", files, PAPER)
+    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][1] == pytest.approx(50)
+    assert list(time.values())[3:11] == ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
+    for line in lines_of_table2("imagenet", files[2:], PAPER):
+        assert line["ratios"][1] is None and line["ours"] == line["runs"] == line["difference"] == ""
+    (memory, _) = lines_of_table2("eth80", files[:1], PAPER)
+    assert memory["paper's data set"] == "cifar100" and memory["difference"] == "" and memory["ours"] == "4.0 %"
+    part = costs(tmp_path / "cost_of_replay.csv", 1800)
+    write_json(tmp_path / "made_with.json", asdict(Part(stream_images=100, experiences=2, table_images=80)))
+    for line in lines_of_table2("cifar100", [part], PAPER):
+        words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
+        assert line["measured on a part only"] == words and line["difference"] == ""
+    with pytest.raises(FinishedRunError, match="measured with other settings; choose another --output"):
+        measure_once(RunSettings(output=str(tmp_path)), Part())
+
+
+def test_each_half_has_objects_of_every_class():
+    objects = [("cup", name) for name in ("c1", "c2", "c3")] + [("pear", name) for name in ("p1", "p2")]
+    table = FrameTable(Frame(f"{k}/{o}/{n}.png", k, o, "1", n, "train") for k, o in objects for n in range(2))
+    first, second = halves(table, range(len(table)))
+    assert {table[row].object_name for row in first} == {"c1", "c3", "p1"}
+    assert {table[row].object_name for row in second} == {"c2", "p2"}
+    assert sorted(first + second) == list(range(len(table)))
+
+
+def test_the_table_of_the_taught_learner_compares_the_same_runs():
+    found = {"run": {0: 90.0, 1: 92.0, 2: 91.0}, "taught": {0: 91.0, 2: 93.0}}
+    found |= {"own 0, small": {0: 50.0}, "own 0.3, small": {0: 48.0}}
+    run, taught, _, own = lines_of_taught(found, {0: "a", 1: "b", 2: "c"})
+    assert run[2:] == ["", "", ""] and taught[2:] == ["+1.50 to run", "-4.9 to +7.9", "+1.0 +2.0"]
+    assert own[2:] == ["-2.00 to own 0, small", "", "-2.0"]
+
+
+def test_differences_to_fine_tuning_are_within_a_run():
+    def run(value):
+        return dict.fromkeys(task_incremental.FIGURES, value)
+
+    found = {"finetune": {0: run(10.0), 1: run(30.0)}, "ewc": {0: run(14.0), 1: run(36.0)}, "si": {5: run(10.0)}}
+    *_, ewc, _, _, si = task_incremental.csv_rows_of(found)
+    assert ewc == ["ewc", "forgetting", 2, 25.0, round(22 / 2**0.5, 4), 5.0, round(2**0.5, 4)]
+    assert si == ["si", "forgetting", 1, 10.0, "", "", ""], "one run, without fine-tuning"
+
+
+def test_a_stream_may_be_shortened(clips, tmp_path):
+    more = dict(benchmark="clip_folder", dataset_root=str(clips), classes_per_experience=1, strategy="finetune")
+    settings = RunSettings(**QUICK, **more, threads=1, progress=False, output=str(tmp_path))
+    with pytest.raises(ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"):
+        task_incremental.measure(settings, experiences=1)
+    task_incremental.measure(settings, experiences=2)
+    found = json.loads(task_incremental.path_of(settings).read_text())
+    learned, final = found["after_learning"], found["after_the_stream"]
+    assert len(learned) == len(final) == 2, "of four"
+    assert found["task_incremental"] == statistics.fmean(final) and found["forgetting"] == learned[0] - final[0]
+    with pytest.raises(ValueError, match="made with other settings; use another --output"):
+        task_incremental.measure(settings, experiences=3)

@@ -1,4 +1,4 @@
-"""A sweep ends with all results that are possible, survives faults, and reports failed cells."""
+"""A sweep ends with all results that are possible, survives faults, and reports failed and diverged cells."""
 
 import gc
 import json
@@ -11,15 +11,19 @@ import time
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support import sweep as module
-from support.sweep import ERROR, exit_code, grid
+from support.runs import finished_runs
+from support.sweep import DONE, ERROR, exit_code, grid, run_cell
 
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run import run_once
 from crumb_avalanche.runs.run_folder import FRAMES, RESULT, FinishedRunError, with_digests, write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
+from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
 
 # In processes that are forked from that of the tests, so that none imports anything; or in this process.
 sweep = partial(module.sweep, method="fork")
@@ -77,7 +81,7 @@ def take_all_memory(settings: RunSettings) -> None:
 
 def work_for_long(settings: RunSettings) -> None:
     write_text(Path(settings.output) / "at_work", str(os.getpid()))
-    time.sleep(60)  # longer than the test waits for its end
+    time.sleep(300)  # longer than the test waits for its end
 
 
 def cells_of(output: Path, runs: int = 3, **changes) -> list[RunSettings]:
@@ -156,11 +160,11 @@ def test_a_cell_locked_by_another_process_is_waited_for(tmp_path, monkeypatch):
     def hold():
         with locked(Path(cells[0].output)):
             held.set()
-            let_go.wait(20)
+            let_go.wait(120)
 
     other = threading.Thread(target=hold)
     other.start()
-    held.wait(20)
+    held.wait(120)
     # Free when it is asked about, taken when it begins.
     monkeypatch.setattr(module, "in_use", lambda folder: order and in_use(folder))
     assert not here(cells, work=work)
@@ -175,7 +179,7 @@ def drive(output: Path) -> None:
 def test_workers_die_with_their_driver(tmp_path):
     driver = multiprocessing.get_context("fork").Process(target=drive, args=(tmp_path,))
     driver.start()
-    cell, deadline = cells_of(tmp_path, 1)[0], time.monotonic() + 30
+    cell, deadline = cells_of(tmp_path, 1)[0], time.monotonic() + 120
     place = Path(cell.output) / "at_work"
     while not place.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -199,3 +203,45 @@ def test_wrong_calls_are_refused(tmp_path):
     with pytest.raises(ValueError, match="processes is -1; give 0 or more"):
         sweep([], -1)
     assert sweep([]) == {}
+
+
+@pytest.fixture
+def diverging(clips, tmp_path, monkeypatch):
+    """A function that gives a run of four experiences of a class each, which diverges in an iteration of one."""
+    check = DivergenceGuard.check
+    chosen = dict(benchmark="clip_folder", dataset_root=str(clips), preset="paper", weights="none", mem_size=8)
+    chosen |= dict(backbone="small_cnn", image_size=32, batch_size=8, first_epochs=1, threads=1, progress=False)
+
+    def settings(*place):
+        def checked(guard, strategy, loss):
+            now = strategy.clock.train_exp_counter, strategy.clock.train_exp_iterations
+            check(guard, strategy, loss * float("nan") if now == place else loss)
+
+        monkeypatch.setattr(DivergenceGuard, "check", checked)
+        return RunSettings(**chosen, classes_per_experience=1, output=str(tmp_path / "run0"))
+
+    return settings
+
+
+def test_a_diverged_run_counts(diverging, tmp_path):
+    settings = diverging(1, 1)
+    assert run_cell(settings) == DONE
+    (run,) = finished_runs(tmp_path, [0])
+    assert run.result["diverged_in_experience"] == 1
+    after = run.result["accuracy_after"]
+    assert after[1:] == [None, None, run.final] and len(run.result["final_accuracy_per_experience"]) == 4
+    answers = run.predictions
+    assert len(answers["row"]) == 40 and set(answers["label"]) == {0, 1, 2, 3}, "all classes are asked"
+    assert run.final == pytest.approx(100 * np.mean(answers["label"] == answers["answer"]))
+    seen = run.result["classes_order"][:2]
+    assert set(answers["answer"]) <= {sorted(run.result["classes_order"]).index(name) for name in seen}
+    assert "the run ends here and counts" in (run.folder / "log.txt").read_text()
+    assert len(json.loads((run.folder / "ledger.json").read_text())["after_experience"]) == 4
+    assert run_cell(settings) == DONE, "it is finished"
+
+
+@pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])
+def test_otherwise_or_in_the_first_experience_it_is_an_error(diverging, tmp_path, place, counts):
+    with pytest.raises(TrainingDivergedError, match="in experience {}, iteration {}".format(*place)):
+        run_once(RunPlan.of(diverging(*place)), count_divergence=counts)
+    assert not (tmp_path / "run0" / "result.json").exists()

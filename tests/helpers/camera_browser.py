@@ -113,7 +113,7 @@ class Chromium:
         self.send("Page.navigate", url=path.as_uri())
         self.wait_for(f"location.href === {path.as_uri()!r} && document.readyState === 'complete'")
 
-    def wait_for(self, script, seconds=20):
+    def wait_for(self, script, seconds=60):
         """Wait until JavaScript gives a true value, and return it."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(script)):

@@ -4,10 +4,19 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_models import CLASSES, make_model, make_stream
 
-from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, Entry, LearningSettings, build_strategy
 
 SIX = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
 SETTINGS = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+# Strategies with settings that make another learner of them.
+READOUTS = ("closed_form", "closed_form_stock")
+VARIANTS = {f"crumb {readout}": ("crumb", {"readout": readout}) for readout in READOUTS}
+
+
+def entry_of(name: str) -> tuple[Entry, dict]:
+    """Registry entry of a strategy or variant, and the settings of its method that are not the defaults."""
+    strategy, method = VARIANTS.get(name, (name, {}))
+    return STRATEGIES[strategy], method
 
 
 class Answers(SupervisedPlugin):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from patch_images import SIZE
+from small_lessons import SIZE
 
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork

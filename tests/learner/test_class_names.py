@@ -2,7 +2,7 @@
 
 import pytest
 from clip_trees import write_tree
-from patch_images import images
+from small_lessons import images
 
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name, check_near
 from crumb_avalanche.learner.clips import Clip, check_class_folders

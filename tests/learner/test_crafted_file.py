@@ -9,7 +9,7 @@ import pytest
 from crafted import crafted, json_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from patch_images import images
+from small_lessons import images
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.classifier import CLOSED_FORMS

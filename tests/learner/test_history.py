@@ -6,9 +6,8 @@ import io
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patch_images import SIZE, images
 from PIL import Image
-from small_lessons import same
+from small_lessons import SIZE, images, same
 
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from patch_images import SIZE, images
 from PIL import Image
-from small_lessons import same, taught
+from small_lessons import SIZE, images, same, taught
 
 from crumb_avalanche.learner import lesson
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
@@ -24,6 +23,7 @@ from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORMS)
@@ -301,3 +301,33 @@ def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
     exec(compile(snippet.replace("Learner()", small), "README.md", "exec"), names)
     assert names["answer"].label == "mug"
     assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
+def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(make, monkeypatch, value):
+    learner, plain, good, bad, extract = make(), make(), images(3), images(3), SplitModel._extract
+    bad[2] = 255
+
+    def damaged(model, pixels):
+        maps = extract(model, pixels).clone()
+        maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
+        return maps
+
+    monkeypatch.setattr(SplitModel, "_extract", damaged)
+    for one in (learner, plain):
+        one.teach(images(1), "other")
+    before = pickle.loads(pickle.dumps(learner))
+    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
+        learner.teach(bad, "some")
+    assert same(learner, before) and len(learner.lessons) == 1
+    lesson = learner.teach(bad, "some", on_bad="skip")
+    assert [one.path for one in lesson.unread] == ["source[2]"] and "finite" in lesson.unread[0].reason
+    plain.teach(np.delete(good, 2, axis=0), "some")
+    assert lesson.images == {"some": len(good) - 1} and same(learner, plain)
+    left_out = []
+    answers = list(learner.predict_all(bad, on_bad="skip", report=left_out.append))
+    assert len(answers[0].frames) == len(good) - 1 and [one.path for one in left_out] == ["source[2]"]
+    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
+        learner.predict(bad)
+    with pytest.raises(ValueError, match=r"no image to learn, 1 file could not be read; source\[0\]: .*finite"):
+        learner.teach(bad[2:3], "some", on_bad="skip")

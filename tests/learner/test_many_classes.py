@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from patch_images import images
+from small_lessons import images
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner

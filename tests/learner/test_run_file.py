@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
-from variants import VARIANTS, entry_of
-from watched import Answers
+from watched import VARIANTS, Answers, entry_of
 
 from benchmarks_toybox_ilab import ClipFolder, pixel_transform
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
@@ -33,7 +32,6 @@ from crumb_avalanche.runs.recorder import read_predictions
 from crumb_avalanche.runs.tables import usage_of
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
 # Others are slow here: tests of methods and checkpoints go over the states of all strategies.
 QUICK = ("crumb", "er", "rda")

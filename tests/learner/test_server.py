@@ -307,7 +307,7 @@ def hold_lessons(monkeypatch):
     def slow(self, *arguments, **keywords):
         lesson = teach(self, *arguments, **keywords)
         started.set()
-        assert end.wait(20)
+        assert end.wait(120)
         return lesson
 
     monkeypatch.setattr(Learner, "teach", slow)
@@ -321,12 +321,12 @@ def test_answers_during_a_lesson_come_from_the_state_before_it_and_teachers_queu
     started, end = hold_lessons(monkeypatch)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(taught.post, "/teach", params={"label": "blue"}, files=form("blue"))
-        assert started.wait(20)
+        assert started.wait(120)
         assert taught.post("/predict", content=data).json() == before and before["label"] != "blue"
         assert taught.get("/classes").json()["learning"] == {"label": "blue", "images": 4, "done": 4}
         assert names(taught) == {"red": 4, "green": 4}
         others = [pool.submit(taught.post, "/teach", params={"label": "red"}, files=form("red", 2)) for _ in range(6)]
-        refused = as_completed(others, timeout=20)
+        refused = as_completed(others, timeout=120)
         assert [next(refused).result().status_code for _ in range(4)] == [503] * 4
         end.set()
     assert first.result().status_code == 200
@@ -341,7 +341,7 @@ def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(taught, shar
 
     async def stopped():
         lesson = asyncio.create_task(shared.teach("blue", [("image", photo("blue"))]))
-        await asyncio.to_thread(started.wait, 20)
+        await asyncio.to_thread(started.wait, 120)
         lesson.cancel()  # as uvicorn does
         with pytest.raises(BusyError, match="the server stops; nothing was changed"):
             await lesson

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 from fake_videos import write_video
-from patch_images import images
 from PIL import Image
-from small_lessons import taught
+from small_lessons import images, taught
 
 from crumb_avalanche.learner import watch
 from crumb_avalanche.learner.camera import CameraError

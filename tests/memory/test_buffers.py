@@ -1,14 +1,17 @@
-"""Buffers: declared bytes, stored labels, and complete removal of dropped memories."""
+"""Buffers: declared bytes, stored labels, complete removal of dropped memories, and how codes are packed."""
 
+import re
 from collections import Counter
 
+import faiss
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
-from crumb_avalanche.memory.packing import unpack
+from crumb_avalanche.memory.packing import WIDTHS, bits_per_code, pack, packed_bytes, unpack
+from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
@@ -124,15 +127,10 @@ def test_an_empty_buffer(kind, size, model):
         kind(4).load_state_dict(buffer.state_dict())
 
 
-def full_buffer(model):
-    buffer = MapBuffer(9, ClassBalancedReservoir())
-    feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
-    return buffer
-
-
 @pytest.mark.parametrize("without, at_least, size", [([], 21, 21), ([], 22, 24), ([1], 21, 22), ([9], 1, 3)])
 def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_least, size):
-    buffer = full_buffer(model)
+    buffer = MapBuffer(9, ClassBalancedReservoir())
+    feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
     slots = buffer.sample(set(without), at_least)
     assert slots.dtype == torch.int64 and len(slots) == size
     counts = Counter(buffer.labels[slots].tolist())
@@ -142,3 +140,125 @@ def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_le
     assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
     assert set(buffer.sample(set(), 300).tolist()) == set(range(9))
     assert buffer.sample({0, 1, 2}, 5).shape == (0,)
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@given(data=st.data(), n=st.integers(0, 5), length=st.integers(0, 40))
+def test_unpack_is_the_inverse_of_pack(bits, data, n, length):
+    highest = min(2**bits, 2**15) - 1  # int16 codes stop there
+    values = data.draw(st.lists(st.integers(0, highest), min_size=n * length, max_size=n * length))
+    codes = torch.tensor(values, dtype=torch.int16).view(n, length)
+    packed = pack(codes, bits)
+    assert packed.dtype == torch.uint8 and packed.is_contiguous()
+    assert packed.shape == (n, packed_bytes(length, bits)) == (n, (length * bits + 7) // 8)
+    restored = unpack(packed, bits, length)
+    assert restored.dtype == (torch.int16 if bits == 16 else torch.uint8)
+    assert torch.equal(restored.to(torch.int16), codes)
+
+
+@pytest.mark.parametrize(
+    "bits, codes, packed",
+    [
+        (1, [1, 0, 1, 1, 0, 0, 0, 1, 1], [0b10001101, 0b00000001]),
+        (2, [1, 0, 3, 2], [0b10_11_00_01]),
+        (2, [3, 3, 3, 3, 2], [255, 2]),
+        (4, [1, 15, 7], [0xF1, 0x07]),
+        (8, [0, 255, 128], [0, 255, 128]),
+        (16, [1, 256, 32767], [1, 0, 0, 1, 255, 127]),
+    ],
+)
+def test_bytes_worked_by_hand(bits, codes, packed):
+    assert pack(torch.tensor([codes], dtype=torch.int16), bits).tolist() == [packed]
+    assert unpack(torch.tensor([packed], dtype=torch.uint8), bits, len(codes)).tolist() == [codes]
+
+
+def test_the_smallest_width_that_names_every_row():
+    rows = (1, 2, 3, 4, 5, 16, 17, 256, 257, 32768)
+    assert [bits_per_code(number) for number in rows] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+
+
+def test_codes_and_bytes_that_do_not_fit_are_errors():
+    with pytest.raises(ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"):
+        pack(torch.zeros(1, 1), 3)
+    for bits, wrong in ((1, 2), (2, 4), (4, -1), (8, 256), (16, -1)):
+        words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
+        with pytest.raises(ValueError, match=re.escape(words)):
+            pack(torch.tensor([[0, wrong]], dtype=torch.int16), bits)
+    for bits, length, right in ((2, 5, 2), (8, 3, 3), (16, 3, 6)):
+        for wrong in (right - 1, right + 1):
+            words = f"{wrong} bytes are not {length} codes of {bits} bits, which take {right}"
+            with pytest.raises(ValueError, match=words):
+                unpack(torch.zeros(1, wrong, dtype=torch.uint8), bits, length)
+
+
+def quantizer(channels=16, groups=4, centroids=256, seed=0):
+    """One with random centroids."""
+    made = ProductQuantizer(channels, groups, centroids)
+    made.centroids.copy_(torch.randn(made.centroids.shape, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
+def maps(count, channels, height=3, width=2, seed=1):
+    return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(512, 32), (64, 32), (16, 4)])
+def test_codes_and_decoded_maps_are_those_of_faiss(channels, groups):
+    ours = quantizer(channels, groups)
+    theirs = faiss.ProductQuantizer(channels, groups, 8)
+    faiss.copy_array_to_vector(ours.centroids.numpy().ravel(), theirs.centroids)
+    feature_map = maps(7, channels)
+    vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).contiguous().numpy()
+    codes = ours.encode(feature_map)
+    expected = theirs.compute_codes(vectors)
+    assert torch.equal(codes.permute(0, 2, 3, 1).reshape(-1, groups), torch.from_numpy(expected))
+    decoded = ours.decode(codes).permute(0, 2, 3, 1).reshape(-1, channels)
+    assert torch.equal(decoded, torch.from_numpy(theirs.decode(expected)))
+
+
+def test_ties_go_to_the_lowest_centroid():
+    ours = quantizer(4, 2, centroids=4)
+    ours.centroids[:, 2] = ours.centroids[:, 1]
+    assert set(ours.encode(ours.decode(torch.full((1, 2, 1, 1), 2)))[0].flatten().tolist()) == {1}
+
+
+def test_fit_finds_clusters_with_another_table_for_each_group():
+    centres = torch.tensor([[[0.0, 0], [10, 0], [0, 10]], [[50.0, 0], [0, 50], [50, 50]]])
+    generator = torch.Generator().manual_seed(0)
+    which = torch.randint(3, (600, 2), generator=generator)
+    vectors = torch.cat([centres[0][which[:, 0]], centres[1][which[:, 1]]], dim=1)
+    vectors += 0.1 * torch.randn(vectors.shape, generator=generator)
+    ours = ProductQuantizer(4, 2, centroids=8).fit(vectors)
+    for group in range(2):
+        distances = torch.cdist(centres[group], ours.centroids[group])
+        assert distances.min(dim=1).values.max() < 0.5
+    feature_map = vectors[:5].view(5, 4, 1, 1)
+    assert (ours.decode(ours.encode(feature_map)) - feature_map).abs().max() < 0.8
+    tables = [ProductQuantizer(4, 2, centroids=8).fit(vectors, seed).centroids for seed in (1, 1, 2)]
+    assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[0], tables[2])
+
+
+def test_bytes():
+    ours = ProductQuantizer(512)
+    assert ours.table_bytes == 524_288 and ours.map_bytes(13, 13) == 5_408 and ours.bits == 8
+    assert not ours.fitted and quantizer().fitted
+    assert ProductQuantizer(8, 8, 16).map_bytes(4, 4) == 64  # 4 bits a code
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ProductQuantizer(48, 32), "sub_quantizers=32 does not divide the 48 channels .* such as 24"),
+        (lambda: ProductQuantizer(8, 0), "sub_quantizers=0 does not divide"),
+        (lambda: ProductQuantizer(8, 4, 257), "centroids is 257; a code is one byte, so give 2 to 256"),
+        (lambda: quantizer().encode(maps(1, 8)), "the feature map has 8 channels, the quantizer was made for 16"),
+        (lambda: ProductQuantizer(8, 4).encode(maps(1, 8)), "no centroids yet: fit it"),
+        (lambda: quantizer().encode(maps(1, 16) / 0), "NaN or infinite values"),
+        (lambda: ProductQuantizer(8, 4).fit(torch.zeros(5, 8)), "5 vectors cannot make 256 centroids; give more"),
+        (lambda: ProductQuantizer(8, 4).fit(torch.zeros(500, 4)), r"shape \(500, 4\), but must have \(N, 8\)"),
+        (lambda: ProductQuantizer(8, 4).fit(torch.full((500, 8), torch.nan)), "NaN or infinite values"),
+    ],
+)
+def test_mistakes_are_told(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

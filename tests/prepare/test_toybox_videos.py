@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from fake_data import TOYBOX_CLIPS, write_files, write_toybox_videos
 from fake_videos import video_frame_number
-from made_archives import files, pack
+from made_downloads import files, pack
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames

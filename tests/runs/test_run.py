@@ -1,21 +1,33 @@
-"""``crumb run`` from the command line to the run folder."""
+"""``crumb run`` from the command line to the run folder: what it writes, predicts and prints, and the demo."""
 
 import csv
 import json
 import shutil
+import statistics
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
-from learned import LEARNER, weights_of
+from fake_data import write_tiny
+from fake_runs import weights_of
+from fake_videos import write_video
 from support.runs import differences
 
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
+from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
+from crumb_avalanche.learner import run_file
+from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.memory.selection import ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import ENTRY_BYTES
-from crumb_avalanche.runs.recorder import read_predictions
+from crumb_avalanche.runs import demo
+from crumb_avalanche.runs.recorder import PREDICTIONS, PredictionsPlugin, read_predictions
+from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
 from crumb_avalanche.system.tensor_file import read_tensors, write_tensors
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
@@ -194,3 +206,116 @@ def test_config_file_and_print_config(done, tiny, tmp_path):
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
     done("run", "--config", tmp_path / "mine.yaml", "--run", "2")
     assert json.loads((tmp_path / "out" / "result.json").read_text())["run"] == 2
+
+
+def evaluated(batches):
+    plugin = PredictionsPlugin()
+    plugin.labels, plugin.answers = [9], [9]
+    plugin.before_eval(None)  # only the latest evaluation counts
+    for labels, logits in batches:
+        plugin.after_eval_iteration(SimpleNamespace(mb_y=torch.tensor(labels), mb_output=torch.tensor(logits)))
+    return plugin
+
+
+def test_predictions_are_read_by_row_and_damaged_ones_refused(tmp_path):
+    plugin = evaluated([([1, 0], [[0.0, 2.0], [0.0, 1.0]]), ([1], [[3.0, 1.0]])])
+    plugin.write(tmp_path, np.array([7, 2, 5]))
+    assert [path.name for path in tmp_path.iterdir()] == [PREDICTIONS]
+    read = {name: values.tolist() for name, values in read_predictions(tmp_path).items()}
+    shares = [torch.tensor(gap).sigmoid().item() for gap in (1.0, 2.0, 2.0)]
+    assert read.pop("confidence") == pytest.approx(shares)
+    assert read == {"row": [2, 5, 7], "label": [0, 1, 1], "answer": [1, 0, 1]}
+    loaded = PredictionsPlugin()
+    loaded.load_state_dict(plugin.state_dict())
+    assert loaded.confidence == pytest.approx(plugin.confidence) and loaded.answers == plugin.answers
+    whole = (tmp_path / PREDICTIONS).read_bytes()
+    (tmp_path / PREDICTIONS).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"is damaged .*run it again with --overwrite true"):
+        read_predictions(tmp_path)
+    (tmp_path / PREDICTIONS).unlink()
+    with pytest.raises(ValueError, match=r"there are no predictions in .*; give the folder of a finished run"):
+        read_predictions(tmp_path)
+
+
+def test_mean_and_deviation():
+    # Deviations from 77: -7, 0, 7; variance 98 / 2.
+    assert mean_text([70, 77, 84]) == "77.0 +- 7.0"
+    assert mean_text([70, 77, 84], "+.2f", "±") == "+77.00 ± 7.00"
+    assert mean_text([-1.25, 2.5], "+.1f") == f"+0.6 +- {statistics.stdev([-1.25, 2.5]):.1f}"
+    assert (mean_text([70.04]), mean_text([])) == ("70.0", "")
+
+
+def test_a_long_path_is_shown_by_its_last_name():
+    assert cell("/home/user/robot/clips_a/", 12) == cell("/home/user/robot/clips_a", 12) == "clips_a"
+    assert cell(["cup", "duck"]) == "cup, duck" and cell(None) == "none" and cell("x" * 20, 8) == "xxxxx..."
+
+
+def test_names_are_those_of_the_learner():
+    assert tuple(CLOSED_FORMS) == TEACHABLE and LEARNER == run_file.LEARNER
+
+
+@pytest.mark.parametrize(("strategy", "lines"), [("rda", 2), ("ncm", 2), ("er", 1)])
+def test_what_can_be_done_with_a_run(tmp_path, strategy, lines):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    assert usage_of(folder, strategy) == []  # --keep-learner false
+    (folder / LEARNER).touch()
+    found = usage_of(folder, strategy)
+    assert len(found) == lines and f"crumb predict '{folder}' photo.jpg" in found[0]
+    if lines == 2:
+        assert all(part in found[1] for part in (f"'{folder / LEARNER}'", "crumb teach", "crumb serve"))
+
+
+PAPER = [name for name, benchmark in BENCHMARKS.items() if "reference" in benchmark.options]
+
+
+def results(done, output, *arguments):
+    fast = ("--weights", "none", "--backbone", "small_cnn", "--image-size", "16", "--batch-size", "32")
+    rest = ("--first-epochs", "1", "--threads", "1", "--progress", "false", "--checkpoint", "false")
+    done("run", *arguments, *fast, *rest, "--output", output)
+    return json.loads((output / "result.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"), [*((name, "true") for name in PAPER), ("core50", "false"), ("cifar100", "false")]
+)
+def test_every_benchmark_runs_with_and_without_the_reference_stream(done, tmp_path, name, reference):
+    root = write_tiny(name, tmp_path / "data")
+    arguments = ("--benchmark", name, "--dataset-root", root, "--strategy", "ncm", "--reference-stream", reference)
+    result = results(done, tmp_path / "run", *arguments, "--classes-per-experience", "1")
+    table = BENCHMARKS[name].table(root, 0, reference == "true")
+    assert result["benchmark"] == name and len(result["accuracy_after"]) == 2
+    assert result["frame_table_sha256"] == table.content_hash()
+    assert sorted(result["classes_order"]) == sorted(table.classes)
+
+
+def test_videos_need_no_preparation(done, tmp_path):
+    pytest.importorskip("av")
+    for name in ("cup", "dice"):
+        for item in ("a", "b"):
+            write_video(tmp_path / "clips" / name / item / "kitchen.mp4", seconds=2)
+    arguments = ("--benchmark", "clip_folder", "--dataset-root", tmp_path / "clips", "--strategy", "finetune")
+    lengths = {}
+    for fps in (None, "2"):
+        output = tmp_path / f"fps{fps}"
+        results(done, output, *arguments, *(("--fps", fps) if fps else ()))
+        lengths[fps] = len(list((tmp_path / "clips" / ".crumb_frames").rglob("*.png")))
+    assert lengths == {None: 4 * 2, "2": 4 * 2 + 4 * 4}
+
+
+def test_the_whole_demo_on_a_few_images(monkeypatch, done, refused, clips, tmp_path):
+    few = dict(objects_per_class=2, sessions=2, held_out_sessions=(1,), frames_per_clip=1)
+    monkeypatch.setattr(demo, "ToyShapesFrames", partial(ToyShapesFrames, **few))
+    monkeypatch.setattr(demo, "BENCHMARK", "clip_folder")
+    monkeypatch.setattr(demo, "RunSettings", partial(demo.RunSettings, dataset_root=str(clips)))
+    monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
+    arguments = ("demo", "--threads", "1", "--progress", "false", "--output", tmp_path)
+    out = done(*arguments)
+    assert (tmp_path / "report.png").stat().st_size > 10_000 and "rda" in out
+    results = {name: tmp_path / name / "result.json" for name in ("crumb", "rda")}
+    times = {name: path.stat().st_mtime_ns for name, path in results.items()}
+    (tmp_path / "rda" / "result.json").unlink()  # as if it had been cut off there
+    out = done(*arguments)
+    assert "\nrda" in out and "training a small network" not in out
+    assert results["crumb"].stat().st_mtime_ns == times["crumb"] and results["rda"].exists()
+    refused("holds a finished run with run=0, not 3", *arguments, "--seed", "3")

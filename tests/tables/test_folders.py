@@ -82,14 +82,10 @@ def write(root, tree):
             (root / name).write_bytes(inside)
 
 
-def is_photo(name, inside):
-    return inside == PHOTO and not name.startswith(".")
-
-
 def clips_in(tree, path=""):
     """Photos by folder, at any depth, without what systems make."""
     found = {}
-    mine = {f"{path}{name}" for name, inside in tree.items() if is_photo(name, inside)}
+    mine = {f"{path}{name}" for name, inside in tree.items() if inside == PHOTO and name[0] != "."}
     if mine:
         found[path.rstrip("/")] = mine
     for name, inside in tree.items():

@@ -15,18 +15,6 @@ from benchmarks_toybox_ilab.tables import image as module
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import open_image, other_images, read_image, to_rgb
 
-SIDEWAYS = 6  # in EXIF: to be turned clockwise by a quarter
-
-
-def save_sideways(path, size=(8, 4)):
-    """A photo whose left half is black, which is the upper half of the rotated photo."""
-    pixels = np.full((size[1], size[0], 3), 255, dtype=np.uint8)
-    pixels[:, : size[0] // 2] = 0
-    exif = Image.Exif()
-    exif[0x0112] = SIDEWAYS
-    Image.fromarray(pixels).save(path, exif=exif)
-
-
 HIDDEN = (200, 30, 90)  # colours that nobody sees
 SHOWN = (10, 60, 120)
 
@@ -92,30 +80,12 @@ def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
     assert np.array_equal(np.asarray(read_image(tmp_path / "deep.tif")), np.asarray(image))
 
 
-@pytest.mark.parametrize("kind", ["grey.png", "colour.png", "grey.tif", "colour.tif", "big endian.tif", "deflate.tif"])
-@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
-def test_cameras_of_10_to_16_bits(tmp_path, kind, bits):
-    eight = np.array([[[255, 100, 7], [1, 0, 55]]])
-    pixels = (eight << (bits - 8)) + 2 * (bits > 8)  # what lies below the upper 8 bits does not matter
-    if kind.startswith("grey"):
-        eight, pixels = eight[..., [0, 0, 0]], pixels[..., :1]
-    if kind.endswith("png"):
-        path = write_png(tmp_path / kind, pixels)
-    else:
-        order, deflate = ">" if kind.startswith("big") else "<", kind.startswith("deflate")
-        path = write_tiff(tmp_path / kind, pixels.astype(np.uint16), order, deflate)
-    if kind.startswith("grey") or bits == 16:
-        assert read(path) == eight.tolist()
-    else:
+@pytest.mark.parametrize("bits", [8, 10, 12, 14])
+def test_colours_of_few_of_16_bits_are_refused(tmp_path, bits):
+    pixels = np.array([[[255, 100, 7], [1, 0, 55]]]) << (bits - 8)
+    for path in (write_png(tmp_path / "a.png", pixels), write_tiff(tmp_path / "a.tif", pixels.astype(np.uint16))):
         with pytest.raises(ValueError, match="its colours have 16 bits of which few are used; save it with 8"):
             read_image(path)
-
-
-def test_sixteen_bits_with_alpha(tmp_path):
-    pixels = np.array([[[65535, 25600, 0, 65535], [900, 5, 100, 0]]])
-    for path in (write_png(tmp_path / "a.png", pixels), write_tiff(tmp_path / "a.tif", pixels.astype(np.uint16))):
-        assert read(path) == [[[255, 100, 0], [255] * 3]]
-    assert read(write_png(tmp_path / "a.png", pixels[..., 1::2])) == [[[100] * 3, [255] * 3]]
 
 
 def test_what_a_file_says_about_its_depth_holds(tmp_path):
@@ -185,8 +155,11 @@ def test_images_that_would_be_read_wrong_are_refused(tmp_path):
 
 def test_photos_are_rotated_on_request_as_by_a_clip_folder_which_names_what_it_cannot_read(tmp_path):
     table = ClipFolderFrames(write_clip_folder(tmp_path))
-    photo = tmp_path / table.path[0]
-    save_sideways(photo)
+    photo, exif = tmp_path / table.path[0], Image.Exif()
+    pixels = np.full((4, 8, 3), 255, dtype=np.uint8)
+    pixels[:, :4] = 0  # the left half is black, which is the upper half of the rotated photo
+    exif[0x0112] = 6  # to be turned clockwise by a quarter
+    Image.fromarray(pixels).save(photo, exif=exif)
     assert read_image(photo).size == (8, 4)
     upright = read_image(photo, upright=True)
     assert upright.size == (4, 8) == table.read(0).size == table.without([1]).read(0).size

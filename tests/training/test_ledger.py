@@ -16,7 +16,6 @@ from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.ledger import PARTS, LedgerMetric
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
 TRAINED = 4 * (8 * 8 * 9 + 8 + 8 * 4 + 4)  # a 3x3 convolution of 8 to 8 channels, a linear layer of 8 to 4
 FROZEN = 4 * (3 * 8 * 9 + 8) + 4 * (1 + 3 + 3)  # a 3x3 convolution of 3 to 8; feature scale, pixel mean and deviation
 BY_HAND = {

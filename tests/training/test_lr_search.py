@@ -24,8 +24,6 @@ from crumb_avalanche.training.lr_search import (
 )
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
-
 
 @pytest.fixture
 def first(pixels):

@@ -1,13 +1,16 @@
-"""Pretraining trains P and the codebook but not F, resumes bit for bit, and its file is read as written."""
+"""Pretraining trains P and the codebook but not F, resumes bit for bit, and writes a file that is read as written."""
 
 import pytest
 import torch
+from fake_runs import weights_of
 from small_models import coloured
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 from crumb_avalanche.models.weights import check_and_load, weights_hash
+from crumb_avalanche.runs import pretrain as command
+from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
 
@@ -125,3 +128,95 @@ def test_other_settings_are_refused_by_name(make_model, images, tmp_path):
         resume({"weights": "none"}, learning_rate=0.5)
     with pytest.raises(CheckpointError, match=r"kept .* with weights='none', not 'other.npz'; .* remove that folder"):
         resume({"weights": "other.npz"})
+
+
+@pytest.fixture
+def photos(clips, tmp_path):
+    """The frames of the clips in one folder a class: 120 photos."""
+    root = tmp_path / "photos"
+    for folder in clips.iterdir():
+        (root / folder.name).mkdir(parents=True)
+        for number, frame in enumerate(sorted(folder.rglob("*.png"))):
+            (root / folder.name / f"{number}.png").write_bytes(frame.read_bytes())
+    return root
+
+
+@pytest.fixture
+def options(photos):
+    """Settings of a pretraining that takes a second."""
+    return [
+        *("pretrain", "--data", str(photos), "--weights", "none", "--backbone", "small_cnn", "--image-size", "32"),
+        *("--batch-size", "16", "--learning-rate", "0.01", "--threads", "1", "--progress", "false"),
+    ]
+
+
+def test_hidden_files_are_skipped_and_damaged_images_named(done, refused, options, photos, tmp_path):
+    (photos / "cup" / "._0.png").write_bytes(b"what a Mac leaves on a stick")
+    options = [*options, "--epochs", "1", "--output", tmp_path / "x.safetensors"]
+    done(*options)
+    (photos / "cup" / "0.png").write_bytes(b"no picture")
+    err = refused("cannot decode .*; replace it or remove it", *options, "--overwrite", "true")
+    assert str(photos / "cup" / "0.png") in err
+
+
+def test_an_interrupted_pretraining_resumes(crumb, done, refused, options, tmp_path, monkeypatch):
+    whole, cut = tmp_path / "whole.safetensors", tmp_path / "cut.safetensors"
+    options = [*options, "--epochs", "3"]
+    done(*options, "--output", whole)
+    assert not [*tmp_path.glob("*.checkpoints")]
+    write = CheckpointFolder.write
+
+    def cut_off(self, notes, state):
+        write(self, notes, state)
+        if len(notes["history"]) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointFolder, "write", cut_off)
+        code, _, err = crumb(*options, "--output", cut)
+    assert code == 130 and "crumb pretrain: stopped; what was finished is kept, and the same command resumes" in err
+    folder = tmp_path / "cut.safetensors.checkpoints"
+    names = ["00000000.safetensors", "00000001.safetensors", "maps"]
+    assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
+    words = "holds checkpoints made with codebook_size=256, not 128; resume with the same settings"
+    refused(words, *options, "--codebook-size", "128", "--output", cut)
+    out = done(*options, "--output", cut)
+    (one, first), (other, second) = read_pretrained(whole), read_pretrained(cut)
+    assert first["history"] == second["history"] and one.keys() == other.keys()
+    assert all(one[name].equal(other[name]) for name in one)
+    assert "120 images of 4 classes" in out and not folder.exists()
+
+
+def test_an_output_that_appears_during_a_pretraining_stays(refused, options, tmp_path, monkeypatch):
+    file = tmp_path / "x.safetensors"
+
+    def late(folder):
+        file.write_text("of another")
+        return locked(folder)
+
+    monkeypatch.setattr(command, "locked", late)
+    words = "x.safetensors exists already; choose another --output, or replace it with --overwrite true"
+    refused(words, *options, "--epochs", "1", "--output", file)
+    assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
+
+
+def test_a_run_starts_from_the_pretrained_file_with_a_new_head(done, refused, options, tiny, tmp_path):
+    file = tmp_path / "made.safetensors"
+    out = done(*options, "--epochs", "1", "--images-per-class", "20", "--output", file)
+    assert "80 images of 4 classes" in out
+    run = (*tiny, "--output", tmp_path / "run", "--pretrained", file)
+    done(*run, "--learning-rate", "0")
+    saved = read_pretrained(file)[0]
+    then = {name: value for name, value in saved.items() if not name.startswith("feature_extractor.")}
+    now = weights_of(tmp_path / "run")
+    changed = {name for name in then if not then[name].equal(now[name])}
+    assert then.keys() == now.keys() and changed == {"plastic_layers.head.weight", "plastic_layers.head.bias"}
+    for wrong, words in (
+        (("--codebook-dim", "8"), "codebook_dim=16, but this run has codebook_dim=8"),
+        (("--cut-layer", "3"), "cut_layer=None, but this run has cut_layer=3"),
+        (("--pretrained", tmp_path / "run" / "learner.safetensors"), "was not written by crumb pretrain"),
+    ):
+        refused(words, *run, "--output", tmp_path / "other", *wrong)
+    for name in ("SVHN", "utils"):
+        words = f"torchvision has no data set {name!r} with train=True"
+        refused(words, "pretrain", "--data", f"torchvision:{name}", "--output", tmp_path / "x.safetensors")

@@ -1,29 +1,42 @@
-"""The plugins that every stream learner shares, one by one and in a strategy."""
+"""The plugins that every stream learner shares, one by one and in a strategy: the guard, maps in place of images."""
 
 import inspect
 import math
+import re
+from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import small_models
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
-from host_benchmarks import Trace
-from small_crumb import make
+from host_benchmarks import LabelledImages, Trace
+from small_crumb import make, train
 from torch import nn
-from watched import outputs_of, taught
+from watched import built, outputs_of, taught
 
+from crumb_avalanche.memory.buffers import CodeBuffer
+from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.tensor_file import StateError
-from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.batch_plugin import BatchPlugin
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
+from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import (
     UNSEEN_PROBABILITY,
+    DivergenceGuard,
     SeenClassesPlugin,
     TaskIncrementalPlugin,
+    TrainingDivergedError,
     check_outputs,
 )
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-pytestmark = pytest.mark.filterwarnings("ignore:No loggers specified")
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def build(plugins=(), **arguments):
@@ -136,3 +149,175 @@ def test_answers_are_classes_of_the_experience_under_test():
         assert torch.equal(ours[:, classes], theirs[:, classes]) and ours[:, others].max() < -1e4
         others_answered += int((theirs[:, others].amax(1) > theirs[:, classes].amax(1)).sum())
     assert others_answered  # without the hint
+
+
+class NaNAt(SupervisedPlugin):
+    """Makes the loss of one iteration NaN; keeps the trainable weights that each iteration began with."""
+
+    def __init__(self, iteration, value=float("nan")):
+        super().__init__()
+        self.iteration, self.value, self.weights = iteration, value, []
+
+    def before_backward(self, strategy, **kwargs):
+        self.weights.append([p.detach().clone() for p in strategy.model.parameters() if p.requires_grad])
+        if strategy.clock.train_exp_iterations == self.iteration:
+            strategy.loss = strategy.loss * self.value
+
+
+@pytest.mark.parametrize("iteration, value", [(0, float("nan")), (1, float("inf")), (3, float("nan"))])
+def test_a_diverged_training_goes_back_to_the_last_good_weights(model, make_stream, iteration, value):
+    fault = NaNAt(iteration, value)
+    strategy = make(StreamStrategy, model, fault)
+    words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
+    with pytest.raises(TrainingDivergedError, match=words + ".*--clamp-gradients 10"):
+        strategy.train(make_stream().train_stream[0])
+    assert len(fault.weights) == iteration + 1
+    kept = [p for p in strategy.model.parameters() if p.requires_grad]
+    good = fault.weights[max(iteration - 1, 0)]
+    assert all(torch.equal(now, then) for now, then in zip(kept, good, strict=True))
+    assert not iteration or not all(map(torch.equal, kept, fault.weights[iteration]))
+
+
+def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(make_model, make_stream):
+    class Fault(SupervisedPlugin):
+        def on_replay_loss(self, strategy, **kwargs):
+            strategy.replay_loss = strategy.replay_loss * float("nan")
+
+    model = make_model()
+    with pytest.raises(TrainingDivergedError, match="in experience 1, iteration 0"):
+        train(model, make_stream(), CodeBuffer(7), [Fault()])
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+    model, fault = make_model(codebook=False), NaNAt(1)
+    make(StreamStrategy, model, fault, divergence_guard=False).train(make_stream().train_stream[0])
+    assert len(fault.weights) == 4 and any(weight.isnan().any() for weight in model.parameters())
+
+
+def test_running_statistics_go_back_too(make_model):
+    model = make_model()
+    model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
+    model.train()
+    clock = SimpleNamespace(train_exp_counter=0, train_exp_iterations=1)
+    strategy, guard = SimpleNamespace(model=model, clock=clock), DivergenceGuard()
+    model.plastic_layers(torch.rand(6, *model.map_shape))
+    guard.check(strategy, torch.tensor(1.0))
+    good = model.plastic_layers.norm.running_mean.clone()
+    model.plastic_layers(torch.full((6, *model.map_shape), float("inf")))
+    assert not model.plastic_layers.norm.running_mean.isfinite().all()
+    with pytest.raises(TrainingDivergedError):
+        guard.check(strategy, torch.tensor(float("inf")))
+    assert torch.equal(model.plastic_layers.norm.running_mean, good)
+
+
+class Watch(SupervisedPlugin):
+    """The shapes of all batches of training and evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes, self.outputs = [], []
+
+    def before_forward(self, strategy, **kwargs):
+        self.shapes.append(tuple(strategy.mb_x.shape[1:]))
+
+    def after_eval_iteration(self, strategy, **kwargs):
+        self.shapes.append(tuple(strategy.mb_x.shape[1:]))
+        self.outputs.append(strategy.mb_output)
+
+
+def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_path, make_model, make_stream):
+    results = []
+    for cached in (True, False):
+        model, stream, watch = make_model(), make_stream(), Watch()
+        plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
+        strategy = make(StreamStrategy, model, *plugins, watch, first_epochs=2)
+        strategy.train(stream.train_stream[0])
+        strategy.eval(stream.test_stream[:1])
+        assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
+        results.append(torch.cat(watch.outputs))
+        for cache in plugins:
+            assert cache.store.filled == 20 + 20  # training and test frames, once each
+            assert model.feature_memo is cache.memo
+            model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+            assert (cache.memo.computed, cache.memo.found) == (1, 1)
+            cache.close()
+            assert model.feature_memo is None and not cache.memo._maps
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
+    images = as_classification_dataset(LabelledImages(pixels, torch.arange(6) % 4))
+    strategy = make(StreamStrategy, model, FeatureCache(MapStore(tmp_path, model, 10, "toy")))
+    with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
+        strategy.train(benchmark_from_datasets(train=[images]).train_stream[0])
+
+
+LEARNERS = [name for name, entry in STRATEGIES.items() if entry.gradient and not entry.joint]
+
+
+class ForeignPass(SupervisedPlugin):
+    """Passes noise through the model in training mode, in batches of several sizes, at every event of an iteration."""
+
+    def __init__(self):
+        super().__init__()
+        self.passes = 0
+        self.noise = torch.randint(0, 256, (9, 3, 16, 16), generator=torch.Generator().manual_seed(9)).byte()
+
+    def look(self, strategy, **kwargs):
+        assert strategy.model.training
+        with torch.no_grad():
+            for size in (9, len(strategy.mb_y), 1):
+                strategy.model(self.noise[:size])
+                self.passes += 1
+
+    before_forward = after_forward = after_backward = before_update = after_update = look
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, "fused"])
+def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream, name):
+    settings = {"first_epochs": 1} | ({"fused": True} if name == "fused" else {})
+    name, results = "crumb" if name == "fused" else name, []
+    for foreign in ([], [ForeignPass()]):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = make_model(codebook=STRATEGIES[name].codebook)
+        strategy = built(name, model, 8, settings, plugins=foreign)
+        for experience in make_stream().train_stream:
+            strategy.train(experience)
+        results.append(strategy)
+    assert foreign[0].passes > 0
+    one, two = results
+    weights = two.model.state_dict()
+    assert all(torch.equal(value, weights[key]) for key, value in one.model.state_dict().items())
+    if one.storage_policy is not None and one.storage_policy.rows is not None:
+        assert torch.equal(one.storage_policy.rows, two.storage_policy.rows)
+        assert torch.equal(one.storage_policy.labels, two.storage_policy.labels)
+
+
+def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
+    class Watch(BatchPlugin):
+        batches = 0
+
+        def before_backward(self, strategy, **kwargs):
+            assert torch.equal(self.batch.feature_map, strategy.model.features(strategy.mb_x))
+            assert self.batch.codes is None and self.batch.labels is strategy.mb_y
+            assert torch.equal(self.batch.pixels([1, 0]), strategy.mb_x[[1, 0]])
+            self.batches += 1
+
+    class Copying(StreamStrategy):
+        def forward(self):
+            return self.model(self.mb_x.clone())
+
+    watch = Watch()
+    make(Copying, model, watch).train(make_stream().train_stream[0])
+    assert watch.batches == 4 and watch.batch is None
+
+
+def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream):
+    seen, own = SeenClassesPlugin, partial(CRUMBStrategy, mem_size=4)
+    for kind, plugins, words in (
+        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4))], r"was not handed .*different classes.*seen="),
+        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4), seen=seen())], "different classes"),
+        (Naive, [CRUMBPlugin(CodeBuffer(4), seen=seen())], r"not in the strategy's plugin list.*plugins=\[seen"),
+        (own, [seen()], "SeenClassesPlugin"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(kind, model, *plugins).train(make_stream().train_stream[0])

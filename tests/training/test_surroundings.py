@@ -1,27 +1,28 @@
-"""What a user's script has around a strategy: autocast, converted models, wrappers, types, defaults, other hosts."""
+"""What a user's script has around a strategy: autocast, converted models, wrappers, images, types, other hosts."""
 
+import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import DataAttribute, make_avalanche_dataset
+from avalanche.benchmarks.utils import DataAttribute, as_classification_dataset, make_avalanche_dataset
 from avalanche.distributed import DistributedHelper
 from avalanche.training.supervised import Cumulative, FromScratchTraining, GDumb, JointTraining, Naive
-from small_crumb import make, same_weights, train
-from small_models import coloured
+from small_crumb import DIRECT, make, same_weights, train
+from small_models import CLASSES, SIZE, coloured, make_model
 from torch import nn
-from torch.utils.data import TensorDataset
-from watched import Losses
+from torch.utils.data import Dataset, TensorDataset
+from watched import Losses, built
 
+from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.training.crumb import CRUMBPlugin
+from crumb_avalanche.models.extraction import BadFeaturesError
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 
 EXACT = dict(rtol=0, atol=0)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:No loggers specified", "ignore::DeprecationWarning", "ignore:class . returns"
-)
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pixels):
@@ -140,3 +141,78 @@ def test_one_of_several_processes_is_refused(model, make_stream, monkeypatch):
     with pytest.raises(RuntimeError, match=r"one of 2 processes.*train in one process, without torchrun"):
         in_host(Naive, model, CodeBuffer(7))[0].train(make_stream().train_stream[0])
     assert torch.equal(model.plastic_layers.head.weight, before)
+
+
+class Pixels(Dataset):
+    """Twelve random images of two classes, black and white pixels among them, passed through a transform."""
+
+    def __init__(self, transform=None):
+        self.images = torch.randint(0, 256, (12, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
+        self.images[:, :, 0, 0], self.images[:, :, 0, 1] = 0, 255
+        self.targets = [number % 2 for number in range(12)]
+        self.transform = transform
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        image = self.images[index].float() / 255
+        return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+def stored(transform, told=None):
+    """Train on the images once and return the pixels that are stored, in the order of the stream."""
+    pixels = Pixels(transform)
+    dataset = as_classification_dataset(pixels)
+    model, buffer = make_model(codebook=False), ImageBuffer(12)
+    if told:
+        model.set_normalization(*told)
+    strategy = make(CRUMBStrategy, model, storage_policy=buffer, **DIRECT)
+    strategy.train(benchmark_from_datasets(train=[dataset], test=[dataset]).train_stream[0])
+    return model, buffer.rows, pixels.images
+
+
+def test_the_normalisation_is_told_and_a_pixel_out_of_range_is_an_error():
+    scaled = lambda image: image * 255  # noqa: E731
+    model, rows, pixels = stored(scaled, told=([0.0], [1 / 255]))
+    assert torch.equal(rows, pixels)
+    torch.testing.assert_close(model.features(rows), model.features(pixels.float()), rtol=1e-3, atol=1e-3)
+    with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization"):
+        stored(scaled)
+
+
+ROW = 3  # of the table; in the first experience
+
+
+def damaged_stream(value=None):
+    """The usual stream, with a value put into one of its images."""
+    table = ToyShapesFrames(
+        classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
+    )
+    usual, damaged = imagenet_transform(SIZE), table.read(ROW)
+
+    def transform(image):
+        pixels = usual(image)
+        if value is not None and np.array_equal(image, damaged):
+            pixels[0, 3, 3] = value
+        return pixels
+
+    return make_benchmark(table, "class_instance", 0, 2, transform, transform)
+
+
+@pytest.mark.parametrize("name, value", [("slda", "nan"), ("crumb", 3e38), ("er", "inf")])
+def test_nothing_is_accumulated_of_a_batch_with_a_damaged_image(name, value, model):
+    stream = damaged_stream(float(value))
+    strategy = built(name, model, 8, {"batch_size": 21})  # the first batch is the experience
+    words = r"1 of \d+ images have feature maps .*\(number \d+ of its batch\).*finite and at most 1e\+12"
+    with pytest.raises(BadFeaturesError, match=words):
+        for experience in stream.train_stream:
+            strategy.train(experience, eval_streams=[])
+    if hasattr(strategy, "statistics"):
+        assert not strategy.statistics.image_counts.any()
+    else:
+        assert len(strategy.storage_policy) == 0
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
+    strategy.train(damaged_stream().train_stream[0], eval_streams=[])
+    with pytest.raises(BadFeaturesError, match=words):
+        strategy.eval(stream.train_stream[0])
