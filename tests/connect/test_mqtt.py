@@ -225,7 +225,7 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
     async def all_of_it(program):
         listening = asyncio.create_task(listen())
         program = await publish(program)
-        end = time.monotonic() + 60 + EVENTS / 10
+        end = time.monotonic() + 600 + EVENTS / 10
         while len(got) < EVENTS and time.monotonic() < end:
             await asyncio.sleep(0.5)
         await asyncio.sleep(2)
@@ -235,7 +235,7 @@ def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_resta
     time.sleep(1)
     program = served()
     while "connected" not in (tmp_path / "output").read_text():
-        assert program.poll() is None and time.monotonic() < began + 120, (tmp_path / "output").read_text()
+        assert program.poll() is None and time.monotonic() < began + 300, (tmp_path / "output").read_text()
         time.sleep(0.5)
     start = time.monotonic()
     try:
