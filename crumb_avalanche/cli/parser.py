@@ -73,7 +73,7 @@ POSITIONAL: dict[str, dict[str, str | None]] = {
 USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
 BARE = ("--check", "--json", "--csv", "--without-weights", "--new-class", "--keep-pictures")  # may stand alone
 # Settings that are paths, in any command; --weights may be a word too.
-PATHS = {"ca", "certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key"}
+PATHS = {"boxes", "ca", "certificate", "data", "dataset_root", "feature_cache", "folders", "html", "images", "key"}
 PATHS |= {"model", "output", "password_file", "pictures", "pretrained", "source", "sources", "weights"}
 
 

@@ -4,7 +4,9 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,11 +32,11 @@ def main(settings: PredictSettings) -> None:
     Raises:
         ValueError: some files could not be read; the answers for all others were printed.
     """
-    asked = settings.sources or settings.camera
+    asked = settings.sources or settings.camera or settings.boxes
     if settings.watch is not None and (asked or settings.csv or settings.html):
-        raise ValueError("--watch stands alone, or with --json: leave sources, --camera, --csv and --html out")
+        raise ValueError("--watch stands alone, or with --json: leave sources, --camera, --boxes, --csv and --html out")
     if not asked and settings.watch is None:
-        raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, or --watch 0")
+        raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, --boxes, or --watch 0")
     if settings.json and settings.csv:
         raise ValueError("--json and --csv are two forms of the same output; give one of them")
     if settings.threads:
@@ -47,7 +49,7 @@ def main(settings: PredictSettings) -> None:
     start_runtime(learner, settings.runtime, *settings.sources, *([settings.camera] if settings.camera else []))
     unread: list[BadImage] = []
     if settings.html is None:
-        answers = printed(answers_of(learner.predict_all, settings, unread), settings)
+        answers = printed(answers_of(learner.predict_all, learner.predict, settings, unread), settings)
     else:
         # Here, because other output does not need the template engine.
         from crumb_avalanche.report.contact_sheet import ContactSheet
@@ -55,7 +57,7 @@ def main(settings: PredictSettings) -> None:
 
         sheet, page = ContactSheet(learner), Path(settings.html)
         with output_file(page, "a page of this program", is_page, "--html"):
-            answers = printed(answers_of(sheet.ask, settings, unread), settings)
+            answers = printed(answers_of(sheet.ask, sheet.ask_boxes, settings, unread), settings)
             write_text(page, sheet.page(Path(settings.model).name, unread))
         print(f"written: {page}", file=sys.stderr)
     if not settings.json and not settings.csv:
@@ -86,11 +88,14 @@ def opened(settings: PredictSettings) -> Learner:
     return learner
 
 
-def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage]) -> Iterator[Answer]:
+def answers_of(
+    ask: Callable, ask_boxes: Callable, settings: PredictSettings, unread: list[BadImage]
+) -> Iterator[Answer]:
     """Yield the answers for all sources; ``unread`` receives what is left out.
 
     Args:
         ask: function as ``predict_all``.
+        ask_boxes: function of a path and boxes, as ``predict``.
         settings: says what is asked about.
         unread: see above.
     """
@@ -99,14 +104,26 @@ def answers_of(ask: Callable, settings: PredictSettings, unread: list[BadImage])
         from crumb_avalanche.learner.camera import camera_clip
 
         sources.append(camera_clip(settings.camera, settings.seconds))
-    for source in sources:
+    boxes = {} if settings.boxes is None else read_boxes(Path(settings.boxes))
+    questions = [(source, partial(ask, source, on_bad="skip", report=unread.append)) for source in sources]
+    questions += [(path, partial(ask_boxes, path, found)) for path, found in boxes.items()]
+    for source, question in questions:
         try:
-            yield from ask(source, on_bad="skip", report=unread.append)
+            yield from question()
         except (BadFrameError, FileNotFoundError, ValueError) as error:
-            if len(sources) == 1 or isinstance(error, NothingTaughtError):
+            if len(questions) == 1 or isinstance(error, NothingTaughtError):
                 raise
             reason = str(error).removeprefix(f"{source} ")
             unread.append(BadImage(str(source), reason))  # the other sources are asked all the same
+
+
+def read_boxes(file: Path) -> dict[str, Any]:
+    """Read the boxes of images: JSON with the names of images, from the folder of the file on, and lists of boxes."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(file.parent / name): boxes for name, boxes in found.items()}
+    except (AttributeError, RecursionError, ValueError) as error:
+        raise ValueError(f'--boxes {file} is not JSON as {{"photo.jpg": [[10, 20, 110, 220]]}} ({error})') from error
 
 
 def printed(answers: Iterator[Answer], settings: PredictSettings) -> list[Answer]:

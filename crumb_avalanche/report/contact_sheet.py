@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
-from PIL import Image
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from crumb_avalanche.learner.answer import Answer
@@ -92,6 +92,18 @@ class ContactSheet:
                     self._add(answer, copy)
                     yield answer
 
+    def ask_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
+        """Answer for boxes of an image as ``predict`` does, and draw each on the image."""
+        answers = self.learner.predict(source, boxes)
+        ((_, image),) = (frame for clip in clips_to_ask(source, ()) for frame in clip.frames)
+        for answer in answers:
+            drawn = image.copy()
+            drawn.thumbnail((2 * SIDE, 2 * SIDE))
+            box = [edge * drawn.width / image.width for edge in answer.box]
+            ImageDraw.Draw(drawn).rectangle(box, outline=SPEAKS_FOR, width=5)
+            self._add(answer, Copy(thumbnail(drawn), drawn, drawn.size))
+            yield answer
+
     def _add(self, answer: Answer, copy: Copy) -> None:
         wrong = answer.truth not in (None, answer.label)
         card = Card((not wrong, -answer.confidence if wrong else 0.0, self.total), answer, copy.thumbnail)
@@ -100,7 +112,7 @@ class ContactSheet:
         if answer.truth is not None:
             self.pairs[answer.truth, answer.label] += 1
         if len(self._cards) < self.most or card < self._cards[-1]:
-            if self.learner.explains:
+            if self.learner.explains and answer.box is None:
                 card.heat = heat_map(self.learner.explain(copy.square), copy.shape)
             insort(self._cards, card)
             del self._cards[self.most :]

@@ -236,6 +236,8 @@ class PredictSettings(InRange):
         sources: images, videos, folders or glob patterns.
         camera: ask about a clip of this camera instead of sources, such as 0.
         seconds: length of the clip.
+        boxes: JSON file of images and boxes in pixels of them, which are asked about one by one, such as
+            {"photo.jpg": [[10, 20, 110, 220]]}; names are from its folder on.
         watch: answer for the frames of this camera, video or address (rtsp://...) as they come, until interrupted;
             prints what changes, or with --json every answer.
         json: print one JSON object a line.
@@ -250,6 +252,7 @@ class PredictSettings(InRange):
     sources: list[str] = field(default_factory=list)
     camera: str | None = None
     seconds: Seconds = 10.0
+    boxes: str | None = None
     watch: str | None = None
     json: bool = False
     csv: bool = False

@@ -111,3 +111,20 @@ def test_predict_imports_nothing_that_it_does_not_need(mine, place, tmp_path):
     command += ["--html", str(tmp_path / "page.html")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
+
+
+def test_boxes_of_a_file_are_asked_one_by_one_and_drawn(mine, place, tmp_path, crumb, refused):
+    boxes = {
+        "photos/red.png": [[0, 0, 20, 20], [5, 5, 30, 30]],
+        "photos/blue.png": [],
+        "photos/green.png": [[9, 9, 2, 2]],
+    }
+    file, page = place / "boxes.json", tmp_path / "page.html"
+    file.write_text(json.dumps(boxes))
+    code, out, err = crumb("predict", mine, "--boxes", file, "--json", "--html", page)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [one["box"] for one in answers] == boxes["photos/red.png"] and {one["label"] for one in answers} == {"red"}
+    assert code == 1 and "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err and "1 file could not be read" in err
+    assert "red.png#box=5,5,30,30" in Page(page.read_text()).text
+    file.write_text("[]")
+    refused(r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}', "predict", mine, "--boxes", file)
