@@ -43,9 +43,9 @@ It knows nothing but these classes. Images of others are mostly, not always, ans
 {%- if learner.clips_missing %}, by a usual threshold, as too few clips were taught to fit one{% endif %}.
 
 ```python
-from crumb_avalanche import from_pretrained
+from crumb_avalanche import Learner
 
-learner = from_pretrained("{{ name }}")
+learner = Learner.from_pretrained("{{ name }}")
 print(learner.predict("photo.jpg"))
 learner.teach("clips/mug", "mug")
 ```

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
 from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
@@ -377,6 +378,15 @@ class Learner(Predictor):
             state = self._state()
             state["pictures"] = [picture if pictures else None for picture in state["pictures"]]
             self._files[real] = write_learner(path, self.network, state, weights)
+
+    def push_to_hub(self, name: str, **how: Any) -> str:
+        """Publish on a model hub as ``owner/name``; see ``crumb_avalanche.push_to_hub``, also for ``how``."""
+        return crumb_avalanche.push_to_hub(self, name, **how)
+
+    @classmethod
+    def from_pretrained(cls, name: str, **how: Any) -> "Learner":
+        """Fetch ``owner/name`` from a model hub; see ``crumb_avalanche.from_pretrained``, also for ``how``."""
+        return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
     def load(cls, path: str | os.PathLike, weights: str | os.PathLike | None = None) -> "Learner":

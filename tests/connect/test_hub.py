@@ -1,18 +1,32 @@
-"""A learner on a model hub: what is published and fetched."""
+"""A learner on a model hub: what is published and fetched; the slow test has a server of its own."""
 
+import base64
+import hashlib
 import json
+import os
 import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import crumb_avalanche
 from crumb_avalanche.learner.learner import Learner
 
 pytest.importorskip("huggingface_hub")
 from crumb_avalanche.connect import hub
+
+PROGRAM = """
+import sys
+from crumb_avalanche import Learner
+Learner.load(sys.argv[1]).push_to_hub("me/mugs")
+learner = Learner.from_pretrained("me/mugs")
+print([info.name for info in learner.classes], len(learner.lessons))
+"""
 
 
 @pytest.fixture
@@ -36,9 +50,7 @@ def test_nothing_private_is_published_and_what_is_fetched_answers_alike(taught, 
     photo = tmp_path / "secret name.png"
     Image.new("RGB", (32, 32), (200, 0, 0)).save(photo)
     taught.teach(photo, "tie")
-    assert (
-        crumb_avalanche.push_to_hub(taught, "me/mugs") == "uploaded me/mugs" and taught.lessons[-1].source == photo.name
-    )
+    assert taught.push_to_hub("me/mugs") == "uploaded me/mugs" and taught.lessons[-1].source == photo.name
     assert sorted(file.name for file in sent.iterdir()) == ["README.md", "config.json", "learner.safetensors"]
     assert json.loads((sent / "config.json").read_text())["classes"] == ["mug", "shoe", "tie"]
     card = (sent / "README.md").read_text()
@@ -48,6 +60,51 @@ def test_nothing_private_is_published_and_what_is_fetched_answers_alike(taught, 
     assert b"secret name" not in content and str(tmp_path).encode() not in content
     there = {("me/mugs", "learner.safetensors", "x"): str(sent / "learner.safetensors")}
     monkeypatch.setattr(hub, "hf_hub_download", lambda name, file, token: there[name, file, token])
-    for fetched in (crumb_avalanche.from_pretrained(str(sent)), crumb_avalanche.from_pretrained("me/mugs", token="x")):
+    for fetched in (Learner.from_pretrained(str(sent)), Learner.from_pretrained("me/mugs", token="x")):
         assert fetched.predict(photo) == taught.predict(photo)
         assert not any(lesson.picture for lesson in fetched.lessons)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The calls of a hub that a push and a fetch need; keeps the files."""
+
+    def say(self, body, **headers):
+        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(200)
+        for name, value in {"Content-Length": len(body), **headers}.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self):
+        data, home = self.rfile.read(int(self.headers["Content-Length"])), f"http://{self.headers['Host']}/me/mugs"
+        said = {"url": home, "errors": [], "warnings": [], "commitUrl": f"{home}/commit/a", "commitOid": "a" * 40}
+        if "/preupload/" in self.path:
+            plain = {"uploadMode": "regular", "shouldIgnore": False}
+            said["files"] = [{"path": one["path"], **plain} for one in json.loads(data)["files"]]
+        for line in map(json.loads, data.splitlines() if "/commit/" in self.path else ()):
+            if line["key"] == "file":
+                self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        self.say(said)
+
+    def do_GET(self):
+        found = self.server.files[self.path.rpartition("/resolve/main/")[2]]
+        self.say(found, ETag=f'"{hashlib.sha1(found).hexdigest()}"', X_Repo_Commit="a" * 40)
+
+    do_HEAD = do_GET
+
+
+@pytest.mark.slow
+def test_a_learner_is_pushed_to_a_server_and_fetched(taught, tmp_path):
+    taught.save(tmp_path / "mine.safetensors")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        server.files = {}
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        there = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path), "HF_TOKEN": "x"}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "mine.safetensors")]
+        done = subprocess.run(command, env={**os.environ, **there}, capture_output=True, text=True, timeout=200)
+        server.shutdown()
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "['mug', 'shoe'] 3"
+    assert {"README.md", "config.json", "learner.safetensors"} <= server.files.keys()
