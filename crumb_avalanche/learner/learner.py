@@ -380,12 +380,12 @@ class Learner(Predictor):
             self._files[real] = write_learner(path, self.network, state, weights)
 
     def push_to_hub(self, name: str, **how: Any) -> str:
-        """Publish on a model hub as ``owner/name``; see ``crumb_avalanche.push_to_hub``, also for ``how``."""
+        """Publish on a model hub; ``name`` and ``how`` are described at ``crumb_avalanche.push_to_hub``."""
         return crumb_avalanche.push_to_hub(self, name, **how)
 
     @classmethod
     def from_pretrained(cls, name: str, **how: Any) -> "Learner":
-        """Fetch ``owner/name`` from a model hub; see ``crumb_avalanche.from_pretrained``, also for ``how``."""
+        """Fetch from a model hub; ``name`` and ``how`` are described at ``crumb_avalanche.from_pretrained``."""
         return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
