@@ -40,8 +40,8 @@ PEAK = "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split(
 CLI = "import sys; from crumb_avalanche.cli import main; assert main(sys.argv[1:]) == 0; "
 BARE = (
     "import sys, torch, torchvision; torch.set_num_threads(int(sys.argv[1]))\n"
-    "network = getattr(torchvision.models, sys.argv[2])().eval()\n"
-    "with torch.no_grad(): network(torch.zeros(1, 3, 224, 224))\n" + PEAK
+    "from crumb_avalanche.models.networks import NETWORKS\n"
+    "with torch.no_grad(): NETWORKS[sys.argv[2]]().eval()(torch.zeros(1, 3, 224, 224))\n" + PEAK
 )
 
 
