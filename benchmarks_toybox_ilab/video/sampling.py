@@ -63,8 +63,10 @@ def sampled_frames(video: Path, fps: float, size: Size = None, threads: int = 0)
     try:
         for time, frame in _timed_frames(video, threads):
             image = None
+            if taken == 0:
+                matrix = display_matrix(frame)
             while time >= taken / fps - tolerance:
-                image = image or picture(frame, size)
+                image = image or picture(frame, size, matrix)
                 yield image
                 taken += 1
     except (VideoError, ImportError):
@@ -134,11 +136,19 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
     return image
 
 
-def picture(frame: Any, size: Size) -> Image.Image:
-    """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
+def display_matrix(frame: Any) -> bytes | None:
+    """Return the display matrix of a stream's first frame, which holds for all of them.
+
+    Not to be asked of each: a frame and its side data refer to each other, so its pixels stay in memory until Python
+    looks for cycles.
+    """
     # By number: PyAV 19 iterates over types, and earlier ones over data.
     entries = map(frame.side_data.__getitem__, range(len(frame.side_data)))
-    matrix = next((bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX"), None)
+    return next((bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX"), None)
+
+
+def picture(frame: Any, size: Size, matrix: bytes | None = None) -> Image.Image:
+    """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
     transfer, primaries = getattr(frame, "color_trc", 2), getattr(frame, "color_primaries", 2)

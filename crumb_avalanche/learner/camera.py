@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
-from benchmarks_toybox_ilab.video.sampling import Clock, load_av, picture
+from benchmarks_toybox_ilab.video.sampling import Clock, display_matrix, load_av, picture
 from crumb_avalanche.learner.clips import Clip, Frames
 
 PATIENCE = 10.0  # seconds without a frame before giving up
@@ -112,8 +112,9 @@ def _frames(device: str | int, name: str, options: dict[str, Any], seconds: floa
             now = clock(frame.time) + _TOLERANCE
             if now >= seconds or time.monotonic() > end:  # the second if time stamps stand still
                 break
-            empty = False
-            yield now, partial(picture, frame, SHORT_SIDE)
+            if empty:
+                matrix, empty = display_matrix(frame), False
+            yield now, partial(picture, frame, SHORT_SIDE, matrix)
         if empty:
             raise _error(device, "gives no frame")
 

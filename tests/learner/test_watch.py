@@ -112,6 +112,19 @@ def test_a_video_is_answered_frame_by_frame_and_closed_when_it_is_left(learner, 
     assert threading.active_count() == threads
 
 
+def test_frames_of_a_video_are_freed_without_the_garbage_collector(learner, tmp_path):
+    av = pytest.importorskip("av")
+    path = write_video(tmp_path / "clip.mp4")
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(list(learner.watch(path))) == 30 and learner.predict(path).frames
+        held = sum(type(one) is av.VideoFrame for one in gc.get_objects())
+    finally:
+        gc.enable()
+    assert held <= 4
+
+
 def test_the_learner_may_be_taught_meanwhile(learner):
     answers = []
     for answer in learner.watch(shown((4, 6)), window=100):
