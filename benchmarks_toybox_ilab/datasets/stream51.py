@@ -129,7 +129,10 @@ def _listed(folder: Path, split: str, there: set[str]) -> Iterator[list]:
         raise FrameTableError(f"{file} cannot be read: {error}. Unpack it from Stream-51.zip.") from error
     for position, entry in enumerate(entries if isinstance(entries, list) else [entries]):
         whole = isinstance(entry, list) and len(entry) == form.count(",") + 1 and isinstance(entry[-1], str)
-        if not whole or not all(type(value) is int and value >= 0 for value in entry[:-3]) or not _is_box(entry[-2]):
+        whole = whole and all(type(value) is int and value >= 0 for value in entry[:-3])
+        box = entry[-2] if whole else None
+        whole = isinstance(box, list) and len(box) == 4 and all(type(side) in (int, float) for side in box)
+        if not (whole and box[0] > box[1] and box[2] > box[3]):
             raise FrameTableError(
                 f"entry {position} of {file} is {str(entry)[:80]}, but must be {form}, the box right, left, bottom and "
                 "top in pixels. Unpack it again from Stream-51.zip."
@@ -139,12 +142,6 @@ def _listed(folder: Path, split: str, there: set[str]) -> Iterator[list]:
                 f"{file} lists {entry[-1][:80]!r}, which is no image below {folder / split}; unpack it again."
             )
         yield entry
-
-
-def _is_box(box: object) -> bool:
-    """Whether this is right, left, bottom and top of a box that is not empty."""
-    numbers = isinstance(box, list) and len(box) == 4 and all(type(side) in (int, float) for side in box)
-    return numbers and box[0] > box[1] and box[2] > box[3]
 
 
 BENCHMARK = register(Benchmark(LAYOUT, Stream51Frames, 1, 128, 51))

@@ -21,11 +21,6 @@ RIVALS = 16  # classes of a record besides the true one; the others add little t
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
 
 
-def rows_of_lesson(images: int) -> Tensor:
-    """Return the rows of a lesson's images that become records, spread evenly: ``(n,)`` int64."""
-    return torch.linspace(0, images - 1, min(images, PER_LESSON)).round().long()
-
-
 class Records(NamedTuple):
     """Images of learned classes, each predicted before it was learned.
 
@@ -58,7 +53,8 @@ class Records(NamedTuple):
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
         """Return the records of a lesson; arguments as for ``Confidence.observe``, and the number of the lesson."""
         column = (evidence.labels == label).nonzero().flatten()
-        rows = rows_of_lesson(len(evidence.scores))
+        images = len(evidence.scores)
+        rows = torch.linspace(0, images - 1, min(images, PER_LESSON)).round().long()  # spread evenly
         scores = evidence.scores[rows]
         gaps = (scores - scores[:, column]).float()
         gaps[:, column] = -torch.inf

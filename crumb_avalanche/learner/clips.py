@@ -120,12 +120,9 @@ def class_folders(source: object) -> dict[Path, str]:
     entries = entries_of(path)
     if entries.images or entries.videos:
         return {}
-
-    def holds_images(folder: Path) -> bool:
-        below = walk(folder, lambda path, error: None, path)
-        return any(entries.images or entries.videos for _, entries in below)
-
-    return {folder: check_name(folder.name) for folder in entries.folders if holds_images(folder)}
+    below = {folder: walk(folder, lambda path, error: None, path) for folder in entries.folders}
+    holding = [folder for folder, inner in below.items() if any(one.images or one.videos for _, one in inner)]
+    return {folder: check_name(folder.name) for folder in holding}
 
 
 def check_class_folders(source: object, known: Iterable[str] = ()) -> None:

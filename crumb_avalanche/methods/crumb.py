@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, MemoryBuffer
-from crumb_avalanche.memory.selection import RULES, SelectionRule
+from crumb_avalanche.memory.selection import RULES
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
@@ -137,13 +137,6 @@ class ReadoutStrategy(CRUMBStrategy):
         self._readout = {name: tensor.clone() for name, tensor in state["method"].items()}
 
 
-def make_rule(name: str) -> SelectionRule:
-    """Return a new selection rule by name; raise ``ValueError`` with the known names for another."""
-    if name not in RULES:
-        raise ValueError(f"selection rule {name!r} is unknown; known are {', '.join(RULES)}")
-    return RULES[name]()
-
-
 def replay_strategy(
     recipe: Recipe,
     buffer: type[MemoryBuffer],
@@ -153,9 +146,11 @@ def replay_strategy(
 ) -> CRUMBStrategy:
     """Build replay from a buffer with the settings that all strategies share."""
     settings = recipe.settings
+    if (rule := settings.selection_rule) not in RULES:
+        raise ValueError(f"selection rule {rule!r} is unknown; known are {', '.join(RULES)}")
     return kind(
         optimizer=recipe.optimizer(),
-        storage_policy=buffer(recipe.mem_size, make_rule(settings.selection_rule), recipe.seed),
+        storage_policy=buffer(recipe.mem_size, RULES[rule](), recipe.seed),
         direct_weight=direct_weight,
         codebook_weight=codebook_weight,
         **settings.replay,

@@ -141,7 +141,10 @@ class ClassDirections:
             narrow.append(rows)
         self.length = kept
         for label, rows in enumerate(narrow):
-            self._store(label, _principal(rows))
+            if len(rows):  # the principal directions, the weakest first, without those of no energy
+                energies, vectors = torch.linalg.eigh(rows @ rows.mT)
+                rows = vectors[:, energies > NO_ENERGY * energies[-1].clamp_min(0)].mT @ rows
+            self._store(label, rows)
 
     def _empty(self, count: int) -> tuple[Tensor, Tensor]:
         """Return rows and scales of a class with directions of zeros."""
@@ -202,11 +205,3 @@ class ClassDirections:
         ones = sizes if self.dtype == torch.int8 else [1] * len(sizes)
         self.scales = [part.clone() for part in tensors["direction_scales"].split(ones)]
         self._energies = [self.of_class(label).square().sum(1).tolist() for label in range(len(self.rows))]
-
-
-def _principal(rows: Tensor) -> Tensor:
-    """Return the principal directions of ``(k, D)`` rows, the weakest first, without those of no energy."""
-    if not len(rows):
-        return rows
-    energies, vectors = torch.linalg.eigh(rows @ rows.mT)
-    return vectors[:, energies > NO_ENERGY * energies[-1].clamp_min(0)].mT @ rows

@@ -138,18 +138,16 @@ class GEMPlugin(ImageMemoryPlugin):
             return
         weights = [weight for weight in strategy.model.parameters() if weight.requires_grad]
         with strategy.model.stopwatch.measure("replay"):
-            references = torch.stack([self._reference(strategy, torch.tensor(held), weights) for held in past])
+            losses = (strategy._criterion(*self.memory_logits(strategy, torch.tensor(held))) for held in past)
+            # Generators, so that one graph is held at a time.
+            gradients = (torch.autograd.grad(loss, weights, allow_unused=True) for loss in losses)
+            references = torch.stack([_flat(some, weights) for some in gradients])
             gradient = _flat([weight.grad for weight in weights], weights)
             corrected = project(gradient, references, self.margin)
             if corrected is not gradient:
                 parts = corrected.split([weight.numel() for weight in weights])
                 for weight, part in zip(weights, parts):
                     weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))  # in the weight's order of axes
-
-    def _reference(self, strategy, slots: Tensor, weights: list[Tensor]) -> Tensor:
-        """Compute the gradient of the loss on the memories of a past experience, ``(n,)``."""
-        loss = strategy._criterion(*self.memory_logits(strategy, slots))
-        return _flat(torch.autograd.grad(loss, weights, allow_unused=True), weights)
 
 
 def _flat(gradients, weights: list[Tensor]) -> Tensor:

@@ -46,18 +46,13 @@ class Reservoir(SelectionRule):
                 place = int(slots.random.integers(self.seen))
                 if place >= slots.capacity:
                     continue
-                slots.release(self._class_at(slots, place))
+                for victim, members in slots.by_class.items():  # a class gives up in proportion to its size
+                    if place < len(members):
+                        slots.release(victim)
+                        break
+                    place -= len(members)
             chosen.append((position, slots.take(label)))
         return chosen
-
-    @staticmethod
-    def _class_at(slots: Slots, place: int) -> int:
-        """Return the class of the memory at a place among all; classes give one up in proportion to their size."""
-        for label, members in slots.by_class.items():
-            if place < len(members):
-                return label
-            place -= len(members)
-        raise AssertionError("the place is below the number of memories")
 
 
 class RingBuffer(SelectionRule):

@@ -274,8 +274,12 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
     source = source_of(name, weights)
     if weights == "torchvision":
         state = torchvision_weights(name)
+    elif weights == "package":
+        state = in_order(packaged_weights(), network, source)
     else:
-        state = in_order(packaged_weights() if weights == "package" else timm_weights(timm_name(name)), network, source)
+        full = timm_name(name)
+        published = _network(full, "timm", config_of(full).input_size[-1])
+        state = in_order(published.state_dict(), network, source)
     check_and_load(network, state, source)
 
 
@@ -328,11 +332,6 @@ def split_timm(
     return model
 
 
-def timm_weights(name: str) -> dict[str, Tensor]:
-    """Download the weights of ``timm:NAME``; errors as for ``split_timm``."""
-    return _network(name, "timm", config_of(name).input_size[-1]).state_dict()
-
-
 def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
     short = name.removeprefix(PREFIX)
     config = config_of(name)
@@ -349,7 +348,11 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
         overlay = {"state_dict": state, "num_classes": count, "label_offset": 0, "custom_load": False, "source": ""}
         arguments |= {"num_classes": count, "pretrained_cfg_overlay": overlay}
     try:
-        network = _created(short, weights is not None, arguments)
+        network = import_timm().create_model(short, pretrained=weights is not None, **arguments)
+        if getattr(network, "dynamic_img_size", False):  # sizes that depend on the image cannot be traced
+            state = network.state_dict()
+            network = import_timm().create_model(short, dynamic_img_size=False, **arguments)
+            network.load_state_dict(state)
     except RuntimeError as error:
         if weights in (None, "timm"):
             raise WeightsError(f"timm cannot give {name} its weights ({_first(error)}); {_CURE}") from error
@@ -368,16 +371,6 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
     if isinstance(network.get_classifier(), nn.Identity):  # trained without labels
         network.reset_classifier(1)
     return network
-
-
-def _created(name: str, pretrained: bool, arguments: dict[str, Any]) -> nn.Module:
-    network = import_timm().create_model(name, pretrained=pretrained, **arguments)
-    if not getattr(network, "dynamic_img_size", False):
-        return network
-    # Sizes that depend on the image cannot be traced.
-    fixed = import_timm().create_model(name, dynamic_img_size=False, **arguments)
-    fixed.load_state_dict(network.state_dict())
-    return fixed
 
 
 def _first(error: BaseException) -> str:

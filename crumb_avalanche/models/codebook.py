@@ -17,11 +17,6 @@ from crumb_avalanche.models.search import BlockSearch
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
 
 
-def code_dtype(codebook_size: int) -> torch.dtype:
-    """Return the dtype of codes: ``uint8`` up to 256 rows, ``int16`` above."""
-    return torch.uint8 if codebook_size <= 256 else torch.int16
-
-
 def largest_divisor(channels: int, limit: int) -> int:
     """Return the largest divisor of ``channels`` up to ``limit``."""
     return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
@@ -147,7 +142,7 @@ class Codebook(nn.Module):
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
         if candidates is not None:
             indices = candidates.index_select(0, indices)
-        codes = indices.to(code_dtype(self.codebook_size))
+        codes = indices.to(torch.uint8 if self.codebook_size <= 256 else torch.int16)
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:

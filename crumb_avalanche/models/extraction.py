@@ -78,22 +78,15 @@ def extract_in_parts(
     with torch.inference_mode():
         parts = []
         for some in images.split(IMAGES_AT_A_TIME):
-            if len(some) != 1 or _is_same_alone(extract, some.shape[1:], same_alone, circumstances):
+            key = some.shape[1:], *circumstances
+            if len(some) == 1 and key not in same_alone:  # measured on noise
+                noise = torch.rand(some.shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+                same_alone[key] = torch.equal(extract(noise)[:1], extract(noise[:1]))
+            if len(some) > 1 or same_alone[key]:
                 parts.append(extract(some))
             else:
                 parts.append(extract(some.expand(2, -1, -1, -1))[:1])
     return torch.cat(parts)
-
-
-def _is_same_alone(
-    extract: Callable[[Tensor], Tensor], shape: torch.Size, found: dict[tuple, bool], circumstances: tuple
-) -> bool:
-    """Return whether an image of noise has the same bits alone and in a pair; measured once for a shape."""
-    key = shape, *circumstances
-    if key not in found:
-        noise = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
-        found[key] = torch.equal(extract(noise)[:1], extract(noise[:1]))
-    return found[key]
 
 
 def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:

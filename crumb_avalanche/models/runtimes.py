@@ -65,11 +65,6 @@ def _channels_last(run: Extract) -> Extract:
     return lambda images: run(images.contiguous(memory_format=torch.channels_last))
 
 
-def _compiled(network: nn.Module, example: Tensor) -> Extract:
-    """Compile F, with its weights as constants; torch does so at the first batch of each shape."""
-    return _channels_last(torch.compile(network, options={"freezing": True}))
-
-
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     import onnxruntime
 
@@ -101,7 +96,11 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     return extract
 
 
-BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {"compiled": _compiled, "onnxruntime": _onnxruntime}
+BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
+    # With the weights as constants; torch compiles at the first batch of each shape.
+    "compiled": lambda network, example: _channels_last(torch.compile(network, options={"freezing": True})),
+    "onnxruntime": _onnxruntime,
+}
 RUNTIMES = ("torch", *BUILDERS)
 
 
