@@ -73,7 +73,12 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         named = unique_labels(y) if classes is None else unique_labels(np.asarray(classes), y)
         known = named[:0] if first else self.classes_
         together = np.concatenate([known, named[~np.isin(named, known)]])
-        statistics = self._empty(features.shape[1]) if first else self.statistics_
+        if not first:
+            statistics = self.statistics_
+        elif (form := get_strategy(self.method).form) is None:
+            raise ValueError(f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac")
+        else:
+            statistics = form.for_budget(features.shape[1], self.budget_bytes, features.shape[1])
         statistics.make_room(len(together), self.budget_bytes, features.shape[1])
         statistics.grow(len(together))
         order = np.argsort(together)
@@ -91,12 +96,6 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
     def predict_proba(self, X: ArrayLike) -> NDArray:
         """Return ``(N, C)`` float64 probabilities; 0 for classes that were named but not learned."""
         return (self._scores(X) / self.statistics_.temperature).softmax(1).numpy()
-
-    def _empty(self, length: int) -> ClosedForm:
-        form = get_strategy(self.method).form
-        if form is None:
-            raise ValueError(f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac")
-        return form.for_budget(length, self.budget_bytes, length)
 
     def _scores(self, X: ArrayLike) -> torch.Tensor:
         check_is_fitted(self)

@@ -176,7 +176,13 @@ class MapStore:
         """
         self._verify(rows)
         while len(missing := np.flatnonzero(~self.present()[rows])):
-            self._check_room(len(missing))
+            needed, free = len(missing) * self.bytes_per_map, shutil.disk_usage(self.path.parent).free
+            if needed > free:  # said before anything is computed
+                raise FeatureCacheError(
+                    f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {len(missing)} "
+                    f"images, but {bytes_text(free)} are free; choose another folder, keep it at half precision, or go "
+                    "without it"
+                )
             start = time.perf_counter()
             self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
@@ -257,16 +263,6 @@ class MapStore:
         self._write_at(values, self._place(row))
         self._set_entry(row, entry)  # after the map: a run that is cut off in between leaves a missing map
         self._verified[row] = entry
-
-    def _check_room(self, missing: int) -> None:
-        """Raise before anything is computed if the disk has too little room."""
-        needed = missing * self.bytes_per_map
-        free = shutil.disk_usage(self.path.parent).free
-        if needed > free:
-            raise FeatureCacheError(
-                f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {missing} images, but "
-                f"{bytes_text(free)} are free; choose another folder, keep it at half precision, or go without it"
-            )
 
 
 def _entry(values: np.ndarray) -> int:

@@ -15,7 +15,7 @@ from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_s
 from crumb_avalanche.models.backbone_names import PREPROCESSING, full_name, is_timm, preprocessing_of, published_by
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
-from crumb_avalanche.training.replay_settings import ReplaySettings, usual_replay_weight
+from crumb_avalanche.training.replay_settings import Replay
 
 # Of the settings that are None in RunSettings.
 DEFAULTS = dict(
@@ -29,7 +29,7 @@ DEFAULTS = dict(
     learning_rate=LearningSettings.learning_rate,
     momentum=LearningSettings.momentum,
     weight_decay=LearningSettings.weight_decay,
-    selection_rule=ReplaySettings.selection_rule,
+    selection_rule=Replay.selection_rule,
     clamp_gradients=0.0,
     relu_logits=False,
     head_kernel=1,
@@ -98,8 +98,7 @@ class RunPlan(RunSettings):
             values.setdefault(name, getattr(benchmark, name))
         given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
         given |= {name: value for name, value in values.items() if given[name] is None}
-        if given["replay_weight"] is None:
-            given["replay_weight"] = usual_replay_weight(given["replay_compute"])
+        given["replay_weight"] = Replay(given["replay_weight"], replay_compute=given["replay_compute"]).factor
         given |= settings_of_backbone(settings, given, get_strategy(strategy).codebook)
         given["method"] = asdict(get_strategy(strategy).method_settings({**method, **settings.method}))
         images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
@@ -138,7 +137,7 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
     left out.
     """
     usual = as_dict(RunSettings()) | DEFAULTS | rows()["presets"].get(preset, {}) | {"preset": preset, "method": {}}
-    usual["replay_weight"] = usual_replay_weight(usual["replay_compute"])
+    usual["replay_weight"] = Replay(replay_compute=usual["replay_compute"]).factor
     with suppress(ImportError):
         if strategy in STRATEGIES:
             usual["method"] = asdict(STRATEGIES[strategy].settings())

@@ -28,7 +28,7 @@ from crumb_avalanche.system.setting_ranges import (
     Workers,
     checked,
 )
-from crumb_avalanche.training.replay_settings import Compute, ReplaySettings, Steps
+from crumb_avalanche.training.replay_settings import Compute, Replay, Steps, Weight
 
 Protocol = Literal["class_instance", "class_iid", "table"]
 Value = int | float | bool | str | None
@@ -164,10 +164,10 @@ class RunSettings(InRange):
     momentum: Share | None = None
     weight_decay: Decay | None = None
     clamp_gradients: NotNegative | None = None
-    replay_weight: NotNegative | None = None
-    replay_steps: Steps = ReplaySettings.replay_steps
-    replay_compute: Compute | None = ReplaySettings.replay_compute
-    fused: bool = ReplaySettings.fused
+    replay_weight: Weight = Replay.replay_weight
+    replay_steps: Steps = Replay.replay_steps
+    replay_compute: Compute | None = Replay.replay_compute
+    fused: bool = Replay.fused
     selection_rule: str | None = None
     budget_bytes: Bytes | None = None
     mem_size: Memories | None = None

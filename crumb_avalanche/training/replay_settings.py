@@ -5,6 +5,7 @@ from typing import Annotated
 
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Range
 
+Weight = NotNegative | None
 Steps = Annotated[int, Range(0, 10**4)]
 Compute = Annotated[float, Range(0, 1000, above=True)]
 
@@ -14,7 +15,7 @@ class Replay(InRange):
     """Replay from a memory; every default of these names is taken from here.
 
     Attributes:
-        replay_weight: factor of the replay loss; ``None`` is ``usual_replay_weight``.
+        replay_weight: factor of the replay loss; ``None`` is what ``factor`` says.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
         replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``; all
             classes are replayed alike (see ``BalancedReplay``).
@@ -22,7 +23,7 @@ class Replay(InRange):
         selection_rule: which images are stored: every_jth, reservoir or reference.
     """
 
-    replay_weight: NotNegative | None = None
+    replay_weight: Weight = None
     replay_steps: Steps = 1
     replay_compute: Compute | None = None
     fused: bool = False
@@ -30,8 +31,12 @@ class Replay(InRange):
 
     @property
     def factor(self) -> float:
-        """Factor of the replay loss."""
-        return usual_replay_weight(self.replay_compute) if self.replay_weight is None else self.replay_weight
+        """Factor of the replay loss: 5 where none is given, as in all published scripts, or 1 with ``replay_compute``.
+
+        The paper does not name the factor. With ``replay_compute``, classes weigh the same without it.
+        """
+        usual = 5.0 if self.replay_compute is None else 1.0
+        return usual if self.replay_weight is None else self.replay_weight
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,3 @@ class ReplaySettings(Replay):
 
     direct_weight: NotNegative = 0.0
     codebook_weight: NotNegative = 1.0
-
-
-def usual_replay_weight(replay_compute: float | None) -> float:
-    """Return the factor of the replay loss that all published scripts have, 5, or 1 with ``replay_compute``.
-
-    The paper does not name the factor. With ``replay_compute``, classes weigh the same without it.
-    """
-    return 5.0 if replay_compute is None else 1.0
