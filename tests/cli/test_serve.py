@@ -281,7 +281,7 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     page.browser.choose("#files", tmp_path / "photo.png")
     page.wait_for("document.getElementById('teach').textContent === 'Teach 1 photo'")
     page.teach("other", "Learned 1 image of other")
-    page.browser.window = first
+    second, page.browser.window = page.browser.window, first
     page.lists("film", "other")
     page.teach("Film", "There is a class film, of nearly the same name.")
     page.run("[...document.querySelectorAll('#teach-news button')].at(-1).click()")
@@ -298,6 +298,11 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     page.lists("other")
     page.undo("known")
     page.lists("sky", "other")
+    page.browser.window = second
+    page.lists("sky", "other")
+    page.run("document.querySelector('#teach-news button').click()")
+    page.says("teach", "something else was changed meanwhile")
+    page.browser.window = first
     page.run("document.getElementById('check').click()")
     page.wait_for("/fooled by [0-2] of 2 things/.test(document.getElementById('fooled').textContent)")
     for scheme in ("light", "dark"):
