@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "experiments")]
+sys.path[:0] = [str(ROOT / name) for name in ("tests/helpers", "tests/experiments", "experiments")]
 
 
 def steps(folder: Path) -> dict[str, list[str]]:
