@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks.classic import SplitMNIST
-from avalanche.evaluation.metrics import (
-    accuracy_metrics,
-    forgetting_metrics,
-    timing_metrics,
-)
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
 from avalanche.evaluation.metrics.mean_scores import MeanNewOldScores
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask

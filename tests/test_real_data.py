@@ -1,9 +1,11 @@
-"""On real images with real ImageNet weights, where they are at hand (``CRUMB_TEST_DATA``); skipped elsewhere."""
+"""On real images with real weights, where they are at hand (``CRUMB_TEST_DATA``), and as recorded by ``golden.py``."""
 
 import json
 import statistics
 import zipfile
+from pathlib import Path
 
+import golden
 import pytest
 import torch
 from PIL import Image
@@ -17,9 +19,10 @@ from crumb_avalanche.models.layers import REFERENCE_SCALE
 
 ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
-pytestmark = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 in {TEST_DATA}")
+real = pytest.mark.skipif(not (ETH80.exists() and WEIGHTS.exists()), reason=f"no ETH-80 in {TEST_DATA}")
 
 
+@real
 def test_maps_and_memories_of_real_images():
     with zipfile.ZipFile(ETH80) as archive:
         names = [f"eth80/{name}1/{name}1-066-063.jpg" for name in ("apple", "car", "cow", "cup", "dog", "horse")]
@@ -42,6 +45,7 @@ def test_maps_and_memories_of_real_images():
     assert 0 < model.codebook.relative_error(scaled) < 1
 
 
+@real
 @pytest.mark.slow
 def test_eth80_learns_without_forgetting(tmp_path):
     """Three class-instance runs each: fine-tuning forgets, CRUMB at the bytes of 15 images does not."""
@@ -61,3 +65,23 @@ def test_eth80_learns_without_forgetting(tmp_path):
     assert ledger["buffer_items"] == 417 and ledger["buffer_bytes"] == 417 * 5408
     for step in ledger["after_experience"]:
         assert step["buffer_bytes"] == 417 * 5408
+
+
+RECORDED = Path(__file__).parent / "data" / "golden.json"
+
+
+def test_differences_are_found():
+    old = {"accuracies": [50.0, 25.0], "answers_digest": "a", "bytes": 7}
+    new = {"accuracies": [50.0, 26.5], "answers_digest": "b", "bytes": 8}
+    assert list(golden.differences(old, old, same=True)) == []
+    found = list(golden.differences(old, new, same=True))
+    assert found[0] == "accuracies 1 is 25.0 in the file and 26.5 now (+1.5)"
+    assert found[1] == "answers_digest is 'a' in the file and 'b' now"
+    assert list(golden.differences(old, new, same=False)) == found[2:] == ["bytes is 7 in the file and 8 now (+1)"]
+    assert list(golden.differences({"bytes": 7}, {}, same=True)) == ["bytes is only in the file"]
+
+
+@pytest.mark.slow
+def test_accuracies_answers_and_bytes_are_as_recorded(capsys):
+    code = golden.main(["compare", str(RECORDED), "--quick", "methods", "learners"])
+    assert code == 0, capsys.readouterr().out

@@ -130,13 +130,10 @@ def test_no_circles(package):
             del arrows[name]
 
 
-def light_modules():
+def test_what_comes_without_heavy_libraries():
     paths = [path for room in LIGHT for path in files(METHOD / room)]
     paths += [METHOD / "methods" / f"{name}.py" for name in LIGHT_METHODS.split()]
-    return ", ".join(".".join(path.relative_to(METHOD.parent).with_suffix("").parts) for path in paths)
-
-
-def test_what_comes_without_heavy_libraries():
+    light = ", ".join(".".join(path.relative_to(METHOD.parent).with_suffix("").parts) for path in paths)
     program = "import sys\n"
     for code, left_out in (  # each after those before it
         ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
@@ -148,7 +145,7 @@ def test_what_comes_without_heavy_libraries():
         (HELP, "torch avalanche"),
         (HELP.replace("'crumb'", "'crumb', 'prepare'"), "torch avalanche"),
         ("import crumb_avalanche.report.report", "torch avalanche tkinter matplotlib.pyplot"),
-        (f"import torch, {light_modules()}", "avalanche torchvision"),
+        (f"import torch, {light}", "avalanche torchvision"),
     ):
         program += f"{code}\nfound = {set(left_out.split())} & {{*sys.modules}}\nassert not found, found\n"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)

@@ -139,9 +139,6 @@ def test_a_stop_during_a_change_is_quiet_and_leaves_the_message_to_the_broker(br
     assert broker.bridge.journal.execute("SELECT COUNT(*) FROM answers").fetchone() == (0,)
 
 
-# With a real broker
-
-
 class Mosquitto:
     """A broker with TLS and a password that keeps its sessions on the disk."""
 

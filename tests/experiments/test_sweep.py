@@ -172,12 +172,10 @@ def test_a_cell_locked_by_another_process_is_waited_for(tmp_path, monkeypatch):
     assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
 
 
-def drive(output: Path) -> None:
-    sweep(cells_of(output, 1), work=work_for_long)
-
-
 def test_workers_die_with_their_driver(tmp_path):
-    driver = multiprocessing.get_context("fork").Process(target=drive, args=(tmp_path,))
+    driver = multiprocessing.get_context("fork").Process(
+        target=sweep, args=(cells_of(tmp_path, 1),), kwargs={"work": work_for_long}
+    )
     driver.start()
     cell, deadline = cells_of(tmp_path, 1)[0], time.monotonic() + 120
     place = Path(cell.output) / "at_work"

@@ -149,9 +149,6 @@ def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
     learner.undo()
 
 
-# Merging
-
-
 @pytest.mark.parametrize("saved", [False, True])
 def test_merge_refuses_copies_that_were_taught_further_apart(make, tmp_path, saved):
     """Whatever names their classes have now; also for a file that was merged from one of them."""
@@ -197,9 +194,6 @@ def test_merge_refuses_what_does_not_fit(make):
     assert list(counts(learner).values()) == [6, 6]
 
 
-# Budget
-
-
 def test_a_small_budget_has_the_features_of_the_head_alone(make):
     usual = make("rda")
     model, length = usual.network.model, usual._classifier.length
@@ -234,9 +228,6 @@ def test_the_budget_is_kept_to_the_last_class(method):
             known.learn(torch.randn(4, length, generator=generator), known.number_of(f"c{number}")[0])
             assert tensor_bytes(known.statistics.tensors()) <= budget_bytes
     assert known.statistics.least_bytes(len(known.classes) + 1) > budget_bytes
-
-
-# Clips, memory and threads
 
 
 def test_a_list_of_frames_is_one_clip_in_teaching_and_in_answers(make, tmp_path):

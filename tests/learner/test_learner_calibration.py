@@ -54,9 +54,6 @@ def same(one, other):
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-# Calibration error
-
-
 def test_calibration_error_by_hand():
     # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1] holds 0.9, which is wrong.
     error = expected_calibration_error(torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5)
@@ -74,9 +71,6 @@ def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
     error = expected_calibration_error(probabilities, correct, bins)
     overall = abs(float(probabilities.double().mean() - correct.double().mean()))
     assert overall - 1e-9 <= error <= 1 + 1e-9
-
-
-# Temperature
 
 
 def test_temperature_of_a_made_example():
@@ -107,9 +101,6 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
         return confidence.temperature(made([[3.0, 0]]))
 
     assert of(1) == of(15)
-
-
-# Threshold
 
 
 @pytest.mark.parametrize("usual, least", [(None, -1), (-0.5, -1), (-1.5, -1.5)])
@@ -185,9 +176,6 @@ def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold
     assert both.temperature(smaller) != late.temperature(smaller), "two classes are half of four"
 
 
-# Probabilities
-
-
 @given(st.integers(0, 10_000), st.integers(0, 10))
 def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
     confidence, evidence = taught(lessons), random_lesson(seed)
@@ -196,9 +184,6 @@ def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
     assert confidence.familiarity(evidence).isfinite().all()
     assert torch.equal(confidence.known(evidence), confidence.familiarity(evidence) >= 0)
-
-
-# Records
 
 
 def test_what_is_no_record():

@@ -198,9 +198,6 @@ def test_values_that_break_the_rule_are_refused_or_left_out(array, fact):
     assert [bad.path for bad in left_out] == ["source[0][1]"] and re.search(fact, left_out[0].reason)
 
 
-# Batches and memory
-
-
 def test_batches_are_resized_as_in_a_run():
     noise = np.random.default_rng(0).integers(0, 256, (5, 40, 60, 3), dtype=np.uint8)
     (clip,) = clips_of(noise)
@@ -210,9 +207,6 @@ def test_batches_are_resized_as_in_a_run():
     expected = torch.stack([PixelTransform(24)(Image.fromarray(image)) for image in noise])
     assert torch.equal(torch.cat([images for _, images in found]), expected)
     assert list(batches([], 2, PixelTransform(24))) == []
-
-
-# What cannot be read
 
 
 def link(path, target):

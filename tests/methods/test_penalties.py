@@ -38,14 +38,12 @@ def tiny_model(weights):
     return model
 
 
-def experience_of(numbers, labels):
-    images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
-    attribute = DataAttribute(labels, "targets")
-    return AvalancheDataset([TensorDataset(images, torch.tensor(labels))], data_attributes=[attribute])
-
-
 def stream_of(*pairs):
-    data = [experience_of(*pair) for pair in pairs]
+    data = []
+    for numbers, labels in pairs:
+        images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
+        attributes = [DataAttribute(labels, "targets")]
+        data.append(AvalancheDataset([TensorDataset(images, torch.tensor(labels))], data_attributes=attributes))
     return benchmark_from_datasets(train=data).train_stream
 
 
@@ -173,9 +171,6 @@ def test_importances_are_measured_image_by_image_in_evaluation_mode(name, tmp_pa
     unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
     bias = importance["plastic_layers.head.bias"]
     assert bias[unseen].max() == 0 < bias.max()
-
-
-# LwF.
 
 
 def test_distillation_loss_is_a_loop_over_images_and_old_classes():

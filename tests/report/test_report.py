@@ -11,14 +11,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.mistakes import (
-    ClassCounts,
-    advice,
-    film_next,
-    place_of,
-    places_table,
-    write_mistakes,
-)
+from crumb_avalanche.report.mistakes import ClassCounts, advice, film_next, place_of, places_table, write_mistakes
 from crumb_avalanche.report.page import Cell, Table, setting
 from crumb_avalanche.report.pictures import Curve, comparison_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
