@@ -5,11 +5,10 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from small_crumb import make
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
-from watched import built
+from watched import built, make
 
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import distillation_loss

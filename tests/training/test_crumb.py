@@ -9,8 +9,8 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.supervised import Naive
-from small_crumb import DIRECT, EPOCHS, MEM_SIZE, SGD, make, same_weights, train
 from torch import nn
+from watched import DIRECT, EPOCHS, MEM_SIZE, SGD, make, same_weights, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
 from crumb_avalanche.memory.selection import ReferenceRule

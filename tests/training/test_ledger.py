@@ -7,8 +7,8 @@ import pytest
 from avalanche.training.plugins import AGEMPlugin, EvaluationPlugin, GEMPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ExperienceBalancedBuffer
 from avalanche.training.supervised import Naive
-from small_crumb import make
 from torch import nn
+from watched import make
 
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer
 from crumb_avalanche.training import ledger as ledger_module

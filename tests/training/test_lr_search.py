@@ -10,7 +10,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from host_benchmarks import LabelledImages
 from hypothesis import given
 from hypothesis import strategies as st
-from small_crumb import make as make_strategy
+from watched import make as make_strategy
 
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import (

@@ -5,10 +5,10 @@ import functools
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from small_crumb import BATCH, MEM_SIZE, PAPER, SGD, same_weights, train
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import cross_entropy
+from watched import BATCH, MEM_SIZE, PAPER, SGD, same_weights, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule

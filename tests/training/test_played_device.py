@@ -5,10 +5,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from small_crumb import train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
+from watched import train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy

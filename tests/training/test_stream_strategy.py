@@ -15,9 +15,8 @@ from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from host_benchmarks import LabelledImages, Trace
-from small_crumb import make, train
 from torch import nn
-from watched import built, outputs_of, taught
+from watched import built, make, outputs_of, taught, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES

@@ -7,11 +7,10 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import DataAttribute, as_classification_dataset, make_avalanche_dataset
 from avalanche.distributed import DistributedHelper
 from avalanche.training.supervised import Cumulative, FromScratchTraining, GDumb, JointTraining, Naive
-from small_crumb import DIRECT, make, same_weights, train
 from small_models import CLASSES, SIZE, coloured, make_model
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
-from watched import Losses, built
+from watched import DIRECT, Losses, built, make, same_weights, train
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
