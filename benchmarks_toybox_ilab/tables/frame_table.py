@@ -160,12 +160,11 @@ class FrameTable:
                 "Restore the file, or leave it out with --on-bad-frame skip."
             ) from error
 
-    def bad_rows(self, progress: Callable[[int, int], object] | None = None, workers: int = 2) -> list[tuple[int, str]]:
+    def bad_rows(self, progress: Callable[[int, int], object] | None = None) -> list[tuple[int, str]]:
         """Decode every frame and list those that fail.
 
         Args:
             progress: Called with (frames done, total number of frames) after each frame.
-            workers: Number of threads; Pillow releases the interpreter lock while it decodes.
 
         Returns:
             (row, message) for each frame that cannot be decoded, in row order.
@@ -178,7 +177,7 @@ class FrameTable:
                 return str(error)
 
         bad = []
-        with ThreadPoolExecutor(max_workers=workers) as pool:
+        with ThreadPoolExecutor(max_workers=2) as pool:  # Pillow releases the interpreter lock while it decodes
             for row, message in enumerate(pool.map(failure, range(len(self)))):
                 if message is not None:
                     bad.append((row, message))

@@ -55,18 +55,16 @@ def set_up_process(threads: int, seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def keep_freed_memory(limit: int = 512 * 2**20) -> bool:
+def keep_freed_memory() -> None:
     """Let the C library reuse freed blocks for the rest of the process instead of returning them to the system.
 
     A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for each tensor of that size, which the
-    system clears page by page: reading maps from a cache takes twice as long. ``limit`` are the bytes of a block, and
-    of free memory, above which memory is returned. Returns whether it took effect; without glibc nothing changes.
+    system clears page by page: reading maps from a cache takes twice as long. Blocks above 512 MB are still returned,
+    and so is free memory above it; without glibc nothing changes.
     """
-    try:
-        mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
-        return False
-    return all([mallopt(M_MMAP_THRESHOLD, limit), mallopt(M_TRIM_THRESHOLD, limit)])
+    with contextlib.suppress(OSError, AttributeError):
+        for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL("libc.so.6").mallopt(setting, 512 * 2**20)
 
 
 def return_freed_memory() -> None:
