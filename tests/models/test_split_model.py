@@ -181,13 +181,16 @@ def test_folding_multiplies_everything_below_the_head_where_p_scales(model, make
 
 def test_precision(model, pixels, monkeypatch):
     exact = model.eval()(pixels)
-    monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: True)
+    for there, bf16 in ((True, True), (True, False), (False, True)):
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda value=there: value)
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda value=bf16: value)
+        assert extraction.is_quick_in_bf16(torch.device("cpu")) == (there and bf16)
+    assert extraction.is_quick_in_bf16(torch.device("cuda"))
     rough = model.set_precision("bf16")(pixels)
     assert rough.dtype == model.features(pixels).dtype == torch.float32 and not torch.equal(rough, exact)
     torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
     with pytest.raises(ValueError, match="precision is 'fp8'; use one of fp32, bf16"):
         model.set_precision("fp8")
-    monkeypatch.setattr("crumb_avalanche.models.extraction.is_quick_in_bf16", lambda device: False)
     with pytest.warns(UserWarning, match="no instructions for bf16 .* --precision fp32"):
         model.set_precision("bf16")
 
