@@ -95,10 +95,18 @@ def connect(settings: ConnectSettings) -> None:
         except OSError as error:
             raise ValueError(f"--ca {settings.ca} is no file of the PEM format ({error.strerror or error})") from error
     with shared_learner(settings) as shared:
-        # An interrupt makes asyncio cancel its task; an exception of the signal would leave it pending.
-        signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         journal = Path(f"{settings.model}.answers")
         bridge = Bridge(shared, journal, settings.name, settings.images or "", lambda line: print(line, flush=True))
         how = {"username": settings.user, "password": password, "tls_context": tls}
         number = int(port or (1883 if tls is None else 8883))
-        asyncio.run(answer(bridge, settings.topic.split(","), host, number, **how))
+
+        async def answering() -> None:
+            task = asyncio.ensure_future(answer(bridge, settings.topic.split(","), host, number, **how))
+            # As an interrupt, which a program in the background may ignore; an exception would leave the task pending.
+            signal.signal(signal.SIGTERM, lambda *_: task.get_loop().call_soon_threadsafe(task.cancel))
+            await task
+
+        try:
+            asyncio.run(answering())
+        except asyncio.CancelledError:
+            sys.exit(128 + signal.SIGTERM)

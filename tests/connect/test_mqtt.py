@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -18,10 +19,12 @@ import pytest
 from PIL import Image
 
 pytest.importorskip("pydantic")
+from crumb_avalanche.cli.serve import connect
 from crumb_avalanche.connect.mqtt import Bridge
 from crumb_avalanche.learner.access import own_certificate
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
+from crumb_avalanche.runs.command_settings import ConnectSettings
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 EVENTS, RATE = int(os.environ.get("CRUMB_EVENTS", "600")), float(os.environ.get("CRUMB_RATE", "60"))
@@ -137,6 +140,22 @@ def test_a_stop_during_a_change_is_quiet_and_leaves_the_message_to_the_broker(br
     with pytest.raises(asyncio.CancelledError):
         broker.send("crumb/forget", b"red")
     assert broker.bridge.journal.execute("SELECT COUNT(*) FROM answers").fetchone() == (0,)
+
+
+def test_a_stop_ends_the_command_also_where_interrupts_are_ignored(learner_file, monkeypatch):
+    async def stops(*_, **__):
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("crumb_avalanche.connect.mqtt.run", stops)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as shells do for background programs
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            connect(ConnectSettings("mqtt", str(learner_file), topic="cam", runtime="torch"))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Mosquitto:
