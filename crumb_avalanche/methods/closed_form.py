@@ -83,6 +83,9 @@ class ClosedForm(ABC):
         given = {name: checked(name, keywords.pop(name, getattr(self, name)), hint) for name, hint in own}
         bound = inspect.signature(self._allocate).bind(n_classes, length, *decided, **keywords)
         bound.apply_defaults()
+        if [*bound.arguments][:2] != ["n_classes", "length"]:
+            taken = ", ".join(bound.arguments)
+            raise TypeError(f"{type(self).__name__}._allocate takes {taken}; name the first two n_classes and length")
         arguments = check_arguments(type(self)._allocate, bound.arguments)
         self.settings = {**arguments, **given}
         vars(self).update(given)

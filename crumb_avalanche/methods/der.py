@@ -7,7 +7,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.buffers import ImageBuffer
 from crumb_avalanche.methods.registry import register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import NotNegative
@@ -62,7 +62,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
     alpha: NotNegative = 0.1
     beta: NotNegative = 0.5
 
-    buffer, rule = LogitImageBuffer, Reservoir
+    buffer = LogitImageBuffer
 
     def before_backward(self, strategy, **kwargs):
         first = draw(self.storage_policy, len(strategy.mb_y))

@@ -1,7 +1,7 @@
 """Experience replay: raw images, trained on in the step of the new batch."""
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, RingBuffer, draw
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, RingBuffer, draw
 from crumb_avalanche.system.setting_ranges import Number
 
 
@@ -25,8 +25,6 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
     """
 
     ring_below: Number = 5
-
-    rule = Reservoir
 
     def __init__(self, recipe: Recipe):
         rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes

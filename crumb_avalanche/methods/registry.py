@@ -257,6 +257,9 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
         name: see ``Entry``; in this folder it stands in the text of the call, which ``STRATEGIES`` reads.
         summary, source, stores, more: see ``Entry``.
 
+    Raises:
+        ValueError: another method of this folder has that name.
+
     Returns:
         A decorator of a function that builds the strategy from a ``Recipe``, or of a class that declares the settings
         as annotated attributes: a subclass of ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that
@@ -266,6 +269,9 @@ def register(name: str, *, summary: str, source: str, stores: str, **more: Any) 
     """
 
     def add(method: Any) -> Any:
+        home = _files().get(name)
+        if home and method.__module__ != f"{__package__}.{home}":
+            raise ValueError(f"{name!r} is the method of methods/{home}.py; register {method.__name__} by another name")
         of_method = {"build": method}
         if isinstance(method, type):
             from crumb_avalanche.methods.closed_form import ClosedForm

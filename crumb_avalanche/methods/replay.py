@@ -151,11 +151,11 @@ class ImageMemoryPlugin(StoringPlugin):
         rule: the selection rule; default a new one of the class's type.
 
     Attributes:
-        buffer, rule: types of the buffer and of its selection rule.
+        buffer, rule: types of the buffer and of its selection rule; a subclass may have others.
     """
 
     buffer: ClassVar[type[ImageBuffer]] = ImageBuffer
-    rule: ClassVar[type[SelectionRule]]
+    rule: ClassVar[type[SelectionRule]] = Reservoir
 
     def __init__(self, recipe: Recipe, rule: SelectionRule | None = None):
         super().__init__(self.buffer(recipe.mem_size, self.rule() if rule is None else rule, recipe.seed))

@@ -267,7 +267,7 @@ def test_a_class_beyond_the_head_is_told_before_anything_is_learned(name, make_m
 TOY = """
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw
 from crumb_avalanche.system.setting_ranges import Positive
 
 @register("toy_means", summary="toy", source="here", stores="means")
@@ -280,7 +280,6 @@ class ToyMeans(ClassMeans):
 @register("toy_replay", summary="toy", source="here", stores="images")
 class ToyPlugin(ImageMemoryPlugin):
     weight: Positive = 0.5
-    rule = Reservoir
 
     def before_backward(self, strategy, **kwargs):
         slots = draw(self.storage_policy, len(strategy.mb_y))
