@@ -223,8 +223,37 @@ def methods() -> str:
     return markdown(["method", "what it does", "source", "stores", "ETH-80, %"], rows, left=4)
 
 
+def data_sets() -> str:
+    """Return the table of data sets, with what a stream of each has and where its files come from."""
+    from benchmarks_toybox_ilab.catalog import BENCHMARKS
+
+    rows = []
+    for name, one in BENCHMARKS.items():
+        counts = [
+            f"{one.files.counts[key]:,}" if key in one.files.counts else "" for key in ("classes", "train", "test")
+        ]
+        step = "a session" if one.classes_per_experience is None else str(one.classes_per_experience)
+        source = one.files.source.replace("|", "\\|")
+        rows.append([f"`{name}`", one.files.title, *counts, step, str(one.budget_images), source])
+    header = ["name", "data set", "classes", "training images", "test images", "classes in an experience"]
+    return markdown([*header, "memory in images", "source"], rows, left=2)
+
+
+def backbones() -> str:
+    """Return the table of built-in backbones, with where they are cut and what they expect of an image."""
+    from crumb_avalanche.models.backbone_names import preprocessing_of
+    from crumb_avalanche.models.backbones import BACKBONES
+
+    rows = []
+    for name, one in BACKBONES.items():
+        images = preprocessing_of(name)
+        spread = [", ".join(f"{value:g}" for value in values) for values in (images.mean, images.std)]
+        rows.append([f"`{name}`", str(one.cut), str(images.size), images.interpolation, *spread])
+    return markdown(["backbone", "layers in F", "pixels", "resized by", "mean", "deviation"], rows)
+
+
 FUNCTIONS = (
-    *(recommended, readme, methods, methods_side_by_side, competitors, real_images, tuned),
+    *(recommended, readme, methods, data_sets, backbones, methods_side_by_side, competitors, real_images, tuned),
     *(paper_tables.ablations, paper_tables.claims, paper_tables.codes_and_images),
     *(recorded_tables.task_incremental, recorded_tables.feature_cache),
     *(recorded_tables.recorded, recorded_tables.scenes, recorded_tables.open_scenes, recorded_tables.crumb_as_expert),

@@ -8,6 +8,7 @@ import pytest
 import timm_models  # noqa: F401 - registers networks
 import torch
 from PIL import Image
+from site_parts.result_tables import backbones as built_in
 
 from crumb_avalanche.cli import backbones
 from crumb_avalanche.learner.export import export_onnx
@@ -119,3 +120,4 @@ def test_a_backbone_of_one_file_is_taken_by_name(one_file, done, clips, tmp_path
     plan = RunPlan.of(RunSettings(backbone="toy", weights="none"))
     assert (plan.image_size, plan.codebook_dim) == (48, 12)
     assert "24x23x23" in done("backbones", "toy")
+    assert "| `toy` | 2 | 48 | bicubic |" in built_in()

@@ -10,6 +10,7 @@ from avalanche.benchmarks.classic import ccifar100
 from mypy import api
 from page_commands import ROOT
 from PIL import Image
+from site_parts.result_tables import data_sets
 
 import benchmarks_toybox_ilab as streams
 from benchmarks_toybox_ilab import FrameDataset, OnlineCIFAR100, pixel_transform
@@ -178,6 +179,7 @@ def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, t
                 Image.new("RGB", (32, 32), (80 * number, 40 * image, 90)).save(path)
         table = streams.get_benchmark("toy_tree").table(str(root), 0)
         assert list(table.counts().values()) == 3 * [{"train": 2, "test": 1}]
+        assert "| `toy_tree` | the toy tree | 3 | 6 | 3 | 1 | 3 | drawn by hand |" in data_sets()
         stream = module.ToyTree(root, run=1)
         assert stream.protocol == "class_iid" and stream.n_classes_per_exp == [1, 1, 1]
         code, out, _ = crumb("prepare", "toy_tree", "--dataset-root", root, "--check")
