@@ -1,4 +1,4 @@
-"""Data sets, one file each: importing this package registers all of them."""
+"""One file a data set: its layout, its table and its generator; importing this package registers all."""
 
 import importlib
 import pkgutil

@@ -1,1 +1,1 @@
-"""Prepare data sets: from downloads to frames."""
+"""From downloads to the layout of a data set: download, unpack, check what is missing."""

@@ -1,1 +1,1 @@
-"""Protocols, orders and the PyTorch dataset of a stream."""
+"""A table as an Avalanche stream: protocols, orders, transforms, and the PyTorch dataset."""

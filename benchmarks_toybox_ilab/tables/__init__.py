@@ -1,1 +1,1 @@
-"""Data sets as tables of frames, and the files they are made from."""
+"""A data set as a table of frames: rows, CSV, folders on disk, and how a file becomes an image."""

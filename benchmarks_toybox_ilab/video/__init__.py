@@ -1,1 +1,1 @@
-"""Extract frames from video files."""
+"""Frames out of video files."""

@@ -1,1 +1,1 @@
-"""Save and load trained learners."""
+"""A learner that people teach and ask: images, clips, lessons, answers, evidence, files, export, server and its page."""

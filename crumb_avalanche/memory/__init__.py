@@ -1,1 +1,1 @@
-"""What a replay memory holds, and which images it keeps."""
+"""Replay buffers: what is kept of an image, which images are kept, and how it is packed."""

@@ -1,1 +1,1 @@
-"""The methods: CRUMB, its bounds and its rivals, by replay, by penalties and in closed form."""
+"""One file a method, by replay, by penalties or in closed form, and the registry that knows them."""

@@ -1,1 +1,1 @@
-"""The network, the codebook and what they are built from."""
+"""The network in two halves, its backbones, weights and runtimes, and the codebook."""

@@ -1,1 +1,1 @@
-"""Tables, figures and an HTML page of finished runs."""
+"""Tables, pictures and HTML pages of finished runs."""

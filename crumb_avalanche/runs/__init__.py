@@ -1,1 +1,1 @@
-"""Runs: settings, plan, session, result folder."""
+"""What ``crumb run`` does: settings, plan, session, progress, and the files of a run folder."""

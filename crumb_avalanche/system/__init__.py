@@ -1,1 +1,1 @@
-"""Files, locks, processes, RNG state and memory of the operating system."""
+"""Files, locks, processes, progress bars, RNG states, ranges of settings: what knows no network."""

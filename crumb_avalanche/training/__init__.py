@@ -1,1 +1,1 @@
-"""Strategies and plugins for Avalanche."""
+"""What all methods train with: Avalanche strategies and plugins, checkpoints, ledger, pretraining."""

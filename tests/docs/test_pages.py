@@ -46,6 +46,12 @@ def test_the_readme_is_short_and_its_table_is_that_of_the_recorded_runs():
     assert result_tables.readme() in text, "python docs/site_parts/result_tables.py readme  prints it"
 
 
+def test_the_table_of_rooms_says_what_the_packages_say(texts):
+    for package, (_, rooms) in reference.PACKAGES.items():
+        for room in rooms:
+            assert f"| {reference.first_line(package, room)} |" in texts["docs/development.md"]
+
+
 def test_lists_have_an_empty_line_before_them(texts):
     """Without one, MkDocs shows them as part of the paragraph."""
     glued = re.compile(r"^(?![-*|>#<\s]).*\n(?=[-*] )", re.MULTILINE)
