@@ -25,7 +25,7 @@ import crumb_avalanche
 from crumb_avalanche import Learner
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
+from crumb_avalanche.methods.registry import STRATEGIES, get_strategy, register
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.tensor_file import StateError, flatten, read_state, read_tensors, write_state
@@ -312,6 +312,12 @@ def test_names_are_listed_without_torch():
 def test_a_method_of_one_file_gets_settings_and_its_place_in_the_docs(one_file):
     means, replay = STRATEGIES["toy_means"], STRATEGIES["toy_replay"]
     assert [item.name for item in fields(means.settings)][-1] == "scale" and means.form is one_file.ToyMeans
+    add = register("er", summary="toy", source="here", stores="means")
+    with pytest.raises(ValueError, match=r"'er' is the method of methods/er.py; register ToyMeans by another name"):
+        add(one_file.ToyMeans)
+    odd = type("Odd", (one_file.ToyMeans,), {"_allocate": lambda self, count, size: None})
+    with pytest.raises(TypeError, match=r"Odd._allocate takes count, size; name the first two n_classes and length"):
+        odd(2, 3)
     with pytest.raises(ValueError, match="scale is 0; give more than 0"):
         means.method_settings({"scale": 0})
     with pytest.raises(ValueError, match="strategy toy_replay has no setting 'scale'; it has weight"):
