@@ -190,7 +190,7 @@ def test_rows_are_those_of_the_paper_and_change_existing_settings():
             own = {"CIFAR100 pretrain": " or --cifar100-start", "Tiny-ImageNet pretrain": " or --tiny-imagenet-start"}
             assert settings_of_row(name) == f"needs {row['needs']}: --starts{own.get(name, '')}"
         else:
-            RunPlan.settings_of_row(replace(RunSettings(), **settings_of_row(name)))
+            RunPlan.of(replace(RunSettings(), **settings_of_row(name)))
             assert "pretrained" not in settings_of_row(name) and settings_of_row(name)["codebook_dim"] in (4, 8, 16, 32)
     assert len({folder_of(name) for name in ROWS}) == len(ROWS) - 2, "only rows that are Ours share a folder"
 
@@ -225,7 +225,7 @@ def test_the_table_of_made_runs(tmp_path):
     assert found["Half capacity"].paired.mean == -15 and found["Half capacity"].p_holm is None
     assert found["No replay"].mean is None
     assert found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
-    # Without the file settings_of_row Ours, runs that another call left are not tested against.
+    # Without the file of Ours, runs that another call left are not tested against.
     some = starts(tmp_path / "no")
     ours, half = find(cells_of(names[:2], options_of_table4(tmp_path), ["class_iid"], some, 200), [0])
     assert ours.mean is None and half.mean is None and half.paired is None
