@@ -21,7 +21,6 @@ from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
 from crumb_avalanche.training import checkpoint
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, CheckpointPlugin, Position
 
-pytestmark = pytest.mark.filterwarnings("ignore")
 SETTINGS = {"learning_rate": 0.001, "strategy": "crumb"}
 TENSORS = {"t0": torch.arange(6.0).view(2, 3), "t1": torch.tensor(7), "t2": torch.empty(0)}
 

@@ -23,8 +23,6 @@ from crumb_avalanche.training.crumb import REPLAYED, BalancedReplay, CRUMBPlugin
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def test_naive_with_the_plugins_equals_the_strategy(make_model, make_stream):
     ready, own = make_model(), make_model()

@@ -35,8 +35,6 @@ from crumb_avalanche.training.plugins import (
 )
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-
 
 def build(plugins=(), **arguments):
     """A ``StreamStrategy`` of the small model."""

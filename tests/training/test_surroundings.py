@@ -21,7 +21,6 @@ from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 
 EXACT = dict(rtol=0, atol=0)
-pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pixels):
