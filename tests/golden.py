@@ -1,6 +1,6 @@
 """Record what a rebuilding of the packages must not change, and compare with a recorded file.
 
-    python tests/golden.py record FILE --quick     # minutes: toy shapes, taught learners
+    python tests/golden.py record FILE --quick     # minutes: toy shapes, taught learners, export
     python tests/golden.py record FILE             # ETH-80 with real weights besides: hours on one core
     python tests/golden.py compare FILE --quick    # compute again and print what differs; exit code 1 if anything does
 
@@ -212,6 +212,28 @@ def taught(shapes: Shapes, method: str) -> dict[str, Any]:
     }
 
 
+def exported(shapes: Shapes, method: str) -> dict[str, Any]:
+    """Outputs of an ONNX file in ONNX Runtime for three images."""
+    import numpy as np
+    import onnxruntime
+    from PIL import Image
+
+    with tempfile.TemporaryDirectory() as folder:
+        model, file = Path(folder) / "learner.safetensors", Path(folder) / "learner.onnx"
+        new = ("--method", method, "--backbone", "small_cnn", "--weights", shapes.weights, "--image-size", 32)
+        for name in shapes.CLASSES[:3]:
+            plain = ("--label", name, "--threads", 1, "--progress", "false", "--runtime", "torch")
+            command("teach", model, shapes.clips / name, *plain, *(() if model.exists() else new))
+        command("export", model, "--output", file, "--threads", 1)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        paths = [shapes.clips / name / "object2" / "session1" for name in shapes.CLASSES[1:4]]
+        pixels = np.stack([np.array(Image.open(sorted(path.iterdir())[0]).convert("RGB")) for path in paths])
+        outputs = session.run(None, {"images": pixels})
+    return {output.name: value.tolist() for output, value in zip(session.get_outputs(), outputs)}
+
+
 def eth80_root(options: argparse.Namespace, work: Path) -> tuple[Path, Path]:
     """The unpacked images, and the weights."""
     data, root = Path(options.data), work / "unpacked" / "eth80"
@@ -272,6 +294,7 @@ def values(options: argparse.Namespace, work: Path) -> Named:
     parts: dict[str, dict[str, Callable[[], Any]]] = {
         "methods": {**methods, "crumb, pretrained": partial(pretrained_run, shapes)},
         "learners": {method: partial(taught, shapes, method) for method in METHODS_OF_LEARNER},
+        "exports": {method: partial(exported, shapes, method) for method in METHODS_OF_LEARNER},
         "eth80": {} if options.quick else eth80,
     }
     for part, listed in parts.items():
@@ -354,7 +377,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["record", "compare"])
     parser.add_argument("file", help="the JSON file of recorded values")
-    parser.add_argument("only", nargs="*", help="values, or parts of them: methods, learners, eth80")
+    parser.add_argument("only", nargs="*", help="values, or parts of them: methods, learners, exports, eth80")
     parser.add_argument("--quick", action="store_true", help="without ETH-80")
     parser.add_argument("--data", default=os.environ.get("CRUMB_TEST_DATA"), help="folder of eth80/, imagenet_weights/")
     parser.add_argument("--work", help="folder for ETH-80's images and runs, to resume them; default a temporary one")
