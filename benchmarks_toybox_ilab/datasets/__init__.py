@@ -1,4 +1,4 @@
-"""One file a data set: its layout, its table and its generator; importing this package registers all."""
+"""One file a data set: layout, table and generator; streams taken from Avalanche. Importing it registers all."""
 
 import importlib
 import pkgutil

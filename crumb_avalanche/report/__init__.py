@@ -1,1 +1,1 @@
-"""Tables, pictures and HTML pages of finished runs."""
+"""Tables, pictures and HTML pages of finished runs and of a learner's answers."""

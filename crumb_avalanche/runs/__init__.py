@@ -1,1 +1,1 @@
-"""What ``crumb run`` does: settings, plan, session, progress, and the files of a run folder."""
+"""What ``crumb run`` does: plan, session, progress, and the files of a run folder; the settings of all commands."""

@@ -312,7 +312,7 @@ def rate_trials(session) -> list[Trial]:
 
 
 def trials_text(trials: list[Trial]) -> str:
-    """Format the trials as a table."""
+    """Format the trials of a search for the learning rate as a table."""
     rows = [
         [f"{trial.learning_rate:g}", f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", "chosen" if not place else ""]
         for place, trial in enumerate(trials)
