@@ -139,8 +139,8 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 def display_matrix(frame: Any) -> bytes | None:
     """Return the display matrix of a stream's first frame, which holds for all of them.
 
-    Not to be asked of each: a frame and its side data refer to each other, so its pixels stay in memory until Python
-    looks for cycles.
+    Call it for one frame of a stream: a frame and its side data refer to each other, so its pixels stay in memory until
+    the garbage collector runs.
     """
     # By number: PyAV 19 iterates over types, and earlier ones over data.
     entries = map(frame.side_data.__getitem__, range(len(frame.side_data)))

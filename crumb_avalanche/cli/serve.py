@@ -102,7 +102,7 @@ def connect(settings: ConnectSettings) -> None:
 
         async def answering() -> None:
             task = asyncio.ensure_future(answer(bridge, settings.topic.split(","), host, number, **how))
-            # As an interrupt, which a program in the background may ignore; an exception would leave the task pending.
+            # Cancel as an interrupt does, which a background program may ignore; an exception would leave the task.
             signal.signal(signal.SIGTERM, lambda *_: task.get_loop().call_soon_threadsafe(task.cancel))
             await task
 
