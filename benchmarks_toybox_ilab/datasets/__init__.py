@@ -1,4 +1,4 @@
-"""One file a data set: layout, table and generator; streams taken from Avalanche. Importing it registers all."""
+"""One file a data set: layout, table, generator; their registry, streams of Avalanche. Importing it registers all."""
 
 import importlib
 import pkgutil

@@ -1,1 +1,1 @@
-"""From downloads to the layout of a data set: download, unpack, check what is missing."""
+"""From downloads to the layout of a data set: download, unpack, write its table, check what is missing."""

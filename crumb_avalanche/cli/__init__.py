@@ -1,4 +1,4 @@
-"""The command ``crumb``: parse arguments, call the code of a subcommand, print."""
+"""The command ``crumb``: parse flags, arguments and settings files, call the code of a subcommand, print."""
 
 import os
 import re

@@ -1,1 +1,1 @@
-"""A learner that people teach and ask: images, clips, lessons, answers, evidence, files, export, server."""
+"""A learner that people teach and ask: images, clips, lessons, answers, evidence, unknowns, files, export, server."""

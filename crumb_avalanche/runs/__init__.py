@@ -1,1 +1,1 @@
-"""What ``crumb run`` does: plan, session, progress, and the files of a run folder; the settings of all commands."""
+"""What ``crumb run`` does: plan, session, progress, and files of a run folder; the typed settings of all commands."""

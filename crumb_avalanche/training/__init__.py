@@ -1,1 +1,1 @@
-"""What all methods train with: Avalanche strategies and plugins, checkpoints, ledger, pretraining."""
+"""What all methods train with: strategies, plugins, CRUMB's own, replay settings, checkpoints, ledger, pretraining."""
