@@ -1,1 +1,1 @@
-"""A learner that people teach and ask: images, clips, lessons, answers, evidence, unknowns, files, export, server."""
+"""What people teach and ask: its network, images, clips, lessons, answers, records, unknowns, files, export, server."""

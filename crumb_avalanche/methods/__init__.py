@@ -1,1 +1,1 @@
-"""One file a method, by replay, by penalties or in closed form, what some share, and the registry that knows them."""
+"""One file a method: plugin, augmentation, losses, or class statistics in closed form; shared parts; the registry."""

@@ -1,1 +1,1 @@
-"""What all methods train with: strategies, plugins, CRUMB's own, replay settings, checkpoints, ledger, pretraining."""
+"""What several methods train with: strategies, CRUMB's plugin, replay settings, checkpoints, ledger, pretraining."""
