@@ -1,1 +1,1 @@
-"""What people teach and ask: its network, images, clips, lessons, answers, records, unknowns, files, export, server."""
+"""What people teach and ask: network, classes, images, clips, lessons, answers, unknowns, files (runs' too), server."""

@@ -89,7 +89,7 @@ class Records(NamedTuple):
         return loaded
 
     def where(self, keep: Tensor) -> "Records":
-        """Return the records of a ``(n,)`` bool."""
+        """Return those records for which a ``(n,)`` bool is true."""
         return Records(*(values[keep] for values in self))
 
     def and_those(self, new: "Records", capacity: int) -> "Records":

@@ -47,7 +47,7 @@ def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
 
 
 def _shapes(draws: np.random.Generator) -> np.ndarray:
-    """Draw ellipses and rectangles that cover each other, of which there are many small ones: ``(SIDE, SIDE, 3)``."""
+    """Draw an image of nothing: ellipses and rectangles, many small, that cover each other: ``(SIDE, SIDE, 3)``."""
     rows, columns = np.indices((SIDE, SIDE))
     image = np.zeros((SIDE, SIDE, 3))
     colour = draws.uniform(0, 255, 3)

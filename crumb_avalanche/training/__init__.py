@@ -1,1 +1,1 @@
-"""What several methods train with: strategies, CRUMB's plugin, replay settings, checkpoints, ledger, pretraining."""
+"""What several methods train with: CRUMB's plugin, checkpoints, ledger of bytes, pretraining, replay settings."""
