@@ -3,6 +3,7 @@
 Defaults are those of the authors' ImageNet script and of the CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import numpy as np
@@ -37,39 +38,23 @@ def make_quantizer(channels: int, sub_quantizers: int = 32, centroids: int = 256
     return ProductQuantizer(channels, groups, min(centroids, 16 ** min(channels // groups, 2)))
 
 
-class LocationSample:
-    """Random locations of images evenly spread over an experience, on which the quantizer is fitted.
+def some_locations(maps: Iterable[Tensor], images: int, most: int, random: np.random.Generator) -> Tensor:
+    """Draw about ``most`` locations of the ``(B, C, H, W)`` maps of some images, equally many of each.
 
-    Of ``images`` images about ``most`` locations are drawn, equally many of each. ``vectors`` are ``(N, C)`` float32.
+    Returns:
+        ``(N, C)`` float32, on which the quantizer is fitted.
     """
-
-    def __init__(self, images: int, most: int, random: np.random.Generator):
-        self.images, self.most, self.random = images, most, random
-        self.vectors: Tensor | None = None
-        self._position = self._filled = 0
-
-    def take(self, maps: Tensor) -> None:
-        """Sample the next ``(B, C, H, W)`` maps of the experience."""
-        wanted = min(self.images, self.most)
-        numbers = range(self._position, self._position + len(maps))
-        kept = [n - self._position for n in numbers if (n + 1) * wanted // self.images > n * wanted // self.images]
-        self._position += len(maps)
-        flat = maps[kept].permute(0, 2, 3, 1).flatten(1, 2)  # (n, H * W, C)
-        each = min(flat.shape[1], -(-self.most // wanted))
-        places = torch.from_numpy(self.random.random(flat.shape[:2]).argsort(axis=1)[:, :each]).to(flat.device)
+    vectors, filled = torch.zeros(0), 0
+    for some in maps:
+        flat = some.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
+        each = min(flat.shape[1], -(-most // images))
+        places = torch.from_numpy(random.random(flat.shape[:2]).argsort(axis=1)[:, :each]).to(flat.device)
         drawn = flat[torch.arange(len(flat), device=flat.device).unsqueeze(1), places].flatten(0, 1)
-        if self.vectors is None:
-            self.vectors = torch.zeros(wanted * each, maps.shape[1])
-        self.vectors[self._filled : self._filled + len(drawn)] = drawn.cpu()
-        self._filled += len(drawn)
-
-    def state_dict(self) -> dict:
-        """The vectors, and the place in the experience; the generator is the buffer's."""
-        return {name: value for name, value in vars(self).items() if name not in ("most", "random")}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned."""
-        vars(self).update({**state, "vectors": None if state["vectors"] is None else state["vectors"].clone()})
+        if not filled:
+            vectors = torch.zeros(images * each, some.shape[1])
+        vectors[filled : filled + len(drawn)] = drawn.cpu()
+        filled += len(drawn)
+    return vectors
 
 
 class EvictLargest(SelectionRule):
@@ -274,7 +259,7 @@ class RemindPlugin(StoringPlugin):
         sub_quantizers: groups of channels, each with a table; the largest divisor of C up to this number is used.
         centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per value).
         fit_vectors: number of locations of the first experience's maps to fit k-means on (256 per centroid, the most
-            that faiss uses); held from the last epoch of that experience until the fit, ``4 * C`` bytes each.
+            that faiss uses), ``4 * C`` bytes each. The maps are computed once more after that experience.
         samples_at_a_time: take one optimiser step per new image, with ``replays`` memories, as the authors do, instead
             of one per batch of the stream, with ``batch_replays`` memories for each new image.
         replays: memories per new image with ``samples_at_a_time``.
@@ -302,18 +287,11 @@ class RemindPlugin(StoringPlugin):
         super().__init__(PQCodeBuffer(recipe.mem_size, seed=recipe.seed, quantizer=quantizer))
         self.seed = recipe.seed
         self.sgd = {"weight_decay": recipe.method.weight_decay}
-        self._sample: LocationSample | None = None
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the centroids."""
         return self.storage_policy.quantizer.table_bytes
-
-    def before_training_exp(self, strategy, **kwargs):
-        super().before_training_exp(strategy, **kwargs)
-        buffer = self.storage_policy
-        if not buffer.quantizer.fitted:
-            self._sample = LocationSample(len(strategy.adapted_dataset), self.fit_vectors, buffer.slots.random)
 
     def before_forward(self, strategy, **kwargs):
         if not self.storage_policy.quantizer.fitted:
@@ -324,41 +302,28 @@ class RemindPlugin(StoringPlugin):
             super().after_forward(strategy, **kwargs)
 
     def offers(self, strategy):
-        return self.storage_policy.quantizer.fitted or super().offers(strategy)
-
-    def offer(self, strategy, batch):
-        if self.storage_policy.quantizer.fitted:
-            super().offer(strategy, batch)
-        else:
-            self._sample.take(batch.feature_map)
+        return self.storage_policy.quantizer.fitted
 
     def after_training_exp(self, strategy, **kwargs):
-        buffer = self.storage_policy
-        fitted = buffer.quantizer.fitted
-        super().after_training_exp(strategy, **kwargs)
-        if fitted:
-            return
-        buffer.quantizer.fit(self._sample.vectors, self.seed)
-        self._sample = None
+        buffer, data = self.storage_policy, strategy.adapted_dataset
+        if buffer.quantizer.fitted:
+            return super().after_training_exp(strategy, **kwargs)
+
+        def batches_of(places: list[int], generator: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+            loader = DataLoader(Subset(data, places), batch_size=strategy.train_mb_size, generator=generator)
+            for images, targets, *_ in loader:
+                yield strategy.model.features(images.to(strategy.device)), targets
+
+        count = min(len(data), self.fit_vectors)  # images, evenly spread over the experience
+        # A loader draws a seed; with a generator of its own, the tables leave the global RNG state unchanged.
+        looks = batches_of([place * len(data) // count for place in range(count)], torch.Generator())
+        maps = (some for some, _ in looks)
+        buffer.quantizer.fit(some_locations(maps, count, self.fit_vectors, buffer.slots.random), self.seed)
         # As in the authors' code, the buffer size holds for the first classes too; the paper's port keeps all images.
         labels = labels_of(strategy.experience.dataset)
-        chosen = balanced_choice(labels, buffer.max_size, buffer.slots.random)
-        loader = DataLoader(Subset(strategy.adapted_dataset, chosen), batch_size=strategy.train_mb_size)
-        for images, targets, *_ in loader:
-            maps = strategy.model.features(images.to(strategy.device))
-            buffer.store(StreamBatch(targets, maps, None, None), strategy.model)
+        for some, targets in batches_of(balanced_choice(labels, buffer.max_size, buffer.slots.random)):
+            buffer.store(StreamBatch(targets, some, None, None), strategy.model)
         strategy.optimizer.state.clear()  # a fresh optimiser for the stream
-
-    def state_dict(self):
-        sample = None if self._sample is None else self._sample.state_dict()
-        return super().state_dict() | {"sample": sample}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self._sample = None
-        if state["sample"] is not None:
-            self._sample = LocationSample(0, self.fit_vectors, self.storage_policy.slots.random)
-            self._sample.load_state_dict(state["sample"])
 
     def answer_state(self, strategy):
         return self.storage_policy.quantizer.state_dict()

@@ -120,13 +120,13 @@ def make_table(task: dict, shape: tuple[int, ...]) -> None:
         tables.train(read(0, count).reshape(-1, channels))
     else:
         from crumb_avalanche.memory.product_quantizer import ProductQuantizer
-        from crumb_avalanche.methods.remind import LocationSample
+        from crumb_avalanche.methods.remind import some_locations
 
-        sample = LocationSample(count, task["fit_vectors"], np.random.default_rng(task["seed"]))
-        for start in range(0, count, 16):
-            sample.take(torch.from_numpy(read(start, min(16, count - start))).permute(0, 3, 1, 2))
+        starts = range(0, count, 16)
+        maps = (torch.from_numpy(read(start, min(16, count - start))).permute(0, 3, 1, 2) for start in starts)
+        vectors = some_locations(maps, count, task["fit_vectors"], np.random.default_rng(task["seed"]))
         tables = ProductQuantizer(channels, task["sub_quantizers"], 2 ** task["bits"])
-        tables.fit(sample.vectors, task["seed"])
+        tables.fit(vectors, task["seed"])
 
 
 def child(text: str) -> None:

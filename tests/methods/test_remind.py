@@ -13,7 +13,7 @@ from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods import remind
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.remind import EvictLargest, LocationSample, PQCodeBuffer
+from crumb_avalanche.methods.remind import EvictLargest, PQCodeBuffer, some_locations
 from crumb_avalanche.models.backbones import split_backbone
 
 REMIND = STRATEGIES["remind"]
@@ -173,23 +173,31 @@ def test_eviction_is_from_the_largest_class_with_equal_chances_for_the_new_image
     assert sorted(slots.count(label) for label in (0, 1, 2)) == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("images", "most", "rows"), [(10, 4, 4), (10, 10, 10), (10, 25, 30), (10, 1000, 90)])
-def test_a_sample_of_locations_is_spread_over_the_images_and_no_larger_than_asked_for(images, most, rows):
+@pytest.mark.parametrize(("most", "rows"), [(10, 10), (25, 30), (1000, 90)])
+def test_locations_are_of_all_images_and_no_more_than_asked_for(most, rows):
     """Each vector names its image and its place, and all channels of a location stay together."""
-    numbers = torch.arange(images * 9.0).view(images, 1, 3, 3)
+    numbers = torch.arange(90.0).view(10, 1, 3, 3)
     maps = torch.cat([numbers, -numbers], 1)
-    sample = LocationSample(images, most, np.random.default_rng(0))
-    for part in maps.split(3):
-        sample.take(part)
-        held = sample.vectors
-    assert held is sample.vectors and held.shape == (rows, 2)  # allocated once
+    held = some_locations(maps.split(3), 10, most, np.random.default_rng(0))
+    assert held.shape == (rows, 2)
     assert torch.equal(held[:, 0], -held[:, 1]) and len(held.unique(dim=0)) == rows
     of_image = Counter((held[:, 0] // 9).int().tolist())
-    assert set(of_image.values()) == {max(1, rows // images)} and len(of_image) == min(images, most)
-    if most < images:
-        assert sorted(of_image) == [2, 4, 7, 9]  # evenly, the last one too
+    assert set(of_image.values()) == {rows // 10} and len(of_image) == 10
     places = Counter((held[:, 0] % 9).int().tolist())
     assert len(places) > 2  # at random inside an image
+
+
+@pytest.mark.parametrize(("most", "images"), [(5, [0, 4, 8, 12, 16]), (40, list(range(20)))])
+def test_the_tables_are_fitted_to_images_that_are_spread_over_the_first_experience(most, images, monkeypatch):
+    shown = []
+
+    def watched(maps, *arguments):
+        shown.append(torch.cat([*maps]))
+        return some_locations(shown[0].split(3), *arguments)
+
+    monkeypatch.setattr("crumb_avalanche.methods.remind.some_locations", watched)
+    strategy, stream = learn(experiences=1, fit_vectors=most, centroids=4)
+    assert torch.equal(shown[0], strategy.model.features(images_of(stream.train_stream[0])[images]))
 
 
 @pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])

@@ -199,7 +199,8 @@ def test_remind_fits_and_stores_all_images(place, make_model, make_stream):
     for stored, experience in zip((20, 40), stream.train_stream):
         offers.experiences.append([])
         strategy.train(experience)
-        assert_in_order(offers.experiences[-1][:20], experience, strategy.model)
+        if stored > 20:  # of the first experience, which fits the tables, images are stored without being offered
+            assert_in_order(offers.experiences[-1][:20], experience, strategy.model)
         assert buffer.quantizer.fitted and len(buffer) == stored
     # Every epoch that is begun stores its images.
     assert len(offers.experiences[-1]) == (20 if place == "at once" else 20 + 2 * 6)
