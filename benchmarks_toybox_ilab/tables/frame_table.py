@@ -17,14 +17,7 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
 from benchmarks_toybox_ilab.tables.disk import atomic_write
-from benchmarks_toybox_ilab.tables.frame import (
-    SPLITS,
-    BadFrameError,
-    Frame,
-    FrameTableError,
-    check_row,
-    natural_key,
-)
+from benchmarks_toybox_ilab.tables.frame import SPLITS, BadFrameError, Frame, FrameTableError, check_row, natural_key
 from benchmarks_toybox_ilab.tables.image import read_image
 
 

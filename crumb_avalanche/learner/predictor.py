@@ -207,13 +207,7 @@ class Predictor:
                 yield together
 
     def watch(
-        self,
-        source: Any,
-        *,
-        bgr: bool = False,
-        window: float = 1.0,
-        fps: float | None = None,
-        live: bool | None = None,
+        self, source: Any, *, bgr: bool = False, window: float = 1.0, fps: float | None = None, live: bool | None = None
     ) -> Iterator[Watched]:
         """Answer for frames as they come; the learner may be taught meanwhile.
 

@@ -16,18 +16,7 @@ from crumb_avalanche.learner.calibration import RIVALS, Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
-from crumb_avalanche.system.schema import (
-    AnyOf,
-    Array,
-    Each,
-    Plain,
-    Real,
-    Table,
-    Text,
-    Whole,
-    check,
-    maybe,
-)
+from crumb_avalanche.system.schema import AnyOf, Array, Each, Plain, Real, Table, Text, Whole, check, maybe
 from crumb_avalanche.system.tensor_file import StateError
 
 MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
@@ -76,7 +65,7 @@ LESSON = {
     "unread": Each(Text(), 0),
     "notes": Each(Text(1000), most=10**5),
     "doubts": Each(
-        {**dict.fromkeys(("label", "other"), NAME), **dict.fromkeys(("frames", "as_label", "as_other"), IMAGES)},
+        {**dict.fromkeys(("label", "other"), NAME), **dict.fromkeys(("frames", "as_label", "as_other"), IMAGES)}
     ),
     "runtime": Text(),
     "number": Whole(1),

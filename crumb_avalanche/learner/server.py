@@ -189,12 +189,7 @@ async def predict(request: Request, shared: Shared, box: Part = None) -> Found:
 
 @api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
 async def teach(
-    request: Request,
-    shared: Shared,
-    label: Name,
-    new_class: NewClass = False,
-    source: Source = "",
-    box: Part = None,
+    request: Request, shared: Shared, label: Name, new_class: NewClass = False, source: Source = "", box: Part = None
 ) -> Learned:
     """Learn the images of the body."""
     if not new_class:  # the label is checked before the upload is read

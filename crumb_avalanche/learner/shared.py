@@ -21,16 +21,7 @@ from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
-from crumb_avalanche.learner.messages import (
-    Changed,
-    Class,
-    Classes,
-    Forgotten,
-    Found,
-    Learned,
-    Learning,
-    Listed,
-)
+from crumb_avalanche.learner.messages import Changed, Class, Classes, Forgotten, Found, Learned, Learning, Listed
 from crumb_avalanche.system.progress import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")

@@ -49,11 +49,7 @@ _RULE = (
 
 
 def clips_of(
-    source: Any,
-    label: str | None = None,
-    *,
-    on_bad: OnBad = "raise",
-    report: Callable[[BadImage], object] = warn,
+    source: Any, label: str | None = None, *, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
 

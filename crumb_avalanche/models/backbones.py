@@ -289,12 +289,7 @@ _CURE = "give a file (--weights FILE), or 'none' for random weights (in Python w
 
 
 def split_timm(
-    name: str,
-    weights: str | None,
-    *,
-    n_classes: int,
-    cut_layer: int | str | None,
-    image_size: int,
+    name: str, weights: str | None, *, n_classes: int, cut_layer: int | str | None, image_size: int
 ) -> SplitModel:
     """Split a network of timm before its last stage, or after ``cut_layer``: a number of leading stages, or a module.
 

@@ -62,10 +62,7 @@ IMAGES_AT_A_TIME, MAPS_AT_A_TIME = 8, 24
 
 
 def extract_in_parts(
-    extract: Callable[[Tensor], Tensor],
-    images: Tensor,
-    same_alone: dict[tuple, bool],
-    circumstances: tuple,
+    extract: Callable[[Tensor], Tensor], images: Tensor, same_alone: dict[tuple, bool], circumstances: tuple
 ) -> Tensor:
     """Compute ``(B, C, H, W)`` maps of images on a CPU, without gradients; an image has the same bits in any batch.
 

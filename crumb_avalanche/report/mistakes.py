@@ -170,11 +170,7 @@ def place_of(path: str) -> str:
 
 
 def advice(
-    classes: Sequence[ClassCounts],
-    mistakes: int,
-    unread: int = 0,
-    preset: str = "recommended",
-    strategy: str = "rda",
+    classes: Sequence[ClassCounts], mistakes: int, unread: int = 0, preset: str = "recommended", strategy: str = "rda"
 ) -> list[str]:
     """Return what would help most, the most helpful first as far as the counts tell; ``unread`` files were left out."""
     found = []

@@ -27,12 +27,7 @@ from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.progress import counted
 from crumb_avalanche.system.tensor_file import format_of
 from crumb_avalanche.training.checkpoint import CheckpointFolder
-from crumb_avalanche.training.pretraining import (
-    FORMAT,
-    PretrainingSettings,
-    pretrain,
-    save_pretrained,
-)
+from crumb_avalanche.training.pretraining import FORMAT, PretrainingSettings, pretrain, save_pretrained
 
 CHECKPOINTS = ".checkpoints"  # after the output: its folder of checkpoints, which is removed at the end
 # Settings that may differ when a pretraining is resumed.
