@@ -16,37 +16,26 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs.command_settings import (
-    Action,
-    BackbonesSettings,
-    ConnectSettings,
-    DemoSettings,
-    ExportSettings,
-    LearnerSettings,
-    PredictSettings,
-    PrepareSettings,
-    PretrainSettings,
-    ReportSettings,
-    ServeSettings,
-    StrategiesSettings,
-    TeachSettings,
-)
+from crumb_avalanche.runs import command_settings as commands
 from crumb_avalanche.runs.settings import GROUPS, RunSettings, Value, as_dict, load_yaml, meanings
 
 COMMANDS: dict[str, tuple[type, str]] = {
-    "teach": (TeachSettings, "teach a learner what images show"),
-    "predict": (PredictSettings, "ask a learner what images show"),
-    "serve": (ServeSettings, "teach and ask a learner in a browser, or from other programs"),
-    "connect": (ConnectSettings, "answer for the snapshots of cameras over MQTT"),
-    "learner": (LearnerSettings, "show a learner; take a lesson back, rename, move or forget a class, merge two"),
-    "export": (ExportSettings, "convert a learner for other programs"),
+    "teach": (commands.TeachSettings, "teach a learner what images show"),
+    "predict": (commands.PredictSettings, "ask a learner what images show"),
+    "serve": (commands.ServeSettings, "teach and ask a learner in a browser, or from other programs"),
+    "connect": (commands.ConnectSettings, "answer for the snapshots of cameras over MQTT"),
+    "learner": (
+        commands.LearnerSettings,
+        "show a learner; take a lesson back, rename, move or forget a class, merge two",
+    ),
+    "export": (commands.ExportSettings, "convert a learner for other programs"),
     "run": (RunSettings, "learn a stream with one strategy"),
-    "report": (ReportSettings, "show finished runs as tables and pictures"),
-    "prepare": (PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
-    "backbones": (BackbonesSettings, "list the networks: cut, map, size, and measured images per second"),
-    "strategies": (StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
-    "demo": (DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
-    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
+    "report": (commands.ReportSettings, "show finished runs as tables and pictures"),
+    "prepare": (commands.PrepareSettings, "convert a downloaded data set to the layout that its benchmark reads"),
+    "backbones": (commands.BackbonesSettings, "list the networks: cut, map, size, and measured images per second"),
+    "strategies": (commands.StrategiesSettings, "list the methods: source, what each stores, what a budget buys"),
+    "demo": (commands.DemoSettings, "compare strategies on rendered shapes: a few minutes, no download"),
+    "pretrain": (commands.PretrainSettings, "pretrain plastic layers and codebook"),
 }
 FIRST_OF_GROUP = {"teach": "Teach and ask", "run": "Measure", "demo": "The paper"}  # of the list of commands
 # What --help shows of commands with many flags; --help-all shows all.
@@ -119,7 +108,7 @@ def parser(name: str, every_flag: bool = True) -> Parser:
 
 def metavar(place: str) -> str:
     """Return the name of an argument without a flag as the usage shows it."""
-    return f"{{{','.join(get_args(Action))}}}" if place == "action" else place.removesuffix("s").upper()
+    return f"{{{','.join(get_args(commands.Action))}}}" if place == "action" else place.removesuffix("s").upper()
 
 
 def flag_of(name: str) -> str:

@@ -12,17 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crumb_avalanche.system.setting_ranges import (
-    Count,
-    Decay,
-    Epochs,
-    InRange,
-    NotNegative,
-    Rate,
-    Share,
-    declared,
-    hints_of,
-)
+from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Replay
 
 if TYPE_CHECKING:
@@ -43,14 +33,14 @@ class LearningSettings(Replay):
         batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
     """
 
-    learning_rate: Rate = 1e-3
-    momentum: Share = 0.9
-    weight_decay: Decay = 1e-4
-    batch_size: Count = 21
-    eval_batch_size: Count = 128
-    first_epochs: Epochs = 10
-    epochs: Epochs = 1
-    clamp_gradients: NotNegative | None = None
+    learning_rate: ranges.Rate = 1e-3
+    momentum: ranges.Share = 0.9
+    weight_decay: ranges.Decay = 1e-4
+    batch_size: ranges.Count = 21
+    eval_batch_size: ranges.Count = 128
+    first_epochs: ranges.Epochs = 10
+    epochs: ranges.Epochs = 1
+    clamp_gradients: ranges.NotNegative | None = None
 
     @property
     def replay(self) -> dict[str, Any]:
@@ -59,7 +49,7 @@ class LearningSettings(Replay):
 
 
 @dataclass(frozen=True)
-class NoSettings(InRange):
+class NoSettings(ranges.InRange):
     """Settings of a method that has none."""
 
 
@@ -328,12 +318,12 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
 def settings_of(method: Any, features: Any = None) -> type:
     """Make the dataclass of the settings that a class declares, after those of its features, if it has any."""
-    hints = hints_of(features) if features else {}
+    hints = ranges.hints_of(features) if features else {}
     members: list[Any] = [
         (name, hint, method.moments.get(name, getattr(features, name))) for name, hint in hints.items()
     ]
-    members += [(name, hint, getattr(method, name)) for name, hint in declared(method).items()]
-    return make_dataclass(f"{method.__name__}Settings", members, bases=(InRange,), frozen=True)
+    members += [(name, hint, getattr(method, name)) for name, hint in ranges.declared(method).items()]
+    return make_dataclass(f"{method.__name__}Settings", members, bases=(ranges.InRange,), frozen=True)
 
 
 def get_strategy(name: str) -> Entry:

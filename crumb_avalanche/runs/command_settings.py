@@ -6,25 +6,7 @@ A setting that a class does not explain means what it means in ``RunSettings``.
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from crumb_avalanche.system.setting_ranges import (
-    Bytes,
-    CodebookSize,
-    Count,
-    Decay,
-    Epochs,
-    ImageSize,
-    InRange,
-    NotNegative,
-    Number,
-    Range,
-    Rate,
-    Seconds,
-    Seed,
-    Share,
-    Threads,
-    Upper,
-    Workers,
-)
+from crumb_avalanche.system import setting_ranges as ranges
 
 Action = Literal["show", "lessons", "undo", "move", "forget", "rename", "merge"]  # of crumb learner
 # auto: the fastest that is installed; see models.runtimes.
@@ -32,7 +14,7 @@ RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
 
 @dataclass
-class PretrainSettings(InRange):
+class PretrainSettings(ranges.InRange):
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
 
     Attributes:
@@ -62,33 +44,33 @@ class PretrainSettings(InRange):
     overwrite: bool = False
     weights: str = "torchvision"
     backbone: str = "squeezenet1_0"
-    cut_layer: Number | str | None = None
-    image_size: ImageSize | None = None
-    images_per_class: Upper = 0
-    epochs: Epochs = 10
-    batch_size: Count = 128
-    learning_rate: Rate = 1e-3
-    momentum: Share = 0.9
-    weight_decay: Decay = 1e-4
-    codebook_size: CodebookSize = 256
-    codebook_dim: Count | None = None
+    cut_layer: ranges.Number | str | None = None
+    image_size: ranges.ImageSize | None = None
+    images_per_class: ranges.Upper = 0
+    epochs: ranges.Epochs = 10
+    batch_size: ranges.Count = 128
+    learning_rate: ranges.Rate = 1e-3
+    momentum: ranges.Share = 0.9
+    weight_decay: ranges.Decay = 1e-4
+    codebook_size: ranges.CodebookSize = 256
+    codebook_dim: ranges.Count | None = None
     codebook_init: str = "matched"
-    direct_weight: NotNegative = 1.0
-    codebook_weight: NotNegative = 1.0
+    direct_weight: ranges.NotNegative = 1.0
+    codebook_weight: ranges.NotNegative = 1.0
     relu_logits: bool = False
-    head_kernel: Count = 1
+    head_kernel: ranges.Count = 1
     precision: Literal["fp32", "bf16"] = "fp32"
     feature_cache: str | None = None
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     device: str = "cpu"
-    threads: Threads = 0
-    workers: Workers = 0
-    seed: Seed = 0
+    threads: ranges.Threads = 0
+    workers: ranges.Workers = 0
+    seed: ranges.Seed = 0
     progress: bool = True
 
 
 @dataclass
-class DemoSettings(InRange):
+class DemoSettings(ranges.InRange):
     """Pretrain on rendered shapes, learn a stream of other shapes, and compare CRUMB with its bounds; no download.
 
     Attributes:
@@ -99,13 +81,13 @@ class DemoSettings(InRange):
 
     output: str = "runs/demo"
     overwrite: bool = False
-    threads: Threads = 0
-    seed: Seed = 0
+    threads: ranges.Threads = 0
+    seed: ranges.Seed = 0
     progress: bool = True
 
 
 @dataclass
-class PrepareSettings(InRange):
+class PrepareSettings(ranges.InRange):
     """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
@@ -122,12 +104,12 @@ class PrepareSettings(InRange):
     dataset_root: str
     source: str | None = None
     check: bool = False
-    workers: Workers = 0
+    workers: ranges.Workers = 0
     progress: bool = True
 
 
 @dataclass
-class ReportSettings(InRange):
+class ReportSettings(ranges.InRange):
     """Show finished runs as tables and pictures.
 
     Attributes:
@@ -141,7 +123,7 @@ class ReportSettings(InRange):
 
 
 @dataclass
-class StrategiesSettings(InRange):
+class StrategiesSettings(ranges.InRange):
     """List the methods of crumb run: where each comes from, what it stores, and what a budget buys.
 
     Attributes:
@@ -152,7 +134,7 @@ class StrategiesSettings(InRange):
 
 
 @dataclass
-class BackbonesSettings(InRange):
+class BackbonesSettings(ranges.InRange):
     """List backbones: cut, map, size, and images per second measured on this computer with random weights.
 
     Attributes:
@@ -161,12 +143,12 @@ class BackbonesSettings(InRange):
     """
 
     names: list[str] = field(default_factory=list)
-    image_size: ImageSize | None = None
-    threads: Threads = 0
+    image_size: ranges.ImageSize | None = None
+    threads: ranges.Threads = 0
 
 
 @dataclass(kw_only=True)
-class NewLearnerSettings(InRange):
+class NewLearnerSettings(ranges.InRange):
     """What a command that makes a learner has in common with the others.
 
     Attributes:
@@ -188,11 +170,11 @@ class NewLearnerSettings(InRange):
     method: str = "recommended"
     weights: str | None = None
     backbone: str | None = None
-    cut_layer: Number | str | None = None
-    image_size: ImageSize | None = None
-    budget_bytes: Bytes | None = None
+    cut_layer: ranges.Number | str | None = None
+    image_size: ranges.ImageSize | None = None
+    budget_bytes: ranges.Bytes | None = None
     runtime: RuntimeName = "auto"
-    threads: Threads = 0
+    threads: ranges.Threads = 0
     looks: str | None = None
 
 
@@ -220,7 +202,7 @@ class TeachSettings(NewLearnerSettings):
     nothing: str | None = None
     new_class: bool = False
     camera: str | None = None
-    seconds: Seconds = 10.0
+    seconds: ranges.Seconds = 10.0
     without_weights: bool | None = None
     keep_pictures: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
@@ -228,7 +210,7 @@ class TeachSettings(NewLearnerSettings):
 
 
 @dataclass
-class PredictSettings(InRange):
+class PredictSettings(ranges.InRange):
     """Answer what images show, as a table or as a list for programs. Writes nothing beside its sources.
 
     Attributes:
@@ -251,7 +233,7 @@ class PredictSettings(InRange):
     model: str
     sources: list[str] = field(default_factory=list)
     camera: str | None = None
-    seconds: Seconds = 10.0
+    seconds: ranges.Seconds = 10.0
     boxes: str | None = None
     watch: str | None = None
     json: bool = False
@@ -259,7 +241,7 @@ class PredictSettings(InRange):
     html: str | None = None
     weights: str | None = None
     runtime: RuntimeName = "auto"
-    threads: Threads = 0
+    threads: ranges.Threads = 0
 
 
 @dataclass
@@ -276,7 +258,7 @@ class ServeSettings(NewLearnerSettings):
 
     model: str
     host: str = "127.0.0.1"
-    port: Annotated[int, Range(0, 2**16 - 1)] = 8000
+    port: Annotated[int, ranges.Range(0, 2**16 - 1)] = 8000
     certificate: str | None = None
     key: str | None = None
 
@@ -310,7 +292,7 @@ class ConnectSettings(NewLearnerSettings):
 
 
 @dataclass
-class LearnerSettings(InRange):
+class LearnerSettings(ranges.InRange):
     """Show a learner, or change what it knows: show, lessons, undo, move, forget, rename, merge.
 
     Attributes:
@@ -329,7 +311,7 @@ class LearnerSettings(InRange):
     action: Action
     model: str
     names: list[str] = field(default_factory=list)
-    lesson: Count | None = None
+    lesson: ranges.Count | None = None
     pictures: str | None = None
     output: str | None = None
     new_class: bool = False
@@ -337,7 +319,7 @@ class LearnerSettings(InRange):
 
 
 @dataclass
-class ExportSettings(InRange):
+class ExportSettings(ranges.InRange):
     """Convert a learner for other programs: one file from pixels to scores, compared with the learner.
 
     Attributes:
@@ -353,4 +335,4 @@ class ExportSettings(InRange):
     output: str | None = None
     images: str | None = None
     weights: str | None = None
-    threads: Threads = 0
+    threads: ranges.Threads = 0

@@ -9,21 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from crumb_avalanche.learner.run_file import LEARNER
+from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, Resume, keep_learner, result_of
-from crumb_avalanche.runs.run_folder import (
-    MISTAKES,
-    PLAN,
-    RESULT,
-    SUMMARY,
-    claim,
-    finished_result,
-    provenance,
-    refuse_others,
-    tidy_up,
-    with_digests,
-    write_json,
-)
 from crumb_avalanche.runs.session import Session, Stream, describe, open_stream, trials_text
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
@@ -58,7 +46,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
         _print_results(plan, Path(plan.output))
         print(f"final accuracy {result['final_accuracy']:.2f} %")
         return
-    refuse_others(Path(plan.output), [SUMMARY], {SUMMARY: '"final_accuracy_mean"'})
+    run_folder.refuse_others(Path(plan.output), [run_folder.SUMMARY], {run_folder.SUMMARY: '"final_accuracy_mean"'})
     accuracies = [_one_of_several(plan, number, finished)["final_accuracy"] for number in numbers]
     spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
     summary = {
@@ -71,7 +59,7 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
         "final_accuracy_mean": statistics.fmean(accuracies),
         "final_accuracy_std": spread,
     }
-    write_json(Path(plan.output) / SUMMARY, summary)
+    run_folder.write_json(Path(plan.output) / run_folder.SUMMARY, summary)
     count, kind = ("1 run", "") if spread is None else (f"{len(numbers)} runs", " (mean, standard deviation)")
     _print_results(plan, Path(plan.output) / f"run{numbers[0]}")
     print(f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}")
@@ -81,17 +69,17 @@ def _print_results(plan: RunPlan, folder: Path) -> None:
     """Print where the results are, and how to use what was learned in the folder of a run."""
     usage = usage_of(folder, str(plan.strategy))
     print(f"\nresults in {plan.output}; see also: crumb report {plan.output}", *usage, sep="\n")
-    if (folder / MISTAKES).exists():
-        print(f"mistakes, and what would help: {folder / MISTAKES}")
+    if (folder / run_folder.MISTAKES).exists():
+        print(f"mistakes, and what would help: {folder / run_folder.MISTAKES}")
 
 
 def _one_of_several(plan: RunPlan, number: int, finished: Finished | None = None) -> dict:
     """Return the result of one of several runs; do the run unless its folder holds a finished one."""
     folder = Path(plan.output) / f"run{number}"
     one = replace(plan, run=number, runs=None, output=str(folder))
-    if (folder / RESULT).exists() and not plan.overwrite:
-        result = finished_result(folder, one)
-        tidy_up(folder)
+    if (folder / run_folder.RESULT).exists() and not plan.overwrite:
+        result = run_folder.finished_result(folder, one)
+        run_folder.tidy_up(folder)
         print(f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %")
         return result
     print(f"run {number}")
@@ -119,9 +107,9 @@ def run_once(
 
 def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool) -> dict:
     start, folder = time.perf_counter(), Path(plan.output)
-    claim(folder, plan.overwrite)
+    run_folder.claim(folder, plan.overwrite)
     check_device(plan.device)
-    hashes = provenance(plan)
+    hashes = run_folder.provenance(plan)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
     images, text = describe(stream)
@@ -131,10 +119,11 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
     resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
-        for name in (RESULT, LEARNER, MISTAKES):  # of an earlier run, after all checks have passed
+        # Of an earlier run, after all checks have passed.
+        for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
             (folder / name).unlink(missing_ok=True)
         # The learning rate as planned, not as tuned: repeating the run tunes it again.
-        head = f"{PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
+        head = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
         write_text(folder / "config.yaml", f"{head}{plan}")
         try:
             learn(session, folder, recorder.ledger, resume, count_divergence)
@@ -143,9 +132,9 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
         ledger = recorder.write(folder, session, resume.progress)
         learned = len(resume.progress.ledgers) if resume.progress.diverged is None else resume.progress.diverged + 1
         keep_learner(folder, session, learned)
-        result = with_digests(folder, result_of(plan, session, resume) | images | {"provenance": hashes})
-    write_json(folder / RESULT, result)
-    tidy_up(folder)
+        result = run_folder.with_digests(folder, result_of(plan, session, resume) | images | {"provenance": hashes})
+    run_folder.write_json(folder / run_folder.RESULT, result)
+    run_folder.tidy_up(folder)
     if verbose:
         print(matrix_table(resume.progress.matrix, resume.progress.accuracy_after, joint=session.entry.joint))
         print(ledger_table(ledger))

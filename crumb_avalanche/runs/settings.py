@@ -7,27 +7,7 @@ from typing import Annotated, Any, Literal
 
 import yaml
 
-from crumb_avalanche.system.setting_ranges import (
-    NEVER,
-    Bytes,
-    CodebookSize,
-    Count,
-    Decay,
-    Epochs,
-    ImageSize,
-    InRange,
-    Memories,
-    NotNegative,
-    Number,
-    Range,
-    Rate,
-    Seed,
-    Share,
-    Threads,
-    Upper,
-    Workers,
-    checked,
-)
+from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Compute, Replay, Steps, Weight
 
 Protocol = Literal["class_instance", "class_iid", "table"]
@@ -59,7 +39,7 @@ def load_yaml(text: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RunSettings(InRange):
+class RunSettings(ranges.InRange):
     """Learn a stream and report the accuracy after every experience.
 
     ``RunPlan.of`` fills in settings that are None: with the value of the family, else of the preset, else the default
@@ -139,56 +119,56 @@ class RunSettings(InRange):
     benchmark: str = "eth80"
     dataset_root: str | None = None
     output: str = "runs/latest"
-    run: Seed = 0
+    run: ranges.Seed = 0
     runs: str | None = None
     preset: Literal["paper", "reference", "recommended", "tuned"] | None = None
     strategy: str | None = None
     backbone: str | None = None
     weights: str | None = None
-    budget_images: Annotated[float, Range(0, 10**7)] | None = None
+    budget_images: Annotated[float, ranges.Range(0, 10**7)] | None = None
     feature_cache: str | None = None
-    threads: Threads = 0
+    threads: ranges.Threads = 0
     device: str = "cpu"
     method: dict[str, Value] = field(default_factory=dict)
     family: Literal["fair", "paper"] | None = None
     protocol: Protocol = "class_instance"
     reference_stream: bool = False
-    fps: Annotated[float, Range(0, 1000)] | None = None
+    fps: Annotated[float, ranges.Range(0, 1000)] | None = None
     new_class: bool = False
     on_bad_frame: Literal["raise", "skip"] = "raise"
-    classes_per_experience: Count | None = None
-    batch_size: Count | None = None
-    first_epochs: Epochs | None = None
-    epochs: Epochs = 1
-    learning_rate: Rate | None = None
-    momentum: Share | None = None
-    weight_decay: Decay | None = None
-    clamp_gradients: NotNegative | None = None
+    classes_per_experience: ranges.Count | None = None
+    batch_size: ranges.Count | None = None
+    first_epochs: ranges.Epochs | None = None
+    epochs: ranges.Epochs = 1
+    learning_rate: ranges.Rate | None = None
+    momentum: ranges.Share | None = None
+    weight_decay: ranges.Decay | None = None
+    clamp_gradients: ranges.NotNegative | None = None
     replay_weight: Weight = Replay.replay_weight
     replay_steps: Steps = Replay.replay_steps
     replay_compute: Compute | None = Replay.replay_compute
     fused: bool = Replay.fused
     selection_rule: str | None = None
-    budget_bytes: Bytes | None = None
-    mem_size: Memories | None = None
-    cut_layer: Number | str | None = None
+    budget_bytes: ranges.Bytes | None = None
+    mem_size: ranges.Memories | None = None
+    cut_layer: ranges.Number | str | None = None
     pretrained: str | None = None
-    image_size: ImageSize | None = None
+    image_size: ranges.ImageSize | None = None
     relu_logits: bool | None = None
-    head_kernel: Count | None = None
-    codebook_size: CodebookSize = 256
-    codebook_dim: Count | None = None
+    head_kernel: ranges.Count | None = None
+    codebook_size: ranges.CodebookSize = 256
+    codebook_dim: ranges.Count | None = None
     codebook_init: str | None = None
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
     runtime: Literal["auto", "torch", "compiled", "onnxruntime"] = "torch"
-    workers: Workers = 0
+    workers: ranges.Workers = 0
     overwrite: bool = False
     keep_learner: bool = True
     checkpoint: bool = True
-    checkpoint_every: Upper = 0
-    evaluate_every: Annotated[int, Range(1, NEVER)] = 1
+    checkpoint_every: ranges.Upper = 0
+    evaluate_every: Annotated[int, ranges.Range(1, ranges.NEVER)] = 1
     progress: bool = True
 
     def __post_init__(self) -> None:
@@ -209,7 +189,7 @@ class RunSettings(InRange):
             if not all(number.isascii() and number.isdecimal() for number in ([first, last] if dash else [first])):
                 raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
             for number in (first, last or first):
-                checked("run", int(number[:20]), Seed)  # converting thousands of digits is refused
+                ranges.checked("run", int(number[:20]), ranges.Seed)  # converting thousands of digits is refused
             more = range(int(first), int(last if dash else first) + 1)
             if not more:
                 raise ValueError(f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}")

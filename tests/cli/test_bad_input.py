@@ -126,7 +126,7 @@ def test_a_single_class_gives_a_warning(ran, clips, tmp_path):
 
 def test_a_late_error_keeps_the_finished_run(done, refused, tiny, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("crumb_avalanche.runs.run.tidy_up", lambda folder: None)  # killed before it came to that
+        patch.setattr("crumb_avalanche.runs.run_folder.tidy_up", lambda folder: None)  # killed before it came to that
         done(*tiny, "--output", tmp_path)
     assert (tmp_path / "resume").exists()
     refused("already holds a finished run", *tiny, "--output", tmp_path)
