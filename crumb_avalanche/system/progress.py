@@ -1,73 +1,44 @@
 """Progress bars in a terminal, plain lines in a file; numbers of things and of bytes in words."""
 
 import sys
-import time
-from typing import TextIO
 
 from tqdm import tqdm
 
 SECONDS = 5.0  # between two lines
 
 
-class Lines:
-    """The part of a ``tqdm`` bar that is used here, as a line every few seconds; see ``progress_bar``."""
+class Lines(tqdm):
+    """A bar as a line every few seconds, and one at its end; see ``progress_bar``."""
 
-    def __init__(self, total: int | None, title: str, unit: str, initial: int, scale: bool, file: TextIO):
-        self.n, self.total, self.title, self.unit, self.initial = initial, total or None, title, unit, initial
-        self.scale, self.file = scale, file
-        self._start = self._latest = time.monotonic()
-        self._printed: int | None = None
-        self._note = ""
+    monitor_interval = 0  # seconds between the looks of a thread at the bars; none is started
 
-    def __enter__(self) -> "Lines":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def update(self, count: int = 1) -> None:
-        """Count items as done."""
-        self.n += count
-        if time.monotonic() - self._latest >= SECONDS:
-            self._print()
-
-    def set_postfix_str(self, text: str, refresh: bool = False) -> None:
-        """Set the text after the numbers; if ``refresh``, print a line for a new one."""
-        new, self._note = text not in ("", self._note), text
-        if refresh and new:
-            self._print()
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Print a line; tqdm gives a text only to clear its bar."""
+        if msg is None:
+            self.last_print_n, self.last_print_t = self.n, self._time()
+            print(" ".join(str(self).split()), file=self.fp, flush=True)
 
     def close(self) -> None:
         """Print the last line."""
-        if self._printed != self.n:
-            self._print()
-        self._printed = self.n
-
-    def _print(self) -> None:
-        self._latest, self._printed = time.monotonic(), self.n
-        rate = (self.n - self.initial) / max(self._latest - self._start, 1e-9)
-        done, total, speed = (
-            tqdm.format_sizeof(number) if self.scale else f"{number:.{digits}f}"
-            for number, digits in ((self.n, 0), (self.total or 0, 0), (rate, 1))
-        )
-        speed = f"{1 / rate:.1f} s each" if 0 < rate < 0.1 and not self.scale else f"{speed}{self.unit}/s"
-        of = f"/{total}" if self.total else ""
-        note = f", {self._note}" if self._note else ""
-        print(f"{self.title}: {done}{of}{self.unit}, {speed}{note}", file=self.file, flush=True)
+        if self.last_print_n != self.n:
+            self.refresh()
+        super().close()
 
 
 def progress_bar(
     total: int | None, title: str, unit: str = " images", *, initial: int = 0, scale: bool = False, show: bool = True
-) -> tqdm | Lines:
+) -> tqdm:
     """A context manager with ``update(count)``, ``set_postfix_str(text)``, ``close()`` and ``n``.
 
     It draws a bar on stderr if that is a terminal; otherwise it prints a line there every few seconds, and one at its
     end. ``total`` is ``None`` if it is not known, ``initial`` items were done before and do not count in the rate, and
     ``scale`` prints large numbers with k, M, G.
     """
+    usual = {"total": total or None, "desc": title, "unit": unit, "initial": initial, "unit_scale": scale}
     if not show or sys.stderr.isatty():
-        return tqdm(total=total or None, desc=title, unit=unit, initial=initial, unit_scale=scale, disable=not show)
-    return Lines(total, title, unit, initial, scale, sys.stderr)
+        return tqdm(**usual, disable=not show)
+    form = "{desc}: {n_fmt}" + "/{total_fmt}" * bool(total) + "{unit}, {rate_fmt}{postfix}"
+    return Lines(**usual, bar_format=form, mininterval=SECONDS, delay=SECONDS, miniters=1, smoothing=0, leave=False)
 
 
 def counted(count: int, noun: str) -> str:
