@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from crumb_avalanche.models.search import BlockSearch
+from crumb_avalanche.models.search import most_similar_rows
 
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
 
@@ -50,8 +50,6 @@ class Codebook(nn.Module):
     Args:
         codebook_size: number ``n`` of rows, at most 32,768.
         codebook_dim: length ``d`` of a row.
-        search: module ``(slices, unit_rows) -> indices``, from ``(N, d)`` and ``(n, d)`` float32 to ``(N,)`` int64, as
-            ``TiledSearch``; default ``BlockSearch()``.
 
     Raises:
         ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is below 1.
@@ -61,7 +59,7 @@ class Codebook(nn.Module):
             ``codebook_init`` (or a state dict) fills it.
     """
 
-    def __init__(self, codebook_size: int = 256, codebook_dim: int = 16, search: nn.Module | None = None):
+    def __init__(self, codebook_size: int = 256, codebook_dim: int = 16):
         super().__init__()
         if not 1 <= codebook_size <= LARGEST_CODEBOOK:
             raise ValueError(
@@ -70,7 +68,6 @@ class Codebook(nn.Module):
         if codebook_dim < 1:
             raise ValueError(f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value")
         self.blocks = nn.Parameter(torch.zeros(codebook_size, codebook_dim, dtype=torch.float32))
-        self.search = BlockSearch() if search is None else search
 
     @property
     def codebook_size(self) -> int:
@@ -137,7 +134,7 @@ class Codebook(nn.Module):
         slices = feature_map.permute(0, 2, 3, 1).reshape(-1, self.codebook_dim).float()
         candidates = None if all_filled else filled.nonzero().squeeze(1)
         unit_rows = functional.normalize(rows if candidates is None else rows[candidates], dim=1)
-        indices = self.search(slices, unit_rows)
+        indices = most_similar_rows(slices, unit_rows)
         if not all(sound) or (usable is None and indices.numel() and indices.min() < 0):
             raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
         if candidates is not None:

@@ -10,18 +10,22 @@ from PIL import Image
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
+from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import INITIALISERS, Codebook, MapStatistics, RowsByNumber
 from crumb_avalanche.models.layers import REFERENCE_SCALE
-from crumb_avalanche.models.search import BlockSearch, FaissSearch, TiledSearch, nearest_rows
 from crumb_avalanche.models.weights import check_and_load
 
-SEARCHES = [TiledSearch, FaissSearch]
+
+@pytest.fixture(params=["by tiles", "by faiss"])
+def searched(request, monkeypatch):
+    """Search in one of the two ways, however many vectors there are."""
+    monkeypatch.setattr(search, "_suits_faiss", lambda vectors: request.param == "by faiss")
 
 
-def codebook_of(rows, search=None):
+def codebook_of(rows):
     rows = torch.as_tensor(rows, dtype=torch.float32)
-    codebook = Codebook(*rows.shape, search=search)
+    codebook = Codebook(*rows.shape)
     codebook.blocks.data = rows
     return codebook
 
@@ -53,14 +57,14 @@ def test_a_case_worked_by_hand():
     assert codebook.encode(feature_map).tolist() == [[[[0, 1]], [[1, 0]]]]
 
 
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.usefixtures("searched")
 @pytest.mark.parametrize("sparse", [True, False])
-def test_encode_and_decode_follow_the_equations_in_any_memory_format(search, sparse):
+def test_encode_and_decode_follow_the_equations_in_any_memory_format(sparse):
     generator = torch.Generator().manual_seed(1)
     blocks = torch.randn(11, 4, generator=generator) * torch.tensor([0.1, 1.0, 30.0]).repeat(11)[:11, None]
     feature_map = torch.randn(2, 12, 3, 5, generator=generator) * 14
     feature_map = feature_map.relu() if sparse else feature_map
-    codebook, before = codebook_of(blocks, search()), feature_map.clone()
+    codebook, before = codebook_of(blocks), feature_map.clone()
     codes = codebook.encode(feature_map)
     assert torch.equal(codes.long(), encoded(feature_map, blocks)) and torch.equal(feature_map, before)
     assert torch.equal(codebook.decode(codes), blocks[codes.long()].movedim(4, 2).flatten(1, 2))
@@ -80,21 +84,24 @@ def exact_rows():
     return st.lists(st.one_of(one_hot, halves, ones, st.just([0.0] * 4)), min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize("search", [*SEARCHES, lambda: None])
 @given(rows=exact_rows(), seed=st.integers(0, 10**6))
-def test_ties_go_to_the_lowest_row_and_zero_rows_never_win(search, rows, seed):
+def test_ties_go_to_the_lowest_row_and_zero_rows_never_win(rows, seed):
     # Small integers: every score is exact, so most slices tie between several rows, duplicates among them.
     generator = torch.Generator().manual_seed(seed)
     feature_map = torch.randint(-3, 4, (1, 8, 4, 8), generator=generator).float()
     feature_map[0, :4, 0, 0] = 0
     if not any(any(row) for row in rows):
         rows.append([0, 0, 2, 0])
-    codebook = codebook_of(rows, search())
-    assert torch.equal(codebook.encode(feature_map).long(), encoded(feature_map, codebook.blocks.detach()))
+    codebook = codebook_of(rows)
+    for ways in ({}, {"_suits_faiss": lambda vectors: True}, {"_suits_faiss": lambda vectors: False}):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, way in ways.items():
+                patch.setattr(search, name, way)
+            assert torch.equal(codebook.encode(feature_map).long(), encoded(feature_map, codebook.blocks.detach()))
 
 
 def test_zero_slices_are_found_wherever_they_are_among_many_but_not_one_whose_norm_underflows():
-    codebook, tile = codebook_of([[0.6, 0.8], [1.0, 0]]), FaissSearch().tile
+    codebook, tile = codebook_of([[0.6, 0.8], [1.0, 0]]), search.FAISS_TILE
     feature_map = torch.tensor([1.0, 0]).view(1, 2, 1, 1).repeat(1, 1, 3, tile)
     zeros = torch.tensor([0, tile - 1, tile, 2 * tile + 5, 3 * tile - 1])
     feature_map.view(1, 2, -1)[:, :, zeros] = 0
@@ -164,28 +171,31 @@ def case(count, rows, d):
     return slices, functional.normalize(torch.randn(rows, d, generator=generator), dim=1)
 
 
-@pytest.mark.parametrize("search", SEARCHES)
-def test_tiles_do_not_change_the_result_and_only_a_slice_that_is_not_finite_gets_minus_one(search):
+@pytest.mark.usefixtures("searched")
+def test_tiles_do_not_change_the_result_and_only_a_slice_that_is_not_finite_gets_minus_one(monkeypatch):
     slices, unit_rows = case(101, 20, 4)
-    whole = search(tile=1000)(slices, unit_rows)
+    whole = search.most_similar_rows(slices, unit_rows)
     slices[3, 1], slices[20, 0] = float("nan"), float("inf")
     whole[[3, 20]] = -1
     for tile in (1, 10, 100, 101):
-        assert torch.equal(search(tile=tile)(slices, unit_rows), whole)
+        monkeypatch.setattr(search, "TILE", tile)
+        monkeypatch.setattr(search, "FAISS_TILE", tile)
+        assert torch.equal(search.most_similar_rows(slices, unit_rows), whole)
 
 
 @pytest.mark.parametrize("with_faiss", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 50, 51, 99, 100, 260])
 def test_any_number_of_vectors_finds_the_row_of_a_slow_loop(count, with_faiss, monkeypatch):
     if with_faiss:  # tiles below 51, pads below 100
-        monkeypatch.setattr("crumb_avalanche.models.search._fused_from", lambda length: 100)
+        monkeypatch.setattr(search, "_fused_from", lambda length: 100)
     else:
-        monkeypatch.setattr("crumb_avalanche.models.search._suits_faiss", lambda vectors: False)
+        monkeypatch.setattr(search, "_suits_faiss", lambda vectors: False)
+    monkeypatch.setattr(search, "TILE", 16)
     vectors, rows = case(count, 20, 4)
-    assert BlockSearch()(vectors, rows).tolist() == [int((rows @ one).argmax()) for one in vectors]
+    assert search.most_similar_rows(vectors, rows).tolist() == [int((rows @ one).argmax()) for one in vectors]
     rows = torch.cat([3 * rows, 3 * rows[:1]])  # the last is the first again, and never the answer
     expected = [int((rows - vector).square().sum(1).argmin()) for vector in vectors]
-    assert nearest_rows(vectors, rows, tile=16).tolist() == expected
+    assert search.nearest_rows(vectors, rows).tolist() == expected
 
 
 def generator(seed=0):
