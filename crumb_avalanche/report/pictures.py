@@ -1,6 +1,8 @@
 """Pictures of results, drawn without a display from numbers alone: accuracy curves and final accuracies."""
 
+import io
 import math
+import re
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +10,7 @@ from textwrap import fill
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -29,6 +32,8 @@ PAGE_COLOURS = {
     "#ffffff": "var(--panel)",
     "#0072b2": "var(--blue)",  # too dark on a dark page
 }
+
+CROWDED = 8  # curves of a page; with more, bands would cover each other
 
 STYLE = {
     "font.size": 10,
@@ -168,3 +173,46 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         draw_finals(right, curves, chance[-1] if chance else None)
     return figure
+
+
+def page_figures(curves: list[Curve]) -> tuple[Figure, Figure]:
+    """Draw the accuracy after each experience, and the final accuracy; of one height, as they stand side by side."""
+    height, chance = max(4.6, 1 + 0.4 * len(curves)), chance_of(curves)
+    with matplotlib.rc_context(STYLE):
+        after, finals = (Figure(figsize=(8, height), layout="constrained") for _ in range(2))
+        left, right = after.subplots(), finals.subplots()
+        draw_curves(left, curves, chance, bands=len(curves) <= CROWDED)
+        after.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        draw_finals(right, curves, chance[-1] if chance else None)
+        right.set_ylim(max(len(curves), 4) - 0.4, -0.6)
+        left.set_title("")  # the page shows it as a caption
+        right.set_title("")
+    return after, finals
+
+
+def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Markup:
+    """Draw a figure as an ``svg`` element in the colours of the page.
+
+    Args:
+        figure: what to draw.
+        prefix: of all ids in it, which are unique on the page with it.
+        label: what the figure shows, for screen readers.
+        groups: for each curve, the page's number of its group of runs; its elements get it as ``data-group``.
+    """
+    file = io.StringIO()
+    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    text = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
+    text = re.sub(r'style="[^"]*"', _style_of_page, text)
+    text = re.sub(r'(<\w+ id=")', rf"\1{prefix}", text)
+    drawn = re.compile(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)')
+    text = drawn.sub(lambda found: f'data-group="{groups[int(found[1])]}" ', text)
+    text = text.replace('xlink:href="#', f'href="#{prefix}').replace("url(#", f"url(#{prefix}")
+    box, inner = re.findall(r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', " ".join(text.split()))[0]
+    return Markup(f'<svg {box} role="img" aria-label="{escape(printable(label))}">{inner}')
+
+
+def _style_of_page(found: re.Match) -> str:
+    """Return a style attribute with the colours and fonts of the page."""
+    style = re.sub(r"#[0-9a-f]{6}", lambda colour: PAGE_COLOURS.get(colour[0], colour[0]), found[0])
+    return re.sub(r"font-family: [^;\"]*;? ?", "", style)

@@ -15,8 +15,7 @@ from site_parts import result_figures
 from crumb_avalanche.memory.selection import EveryJth
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.report.html_report import inline_svg
-from crumb_avalanche.report.pictures import COLOURS, STYLE
+from crumb_avalanche.report.pictures import COLOURS, STYLE, inline_svg
 
 BOXES = {  # name: left, bottom, width, text
     "image": (-0.3, 1.0, 1.7, "image\n3 x 224 x 224"),
