@@ -4,10 +4,9 @@ The graph is traced from the code that answers: pixels, features, ``ClosedForm.a
 resizing, which Pillow does, is written a second time.
 """
 
-import io
+import copy
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,18 +21,16 @@ from torch import Tensor, nn
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche import __version__
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.looks import WHOLE
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.learner.sources import clips_of
-from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.models.penultimate import unpooled_head_input
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.runtimes import OPSET, onnx_bytes
 from crumb_avalanche.system.atomic_file import atomic_write
 
 SCORE_TOLERANCE = 1e-3  # largest difference of a score, relative to the largest score of the image
 LABEL_TOLERANCE = 1 / 500  # share of images whose label may differ
 FAMILIARITY_TOLERANCE = 1e-2  # largest difference of the familiarity, in standard deviations
 NOISE_IMAGES = 32
-OPSET = 17  # of 2022, which every runtime has; nothing newer is needed
 PRODUCER = "crumb-avalanche"  # in the graph
 OUTPUTS = ("scores", "probabilities", "familiarity", "known")
 
@@ -194,55 +191,24 @@ def _shifted(pixels: Tensor) -> Tensor:
     return (pixels * 2**-22 + 0.5).floor().clamp(0, 255)
 
 
-class Layers(nn.Module):
-    """What ``FeatureMoments.of_layers`` takes of ``(B, 3, h, w)`` pixels from 0 to 255."""
-
-    def __init__(self, model: SplitModel, moments: FeatureMoments):
-        super().__init__()
-        self.extract, self.moments, self.grid = model.feature_extractor, moments, model.places
-        self.mean, self.std, self.scale = model.pixel_mean, model.pixel_std, model.feature_scale
-        names = [name for name, _ in model.plastic_layers.named_children()]
-        last = names.index(model.head)
-        if moments.window and unpooled_head_input(model, model.pixel_mean.new_zeros(1, *model.map_shape))[1]:
-            pools = (
-                any(isinstance(one, nn.AdaptiveAvgPool2d) for one in part.modules()) for part in model.plastic_layers
-            )
-            last = min(last, max(place for place, pools_it in enumerate(pools) if pools_it))
-        self.below_head = model.plastic_layers[:last].eval()
-
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        """Compute layers."""
-        maps = self.extract((pixels.float() / 255 - self.mean) / self.std) * self.scale
-        return [*([self.grid(maps)] if self.moments.maps else []), self.below_head(maps)]
-
-
-def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
-    places = values.flatten(2)
-    mean = places.mean(2)
-    return mean, (places - mean.unsqueeze(2)).square().mean(2).sqrt()
-
-
 class Graph(nn.Module):
     """``OUTPUTS`` of ``(B, H, W, 3)`` uint8 images; what is learned is a constant, in double precision."""
 
     def __init__(self, learner: Learner):
         super().__init__()
-        network, known = learner.network, learner._classifier
-        self.resize = nn.ModuleList(
-            Resize(network.image_size, network.interpolation, share) for share in known.looks.shares
-        )
-        self.moments, self.known = known.features_of_statistics(network.model), known
-        self.layers = Layers(network.model, self.moments)
+        network, self.known = learner.network, learner._classifier
+        self.model = copy.copy(network.model)  # whose F no other runtime runs
+        size, interpolation, shares = network.image_size, network.interpolation, self.known.looks.shares
+        self.resize = nn.ModuleList(Resize(size, interpolation, share) for share in shares)
         # What follows from the classes alone is found here, so that it is a constant of the graph.
-        known.confidence.familiarity(known.evidence(torch.zeros(1, known.looks.views * known.length)))
+        views = self.known.looks.views * self.known.length
+        self.known.confidence.familiarity(self.known.evidence(torch.zeros(1, views)))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        known, features = self.known, list[Tensor]()
-        for resize, windows in zip(self.resize, known.looks.windows(self.moments)):
-            layers = self.layers(resize(images))
-            features += [window.of_layers(layers, moments=_mean_and_deviation) for window in windows]
-        found = known.evidence(torch.cat(features, 1))
+        known, looks = self.known, [resize(images).to(torch.uint8) for resize in self.resize]
+        pixels = looks[0] if known.looks == WHOLE else torch.stack(looks, 1)
+        found = known.evidence(known.compute(self.model, pixels))
         familiarity = known.confidence.familiarity(found)
         scores, shares = found.scores * known.statistics.temperature, known.confidence.probabilities(found)
         return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
@@ -291,37 +257,21 @@ def more_operators() -> Iterator[None]:
 def onnx_graph(learner: Learner) -> bytes:
     """Convert a learner to an ONNX graph.
 
-    torch's TorchScript exporter is used: unlike the newer one, it works in every version of torch from 2.4 on, needs no
-    onnxscript, and takes a second instead of ten.
-
     Raises:
         ExportError: the method has an operation that ONNX lacks.
     """
     import onnx
 
     network, known = learner.network, learner._classifier
-    graph, stream = Graph(learner).eval(), io.BytesIO()
     example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
-    with warnings.catch_warnings(), torch.no_grad(), more_operators():
-        warnings.simplefilter("ignore")  # this exporter will be removed one day, and traces shapes
+    axes = {"images": {0: "batch", 1: "height", 2: "width"}, **{name: {0: "batch"} for name in OUTPUTS}}
+    with more_operators():
         try:
-            torch.onnx.export(
-                graph,
-                (example,),
-                stream,
-                dynamo=False,
-                opset_version=OPSET,
-                input_names=["images"],
-                output_names=list(OUTPUTS),
-                dynamic_axes={
-                    "images": {0: "batch", 1: "height", 2: "width"},
-                    **{name: {0: "batch"} for name in OUTPUTS},
-                },
-            )
+            graph = onnx_bytes(Graph(learner).eval(), example, axes)
         except torch.onnx.errors.OnnxExporterError as error:
             reason = str(error).splitlines()[0]
             raise ExportError(f"method {learner.method} has an operation that ONNX lacks: {reason}") from error
-    model = onnx.load_from_string(stream.getvalue())
+    model = onnx.load_from_string(graph)
     model.producer_name, model.producer_version = PRODUCER, __version__
     metadata = {
         "classes": json.dumps([known.names[number] for number in known.taught], ensure_ascii=False),
