@@ -172,7 +172,7 @@ def cell_places(length: int, cells: int) -> list[slice]:
 def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
     # One image at a time fits the CPU's cache: eight times faster. An exporter to ONNX traces one batch for all.
-    parts = maps.split(1) if maps.device.type == "cpu" and not torch.onnx.is_in_onnx_export() else [maps]
+    parts = maps.split(1) if maps.device.type == "cpu" and not torch.jit.is_tracing() else [maps]
     means, deviations = [], []
     for part in parts:
         places = part.movedim(1, -1).flatten(1, -2)

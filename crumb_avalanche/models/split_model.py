@@ -254,7 +254,7 @@ class SplitModel(nn.Module):
             self._range_checked = True
             warn_of_range(images, self.pixel_mean, self.pixel_std)
         with self.stopwatch.measure("features"):
-            if images.device.type != "cpu" or torch.onnx.is_in_onnx_export():  # which traces one batch for all
+            if images.device.type != "cpu" or torch.jit.is_tracing():  # which traces one batch for all
                 return self._extract(images)
             circumstances = self.precision, torch.get_num_threads(), str(self.runtime)
             return extract_in_parts(self._extract, images, self._same_alone, circumstances)
