@@ -204,7 +204,7 @@ class AANetsPlugin(HerdingPlugin):
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the old network, and of the stable branch, since no other method has one."""
-        return self.old_network.bytes + self._branch_bytes
+        return super().statistics_bytes + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)

@@ -13,7 +13,6 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, OldNetwork, allot, draw_from, trim
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive, PositiveShare
-from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import in_last_epoch
 
@@ -168,11 +167,6 @@ class BiCPlugin(ImageMemoryPlugin):
         self.alpha = torch.ones(recipe.n_classes)
         self.beta = torch.zeros(recipe.n_classes)
         self._old: list[int] = []
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of the old network and the scalars."""
-        return self.old_network.bytes + tensor_bytes([self.alpha, self.beta])
 
     def correct(self, logits: Tensor) -> Tensor:
         """Apply the scalars of every experience to its classes, in ``(B, classes)`` logits."""

@@ -12,7 +12,6 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.setting_ranges import Positive, Probability
-from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
 
 
@@ -95,11 +94,6 @@ class CoPEPlugin(ImageMemoryPlugin):
         self.prototypes = torch.zeros(recipe.n_classes, feature_length(model))
         self._head = HeadInput()
         self._batch: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of the prototypes."""
-        return tensor_bytes([self.prototypes])
 
     @property
     def known(self) -> Tensor:

@@ -58,7 +58,7 @@ class ICaRLPlugin(HerdingPlugin):
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the old network and, during an evaluation, of the means of the exemplars."""
-        return self.old_network.bytes + (0 if self._means is None else tensor_bytes([self._means]))
+        return super().statistics_bytes + (0 if self._means is None else tensor_bytes([self._means]))
 
     def before_training_exp(self, strategy, **kwargs):
         # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.

@@ -35,11 +35,6 @@ class StreamLwF(BatchPlugin):
         self.old_network = OldNetwork(half=False)
         self.old_classes: list[int] = []
 
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of the old plastic layers."""
-        return self.old_network.bytes
-
     def before_backward(self, strategy, **kwargs):
         if not self.old_network.state:
             return

@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive
-from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 Tensors = dict[str, Tensor]  # by the name of a weight
@@ -57,7 +56,7 @@ class Penalty(StatefulPlugin):
 
     Attributes:
         weight: weight of the sum, a setting.
-        held: importances and old weights, for each of the penalties that add up.
+        held: importances and old weights, for each of the penalties that add up; eight bytes for each weight.
     """
 
     kept = ("held",)
@@ -66,11 +65,6 @@ class Penalty(StatefulPlugin):
     def __init__(self, recipe: Recipe):
         super().__init__()
         self.held: list[tuple[Tensors, Tensors]] = []
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of importances and old weights, eight for each weight of a penalty."""
-        return tensor_bytes(value for pair in self.held for tensors in pair for value in tensors.values())
 
     def limit(self, strategy) -> float:
         """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
@@ -195,11 +189,6 @@ class StreamSI(Penalty):
         self.path: Tensors = {}  # integrals in this experience
         self._before: Tensors = {}  # weights and gradients of the loss, in an iteration
         self._gradients: Tensors = {}
-
-    @property
-    def statistics_bytes(self) -> int:
-        """Bytes of importances, their sums, path integrals and old weights, sixteen for each weight."""
-        return super().statistics_bytes + tensor_bytes([*self.total.values(), *self.path.values()])
 
     def before_training_exp(self, strategy, **kwargs):
         weights = learning(strategy.model)

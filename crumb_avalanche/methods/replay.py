@@ -21,7 +21,6 @@ from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 
@@ -244,11 +243,6 @@ class OldNetwork:
         """Return the bytes of a copy."""
         tensors = model.plastic_layers.state_dict().values()
         return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the copy; 0 before the first ``take``."""
-        return tensor_bytes(self.state.values())
 
     def take(self, model: SplitModel) -> None:
         """Copy the current weights."""

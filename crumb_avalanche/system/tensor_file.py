@@ -287,11 +287,11 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples and attributes of objects."""
+    """Yield the tensors in nested lists, tuples, dictionaries and attributes of objects."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_of(part)
-    elif hasattr(value, "__dict__"):
-        yield from tensors_of([*vars(value).values()])
+    elif isinstance(value, dict) or hasattr(value, "__dict__"):
+        yield from tensors_of([*(value if isinstance(value, dict) else vars(value)).values()])

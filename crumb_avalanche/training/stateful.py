@@ -15,7 +15,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.tensor_file import StateError, tensor_bytes, tensors_of
 
 FROZEN = "feature_extractor."
 
@@ -34,6 +34,11 @@ class StatefulPlugin(SupervisedPlugin):
 
     def _attributes(self, *lists: str) -> list[str]:
         return [name for kind in type(self).__mro__ for held in lists for name in vars(kind).get(held, ())]
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of the tensors among these attributes: what is kept besides a replay buffer."""
+        return tensor_bytes(tensors_of([getattr(self, name) for name in self._attributes("kept", "answering")]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, by names of attributes without leading underscore."""

@@ -13,6 +13,7 @@ from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import OldNetwork, Reservoir, RingBuffer, allot, herd, trim
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
 def test_herding_by_hand():
@@ -56,7 +57,7 @@ def test_the_old_network_answers_as_it_did(half, pixels):
     model = conv_head_model()
     maps = model.features(pixels)
     old = OldNetwork(half)
-    assert old.bytes == 0
+    assert not old.state
     old.take(model)
     wanted = model.eval().classify(maps).detach()
     model.train()
@@ -71,7 +72,8 @@ def test_the_old_network_answers_as_it_did(half, pixels):
     assert answers.dtype == torch.float32 and not answers.requires_grad
     assert model.plastic_layers.drop.training  # back to what it was
     values = sum(p.numel() for p in model.plastic_layers.parameters()) + 2 * 6
-    assert old.bytes == OldNetwork.bytes_of(model, half) == values * (2 if half else 4) + 8  # and a number of batches
+    size = values * (2 if half else 4) + 8  # and a number of batches
+    assert tensor_bytes(old.state.values()) == OldNetwork.bytes_of(model, half) == size
 
 
 def test_the_reservoir_holds_each_frame_with_the_same_chance():
