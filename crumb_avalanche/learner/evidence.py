@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.learner.nothing import DRAWN
-from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.closed_form import LOWEST_SCORE, ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.gaussians import Solution
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -72,8 +72,7 @@ def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = 
     if not len(labels):
         raise ValueError("the closed form has no class yet; update it with images first")
     try:
-        found = statistics.solution()(features)
-        typicality, apart = _typicality(statistics, features, nothing, found)
+        found, typicality, apart = _found(statistics, features.double(), nothing)
         finite = bool(found.isfinite().all() and typicality.isfinite().all())
     except torch.linalg.LinAlgError:
         finite = False
@@ -83,25 +82,27 @@ def evidence(statistics: ClosedForm, features: Tensor, nothing: Tensor | None = 
     return Evidence(found / statistics.temperature, labels, counts, typicality, apart)
 
 
-def _typicality(
-    statistics: ClosedForm, features: Tensor, nothing: Tensor | None, scores: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Compute typicality and ``apart``. Each closed form has its own way: see ``evidence``."""
-    apart = None
+def _found(statistics: ClosedForm, features: Tensor, nothing: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Compute scores, typicality and ``apart``. Each closed form has its own way: see ``evidence``."""
     if isinstance(statistics, (*WHITENED, ClassMeans)):
-        values = features.double()
-        values = values if isinstance(statistics, WHITENED) else functional.normalize(values)
-        relative, cosine, *others = _solved(statistics, nothing).values(values)
+        space = _solved(statistics, nothing)
+        rows = (features if isinstance(statistics, WHITENED) else functional.normalize(features)) - space.centre
+        white = space.white(rows)
+        relative, cosine, *others = space.values(rows, white)
+        if isinstance(statistics, RegularizedDiscriminant):  # scores in the same space, not computed a second time
+            scores = statistics.solved().scores(features, white).clamp_min(LOWEST_SCORE)
+        else:
+            scores = statistics.solution()(features)
         last = others[0] if others else cosine
-        apart = others[1] if len(others) > 1 else None
-    else:
-        relative = scores.amax(1)
-        if type(statistics) is not RandomProjection:
-            return relative.unsqueeze(1).expand(-1, 3) / statistics.temperature, None
-        hidden = statistics.project(features)
-        leverage = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
-        cosine = last = relative / leverage.clamp_min(_TINY).sqrt()
-    return torch.stack([relative, cosine, last], 1), apart
+        return scores, torch.stack([relative, cosine, last], 1), others[1] if len(others) > 1 else None
+    scores = statistics.solution()(features)
+    relative = scores.amax(1)
+    if type(statistics) is not RandomProjection:
+        return scores, relative.unsqueeze(1).expand(-1, 3) / statistics.temperature, None
+    hidden = statistics.project(features)
+    leverage = torch.linalg.solve_triangular(_solved(statistics), hidden.mT, upper=False).square().sum(0)
+    cosine = relative / leverage.clamp_min(_TINY).sqrt()
+    return scores, torch.stack([relative, cosine, cosine], 1), None
 
 
 class _Cosine(NamedTuple):
@@ -196,19 +197,22 @@ class _Space(NamedTuple):
             span.projection[:, kept],
             means,
             1 / (1 + lengths[kept] / len(means)),
-            lambda rows: torch.linalg.solve_triangular(solution.root, rows.mT, upper=False).mT,
+            solution.white,
         )
 
-    def values(self, features: Tensor) -> tuple[Tensor, ...]:
+    def values(self, rows: Tensor, white: Tensor) -> tuple[Tensor, ...]:
         """Compute distances and cosines of ``(B, D)`` float64 features.
+
+        Args:
+            rows: the features minus ``centre``.
+            white: the same in the whitened space.
 
         Returns:
             The squared distance to the centre in units of the total covariance, which is 0 for class means, minus that
             to the nearest mean, both within the span of the means; the largest cosine between the image and a class
             mean, both seen from the centre; and that of each of ``cosines``; ``(B,)`` float64 each.
         """
-        rows = features - self.centre
-        places, white = rows @ self.projection, self.white(rows)
+        places = rows @ self.projection
         lengths = white.square().sum(1).clamp_min(_TINY).sqrt()
         plain = (places @ functional.normalize(self.means).mT).amax(1) / lengths
         # As a product: torch's exporter to ONNX has no cdist in every version.

@@ -352,13 +352,22 @@ class Solution:
     part_share: float = 0.0
     temperature: float = 1.0
 
-    def scores(self, features: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both."""
+    def white(self, rows: Tensor) -> Tensor:
+        """Map ``(n, D)`` differences of features to the space where the shrunk common covariance is the unit matrix."""
+        return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+
+    def scores(self, features: Tensor, white: Tensor | None = None) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both.
+
+        Args:
+            features: ``(B, D)`` float64.
+            white: what the method of this name returns of ``features - centre``, where it is known already.
+        """
         rows = features - self.centre
-        if self.projection is None:
-            places = torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
-        else:
+        if self.projection is not None:
             places = rows @ self.projection
+        else:
+            places = self.white(rows) if white is None else white
         distances = places.square().sum(1, keepdim=True) - 2 * places @ self.means.mT + self.means.square().sum(1)
         scores = torch.cat([group.scores(places, distances) for group in self.groups], 1).index_select(1, self.order)
         scores = scores + self.log_priors
