@@ -233,15 +233,11 @@ def _video_images(root: Path, videos: list[Path], fps: float, bad_videos: list[s
     """The frames of each video that can be read, extracted unless that was done before."""
     if not videos:
         return {}
-    from tqdm import tqdm
-
     folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
     jobs = [Job(video, folder / video.relative_to(root), "", 6, fps, SHORT_SIDE) for video in videos]
     bad = set()
     if any(job.finished() is None for job in jobs):
-        # disable=None: silent unless stderr is a terminal.
-        with tqdm(total=len(jobs), unit=" videos", desc="extracting frames", disable=None) as bar:
-            failures = extract_many(jobs, progress=lambda done, total, frames: bar.update(done - bar.n))
+        failures = extract_many(jobs)
         if bad_videos is not None:
             bad = {video for video, _ in failures}
             bad_videos += [message for _, message in failures]

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.text import terminal_bar
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
@@ -42,7 +43,7 @@ class Member(NamedTuple):
 def unpack(
     archive: str | Path,
     target: str | Path,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Callable[..., Any] = terminal_bar,
     only: Callable[[str], str | None] | None = None,
 ) -> int:
     """Unpack a .zip, .tar or .tar.gz file below `target`.
@@ -53,7 +54,7 @@ def unpack(
     Args:
         archive: The archive.
         target: Folder for the files; created if missing.
-        progress: Called with (files done, total number of files), first with the number of files that exist already.
+        progress: Makes a progress bar of the files; see `terminal_bar`.
         only: Called with each name (forward slashes); returns the path below the target, or None to leave the file out.
 
     Returns:
@@ -75,11 +76,10 @@ def unpack(
             raise _refused(archive, f"{sizes}, more than {MOST_RATIO} times as much, which no images do")
         check_room(target, sum(member.size for member in missing), f"unpacking {archive}")
         done = len(wanted) - len(missing)
-        for written in range(len(missing) + 1):
-            if written:
-                _write(missing[written - 1], target)
-            if progress is not None:
-                progress(done + written, len(wanted))
+        with progress(len(wanted), f"unpacking {archive.name}", " files", initial=done) as bar:
+            for member in missing:
+                _write(member, target)
+                bar.update()
     return len(missing)
 
 

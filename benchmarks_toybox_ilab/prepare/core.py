@@ -5,10 +5,10 @@ import re
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,14 +21,13 @@ from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readabl
 from benchmarks_toybox_ilab.tables.folders import files_below
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.text import terminal_bar
 from benchmarks_toybox_ilab.video import extract
 
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 _CIFAR100_BYTES = 300_000_000  # 60,000 small files of at least one disk block each
 _LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
 
-# progress(title, unit) returns a context manager whose value is called with (done, total).
-Progress = Callable[[str, str], AbstractContextManager[Callable[..., object]]]
 _VIDEOS_TREE = (
     "<source>/<supercategory>/<object>/<object>_<transform>.mp4, "
     "e.g. households/cup_01_pivothead/cup_01_pivothead_rzplus.mp4"
@@ -59,7 +58,7 @@ class Job:
     root: Path
     source: Path | None
     workers: int
-    progress: Progress | None
+    progress: Callable[..., Any]
     say: Callable[[str], object]
 
     @property
@@ -67,16 +66,11 @@ class Job:
         """Whether the root itself is the source."""
         return self.source is None or self.source.resolve() == self.root.resolve()
 
-    def bar(self, title: str, unit: str) -> AbstractContextManager[Callable[..., object] | None]:
-        """A context manager for the `progress` argument of one step."""
-        return nullcontext() if self.progress is None else self.progress(title, unit)
-
     def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
         """Unpack the files that are needed below the root."""
         if archive.is_file() and archive.stat().st_size >= _LARGE:
             self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
-        with self.bar(f"unpacking {archive.name}", " files") as step:
-            count = unpack(archive, self.root, step, only or self.data.files.place)
+        count = unpack(archive, self.root, self.progress, only or self.data.files.place)
         self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:
@@ -93,8 +87,7 @@ class Job:
         archives = archives_in(self.source or self.root / name)
         if name and self.source is None and not archives:
             archives = [self.root / DOWNLOADS / name]
-            with self.bar(f"downloading {name}", "B") as step:
-                download(layout.url, archives[0], layout.md5, step)
+            download(layout.url, archives[0], layout.md5, self.progress)
         for archive in archives:
             known = layout.md5 if archive.name == name or write else ""
             verified = known and (got := md5_of(archive)) == known
@@ -140,10 +133,9 @@ def write_cifar100(job: Job, archive: Path) -> None:
             path = job.root / split / meta["fine_label_names"][label] / name
             unique = path if path not in images else path.with_stem(f"{path.stem}_{number:05d}")
             images[unique] = pixels[number]
-    with job.bar("writing images", " images") as step, ThreadPoolExecutor(job.workers) as pool:
-        for done, _ in enumerate(pool.map(_write, images, images.values()), 1):
-            if step is not None:
-                step(done, len(images))
+    with job.progress(len(images), "writing images", " images") as bar, ThreadPoolExecutor(job.workers) as pool:
+        for _ in pool.map(_write, images, images.values()):
+            bar.update()
 
 
 def _write(path: Path, pixels: np.ndarray) -> None:
@@ -171,7 +163,7 @@ def prepare(
     root: str | Path,
     source: str | Path | None = None,
     workers: int = 2,
-    progress: Progress | None = None,
+    progress: Callable[..., Any] = terminal_bar,
     say: Callable[[str], object] = print,
 ) -> list[str]:
     """Convert a data set to the layout that its generator reads, and write its table as `root/<name>.csv`.
@@ -185,8 +177,7 @@ def prepare(
         source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50,
             cifar100, tiny_imagenet and stream51, and uses the files in root for the others.
         workers: Number of threads.
-        progress: Called with a title and a unit for each longer step; returns a context manager whose value is called
-            with (done, total).
+        progress: Makes the progress bar of each longer step; see `terminal_bar`.
         say: Called with lines that report what was done.
 
     Returns:
@@ -303,9 +294,7 @@ def bring_toybox(job: Job) -> list[str]:
         raise job.nothing_there()
     failures = []
     for place in places:
-        clips = _jobs(place, job.root)
-        with job.bar("extracting frames", " videos") as step:
-            failures += extract.extract_many(clips, job.workers, step)
+        failures += extract.extract_many(_jobs(place, job.root), job.workers, job.progress)
     return [f"{video}: {message}" for video, message in failures]
 
 

@@ -9,9 +9,10 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from benchmarks_toybox_ilab.tables.disk import add_rest, check_room, readable_size
+from benchmarks_toybox_ilab.tables.text import terminal_bar
 
 TIMEOUT = 60  # seconds without a byte
 
@@ -26,9 +27,7 @@ class DownloadError(OSError):
     """A file cannot be downloaded or has a wrong checksum; the message says what to do."""
 
 
-def download(
-    url: str, file: str | Path, md5: str | None = None, progress: Callable[[int, int], object] | None = None
-) -> Path:
+def download(url: str, file: str | Path, md5: str | None = None, progress: Callable[..., Any] = terminal_bar) -> Path:
     """Download `url` to `file`.
 
     Partial data are kept as `file.part`. The same call resumes after an interruption if the server supports HTTP Range,
@@ -38,7 +37,7 @@ def download(
         url: An http, https or file address.
         file: Path of the file; its folder is created if missing.
         md5: Expected MD5 checksum; None skips the comparison.
-        progress: Called with (bytes received, total bytes or 0 if unknown) as they arrive.
+        progress: Makes a progress bar of the bytes; see `terminal_bar`.
 
     Returns:
         The path of the file.
@@ -98,7 +97,7 @@ class _NoFtp(urllib.request.FTPHandler):
         raise urllib.error.URLError("unknown url type: ftp")
 
 
-def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) -> int:
+def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
     """Receive the rest of `part` until the connection ends; return its expected length, or 0 if unknown."""
     start = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "crumb-avalanche"} | ({"Range": f"bytes={start}-"} if start else {})
@@ -119,18 +118,15 @@ def _fetch(url: str, part: Path, progress: Callable[[int, int], object] | None) 
     return _fetch(url, part, progress)
 
 
-def _append(
-    answer: BinaryIO, part: Path, start: int, resumes: bool, progress: Callable[[int, int], object] | None
-) -> int:
+def _append(answer: BinaryIO, part: Path, start: int, resumes: bool, progress: Callable[..., Any]) -> int:
     """Append an answer to the `start` bytes of `part` if it resumes there, else replace them."""
     done = start if resumes else 0
     length = int(answer.headers.get("Content-Length") or 0)
     expected = done + length if length else 0
     check_room(part.parent, expected - start, f"downloading {part.stem}")
-    with open(part, "ab" if resumes else "wb") as file:
+    bar = progress(expected or None, f"downloading {part.stem}", "B", initial=done, scale=True)
+    with bar, open(part, "ab" if resumes else "wb") as file:
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, expected)
+            bar.update(len(chunk))
     return expected

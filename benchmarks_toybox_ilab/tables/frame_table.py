@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,7 @@ from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
 from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import SPLITS, BadFrameError, Frame, FrameTableError, check_row, natural_key
 from benchmarks_toybox_ilab.tables.image import read_image
+from benchmarks_toybox_ilab.tables.text import terminal_bar
 
 
 class FrameTable:
@@ -153,11 +155,11 @@ class FrameTable:
                 "Restore the file, or leave it out with --on-bad-frame skip."
             ) from error
 
-    def bad_rows(self, progress: Callable[[int, int], object] | None = None) -> list[tuple[int, str]]:
+    def bad_rows(self, progress: Callable[..., Any] = terminal_bar) -> list[tuple[int, str]]:
         """Decode every frame and list those that fail.
 
         Args:
-            progress: Called with (frames done, total number of frames) after each frame.
+            progress: Makes a progress bar of the frames; see `terminal_bar`.
 
         Returns:
             (row, message) for each frame that cannot be decoded, in row order.
@@ -170,12 +172,12 @@ class FrameTable:
                 return str(error)
 
         bad = []
-        with ThreadPoolExecutor(max_workers=2) as pool:  # Pillow releases the interpreter lock while it decodes
+        # Pillow releases the interpreter lock while it decodes.
+        with progress(len(self), "checking frames", " images") as bar, ThreadPoolExecutor(max_workers=2) as pool:
             for row, message in enumerate(pool.map(failure, range(len(self)))):
                 if message is not None:
                     bad.append((row, message))
-                if progress is not None:
-                    progress(row + 1, len(self))
+                bar.update()
         return bad
 
     def without(self, rows: Iterable[int]) -> "FrameTable":

@@ -15,11 +15,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.disk import digest_of
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.text import terminal_bar
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_frames
 
 
@@ -148,7 +150,7 @@ def _save(image: Image.Image, path: Path) -> None:
 
 
 def extract_many(
-    jobs: Iterable[Job], workers: int = 1, progress: Callable[[int, int, int], object] | None = None
+    jobs: Iterable[Job], workers: int = 1, progress: Callable[..., Any] = terminal_bar
 ) -> list[tuple[Path, str]]:
     """Extract the frames of many videos; skip finished clips, and go on after a bad video.
 
@@ -158,7 +160,7 @@ def extract_many(
         jobs: The videos and the folders for their frames.
         workers: Number of threads; FFmpeg and Pillow release the interpreter's lock. With 1 the decoder chooses its
             own.
-        progress: Called with (videos done, total number of videos, frames so far), also for skipped and failed videos.
+        progress: Makes a progress bar of the videos, with the number of frames so far; see `terminal_bar`.
 
     Returns:
         (video, message) for each video that gave no frames, in the order of the jobs.
@@ -167,7 +169,7 @@ def extract_many(
         FrameTableError, ImportError: As `Job.extract`.
     """
     jobs = list(jobs)
-    done = frames = 0
+    frames = 0
     failures: dict[int, str] = {}
 
     def attempt(job: Job) -> int | str:
@@ -176,18 +178,17 @@ def extract_many(
         except VideoError as error:
             return str(error)
 
-    with ThreadPoolExecutor(workers) as threads:
+    with progress(len(jobs), "extracting frames", " videos") as bar, ThreadPoolExecutor(workers) as threads:
         positions = {threads.submit(attempt, job): position for position, job in enumerate(jobs)}
         try:
             for attempted in as_completed(positions):
                 result = attempted.result()
-                done += 1
                 if isinstance(result, int):
                     frames += result
                 else:
                     failures[positions[attempted]] = result
-                if progress is not None:
-                    progress(done, len(jobs), frames)
+                bar.set_postfix_str(f"{frames} images", refresh=False)
+                bar.update()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise

@@ -1,15 +1,16 @@
 """``crumb prepare``: convert a downloaded data set to the layout that its benchmark reads."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from benchmarks_toybox_ilab.prepare.core import check, prepare
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.runs.command_settings import PrepareSettings
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.progress import progress_bar as new_bar
+from crumb_avalanche.system.progress import progress_bar
 
 
 def main(settings: PrepareSettings) -> None:
@@ -26,7 +27,7 @@ def main(settings: PrepareSettings) -> None:
             settings.dataset_root,
             settings.source,
             settings.workers or os.cpu_count() or 1,
-            progress_bar if settings.progress else None,
+            partial(progress_bar, show=settings.progress),
         )
     if failures:
         raise ListedError(f"all is finished except for {len(failures)} that failed", failures)
@@ -45,27 +46,3 @@ def sole_writer(root: Path) -> Iterator[None]:
         if new:
             with suppress(OSError):  # it is not empty
                 root.rmdir()
-
-
-@contextmanager
-def progress_bar(title: str, unit: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar with units/s.
-
-    Yields a function of the number done, the total (or 0) and optionally the number of images so far. Its first call
-    draws the bar; the number done then does not count for the rate.
-    """
-    bar = None
-
-    def step(done: int, total: int, images: int | None = None) -> None:
-        nonlocal bar
-        if bar is None:
-            bar = new_bar(total, title, unit, initial=done, scale=unit == "B")
-        bar.update(done - bar.n)
-        if images is not None:
-            bar.set_postfix_str(f"{images} images", refresh=False)
-
-    try:
-        yield step
-    finally:
-        if bar is not None:
-            bar.close()

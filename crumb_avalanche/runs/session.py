@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     bad_videos = skipped if skip else None
     table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps, bad_videos, plan.new_class)
     if skip:
-        with progress_bar(len(table), "checking frames", show=plan.progress) as bar:
-            bad = table.bad_rows(progress=lambda done, total: bar.update(1))
+        bad = table.bad_rows(partial(progress_bar, show=plan.progress))
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
     transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)

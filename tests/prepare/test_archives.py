@@ -15,6 +15,7 @@ from faults import check, damaged
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from made_downloads import FILES, LocalServer, in_folder, write_tar, write_zip
+from noted_bar import NotedBar
 
 from benchmarks_toybox_ilab.prepare import archives
 from benchmarks_toybox_ilab.prepare.archives import unpack
@@ -34,32 +35,27 @@ WRITERS = {
 
 def test_all_kinds_unpack_to_the_same_files_and_the_content_tells_the_kind(tmp_path):
     for number, (name, write) in enumerate([*WRITERS.items(), ("wrong.zip", write_tar), ("download", write_zip)]):
-        seen, out = [], tmp_path / f"out{number}"
-        assert unpack(write(tmp_path / name), out, progress=lambda *step, seen=seen: seen.append(step)) == 3
-        assert in_folder(out) == FILES and seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+        bar, out = NotedBar(), tmp_path / f"out{number}"
+        assert unpack(write(tmp_path / name), out, progress=bar) == 3
+        assert in_folder(out) == FILES and bar.numbers == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 @pytest.mark.parametrize("name", ["x.zip", "x.tar.gz"])
 def test_files_with_the_right_size_are_kept(tmp_path, name):
-    archive, out, seen = WRITERS[name](tmp_path / name), tmp_path / "out", []
+    archive, out, bar = WRITERS[name](tmp_path / name), tmp_path / "out", NotedBar()
     unpack(archive, out)
     (out / "a/1.png").write_bytes(b"ONE" * 5000)  # the right size: kept
     (out / "a/b/2.png").write_bytes(b"half")
-    assert unpack(archive, out, progress=lambda *step: seen.append(step)) == 1
+    assert unpack(archive, out, progress=bar) == 1
     assert in_folder(out) == {**FILES, "a/1.png": b"ONE" * 5000}
-    assert seen == [(2, 3), (3, 3)]
+    assert bar.numbers == [(2, 3), (3, 3)]
     assert unpack(archive, out) == 0
 
 
 def test_an_interruption_leaves_no_partial_file_and_the_same_call_resumes(tmp_path):
     archive, out = write_zip(tmp_path / "x.zip"), tmp_path / "out"
-
-    def interrupt(done, total):
-        if done == 1:
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        unpack(archive, out, progress=interrupt)
+        unpack(archive, out, progress=NotedBar(stop=(1, 3)))
     assert in_folder(out) == {"a/1.png": FILES["a/1.png"]}
     (out / "a/b").mkdir()
     (out / "a/b/.2.png.part").write_bytes(b"t")  # left by a power failure
@@ -227,11 +223,11 @@ def names(folder):
 
 
 def test_a_file_is_downloaded_once_and_verified(server, tmp_path):
-    seen = []
-    file = download(f"{server.url}/x.zip", tmp_path / "new/x.zip", server.md5, lambda *step: seen.append(step))
+    bar = NotedBar()
+    file = download(f"{server.url}/x.zip", tmp_path / "new/x.zip", server.md5, bar)
     assert file == tmp_path / "new/x.zip" and file.read_bytes() == CONTENT and names(file.parent) == ["x.zip"]
-    assert seen[-1] == (len(CONTENT), len(CONTENT)) and [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert len(seen) > 1
+    assert bar.seen[0] == ("downloading x.zip", "B", 0, len(CONTENT)) and bar.numbers == sorted(bar.numbers)
+    assert len(bar.seen) > 2 and bar.numbers[-1] == (len(CONTENT), len(CONTENT))
     assert download(server.url, file, server.md5) == file and download(server.url, file) == file
     assert server.asked == [""]
     file.write_bytes(b"something else")
@@ -251,11 +247,11 @@ def test_a_broken_connection_is_reported_and_the_same_call_resumes(server, tmp_p
     assert f"300.0 kB are kept in {part} and the same command resumes" in message
     assert "download the file elsewhere and give it with --source" in message
 
-    seen = []
-    download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5, lambda *step: seen.append(step))
+    bar = NotedBar()
+    download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5, bar)
     assert server.asked == ["", "bytes=300000-"] and names(tmp_path) == ["x.zip"]
-    assert (tmp_path / "x.zip").read_bytes() == CONTENT and seen[-1] == (len(CONTENT), len(CONTENT))
-    assert seen[0][0] > 300_000
+    assert (tmp_path / "x.zip").read_bytes() == CONTENT and bar.numbers[-1] == (len(CONTENT), len(CONTENT))
+    assert bar.numbers[0] == (300_000, len(CONTENT))
 
 
 def test_a_partial_file_may_be_complete_and_the_length_unknown(server, tmp_path):
@@ -265,9 +261,9 @@ def test_a_partial_file_may_be_complete_and_the_length_unknown(server, tmp_path)
     server.announce = False
     for name, begun in (("new.zip", b""), ("begun.zip", CONTENT[:100])):
         (tmp_path / f"{name}.part").write_bytes(begun)
-        seen = []
-        download(server.url, tmp_path / name, server.md5, lambda *step, seen=seen: seen.append(step))
-        assert (tmp_path / name).read_bytes() == CONTENT and seen[-1] == (len(CONTENT), 0)
+        bar = NotedBar()
+        download(server.url, tmp_path / name, server.md5, bar)
+        assert (tmp_path / name).read_bytes() == CONTENT and bar.numbers[-1] == (len(CONTENT), None)
 
 
 def test_a_wrong_checksum_deletes_the_file(server, tmp_path):

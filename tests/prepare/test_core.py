@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from fake_data import (
 )
 from fake_videos import video_frame_number
 from made_downloads import LocalServer, files, pack
+from noted_bar import NotedBar
 from PIL import Image
 from real_data import TEST_DATA
 
@@ -159,20 +159,10 @@ IMAGES = {
 def test_the_distribution_of_cifar100_is_written_without_loss_and_resumes(tmp_path, run, publish):
     archive = tmp_path / "served/cifar-100-python.tar.gz"
     publish("cifar100", archive.as_uri(), write_cifar100_archive(archive))
-    root, seen = tmp_path / "root", []
-
-    @contextmanager
-    def stopping(title, unit):
-        def step(done, total):
-            seen.append((title, unit, done, total))
-            if done == 4 and total == 10:
-                raise KeyboardInterrupt
-
-        yield step
-
+    root, bar = tmp_path / "root", NotedBar(stop=(4, 10))
     with pytest.raises(KeyboardInterrupt):
-        run("cifar100", root, progress=stopping)
-    assert seen[-1] == ("writing images", " images", 4, 10)
+        run("cifar100", root, progress=bar)
+    assert bar.seen[-1] == ("writing images", " images", 4, 10)
     times = {name: (root / name).stat().st_mtime_ns for name in files(root) if name in IMAGES}
     assert len(times) >= 4
     assert run("cifar100", root, workers=3) == []
@@ -318,14 +308,8 @@ def shown(root):
 
 
 def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
-    steps = []
-
-    @contextmanager
-    def progress(title, unit):
-        yield lambda *step: steps.append((title, unit, *step))
-
-    before = files(videos)
-    assert run("toybox", tmp_path, videos, progress=progress) == []
+    bar, before = NotedBar(), files(videos)
+    assert run("toybox", tmp_path, videos, progress=bar) == []
     assert files(videos) == before and shown(tmp_path) == toybox_frames(videos)
     cup = tmp_path / "images/households/cup_01_pivothead"
     assert [video_frame_number(cup / f"cup_01_pivothead_rxplus_{number}.png") for number in (1, 2)] == [0, 5]
@@ -333,7 +317,7 @@ def test_toybox_from_a_folder_of_videos(videos, tmp_path, run, said):
         assert image.size == (224, 224)
     listed = FrameTable.from_csv(tmp_path / "toybox.csv", tmp_path)
     assert listed.content_hash() == ToyboxFrames(tmp_path).content_hash()
-    assert steps[-1][:4] == ("extracting frames", " videos", 10, 10)
+    assert bar.seen[-1] == ("extracting frames", " videos", 10, 10)
     assert "1 class, 14 training and 6 test images" in said[0]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_videos import video_frame_number, write_sound, write_video
+from noted_bar import NotedBar
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -271,15 +272,15 @@ def test_frames_that_cannot_be_written(clips, tmp_path):
 
 def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, tmp_path):
     names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
-    steps, failures = {1: [], 2: []}, {}
+    failures = {}
     for workers in (1, 2):
         todo = jobs(clips, tmp_path / str(workers), names)
         todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_"))
-        failures[workers] = extract_many(todo, workers, lambda *step, at=steps[workers]: at.append(step))
+        bar = NotedBar()
+        failures[workers] = extract_many(todo, workers, bar)
         assert [path.name for path, _ in failures[workers]] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
         assert all(str(path) in message for path, message in failures[workers])
-        assert [step[:2] for step in steps[workers]] == [(n, 6) for n in range(1, 7)]
-        assert steps[workers][-1][2] == 9
+        assert bar.numbers == [(n, 6) for n in range(7)] and bar.text == "9 images"
     serial, parallel = tmp_path / "1" / "frames", tmp_path / "2" / "frames"
     assert files(serial) == files(parallel) and len(files(serial)) == 3 * 4
     frames = [name for name in files(serial) if name.endswith(".png")]
@@ -288,15 +289,11 @@ def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, 
 
 def test_an_interrupt_keeps_finished_clips(clips, tmp_path):
     todo = jobs(clips, tmp_path, [f"whole{number}" for number in range(9)])
-
-    def interrupt(done, total, frames):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        extract_many(todo, 2, interrupt)
+        extract_many(todo, 2, NotedBar(stop=(1, 9)))
     finished = [job for job in todo if job.finished()]
     assert 1 <= len(finished) < 9
     assert len(files(tmp_path / "frames")) == 4 * len(finished)
-    steps = []
-    assert extract_many(todo, 1, lambda *step: steps.append(step)) == []
-    assert steps[-1] == (9, 9, 27)
+    bar = NotedBar()
+    assert extract_many(todo, 1, bar) == []
+    assert (bar.numbers[-1], bar.text) == ((9, 9), "27 images")
