@@ -124,5 +124,5 @@ def _remove_leftovers(path: Path, temporary: Path) -> None:
     with suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = entry.name.startswith(path.name) and PART.fullmatch(entry.name, len(path.name))
-            if match and time.time() - entry.stat().st_mtime > _OLD:
+            if match and time.time() - entry.stat(follow_symlinks=False).st_mtime > _OLD:
                 os.unlink(entry.path)

@@ -55,7 +55,11 @@ def test_statistics_of_a_stream_are_those_of_its_features_in_one_pass(name, make
             expected._learn(some, its_labels)
     assert learner.statistics.image_counts.tolist() == [10] * 4
     for ours, theirs in zip(learner.statistics.tensors(), expected.statistics.tensors(), strict=True):
-        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-3, atol=1e-3)
+        values = [part.double() for part in (ours, theirs)]
+        if ours.dtype == torch.int8:  # directions, whose signs are arbitrary and whose last step is a rounding
+            torch.testing.assert_close(values[0].abs(), values[1].abs(), rtol=0, atol=1)
+        else:
+            torch.testing.assert_close(*values, rtol=1e-3, atol=1e-3)
     assert all(torch.equal(value, weights[key]) for key, value in learner.model.state_dict().items())
     assert LedgerMetric().count(learner)["memory_bytes"] == statistics_bytes(learner) == learner.statistics.held_bytes
 
