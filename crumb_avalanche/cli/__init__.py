@@ -56,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
     with safe_output(), terminated_as_interrupted():
         try:
             code = run_command(given)
-        except SystemExit as end:  # of the parser, such as --help
-            if end.code or not (lost := lost_output(name)):
+        except SystemExit as end:  # of the parser, whose --help is an answer of any command
+            if end.code or not (lost := lost_output("")):
                 raise
             return lost
         return lost_output(name) or code
