@@ -18,25 +18,15 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-import torch
-from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.training.plugins import EvaluationPlugin
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
 from support.pictures import bars
 from support.sweep import exit_code, grid, sweep
 from support.tables import rows_of, write_table
 
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run import accuracy_on
 from crumb_avalanche.runs.run_folder import write_json
-from crumb_avalanche.runs.session import Session, open_stream
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import mean_text
-from crumb_avalanche.system.process import set_up_process
-from crumb_avalanche.training.avalanche_fixes import labels_of
-from crumb_avalanche.training.criterion import UNSEEN_LOGIT
-from crumb_avalanche.training.plugins import give_unseen_probability
-from crumb_avalanche.training.stateful import StatefulPlugin
 
 TABLE, PLAIN = "task_incremental", "finetune"
 METHODS: dict[str, dict] = rows_of(TABLE)
@@ -57,32 +47,16 @@ def path_of(settings: RunSettings) -> Path:
     return Path(settings.output) / "figures.json"
 
 
-class TaskIncrementalPlugin(StatefulPlugin):
-    """Restricts answers in evaluation to the classes of the tested experience; training does not change.
-
-    A test stream of one experience with all classes restricts nothing.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self._classes: list[int] = []
-
-    def before_eval_exp(self, strategy, **kwargs):
-        self._classes = sorted(set(labels_of(strategy.experience.dataset)))
-
-    def after_eval_forward(self, strategy, **kwargs):
-        outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)
-        outside[self._classes] = False
-        # Below the logit of classes not seen in training, which this experience may have.
-        answers = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
-        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
-        if bool((unseen & ~outside).any()) and not bool((unseen | outside).all()):
-            answers = give_unseen_probability(answers, unseen & ~outside)  # before, relative to other experiences
-        strategy.mb_output = answers
-
-
 def measure(settings: RunSettings, experiences: int | None = None) -> None:
     """Do a run and write its figures; does nothing where they are."""
+    from avalanche.evaluation.metrics import accuracy_metrics
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.runs.run import accuracy_on
+    from crumb_avalanche.runs.session import Session, open_stream
+    from crumb_avalanche.system.process import set_up_process
+    from crumb_avalanche.training.plugins import TaskIncrementalPlugin
+
     plan, path = RunPlan.of(settings), path_of(settings)
     made_with = {"plan": plan.sha256, "experiences": experiences}
     if path.exists():

@@ -319,3 +319,16 @@ def _shares(records: Records) -> Tensor:
     """Return ``(n,)`` float64 weights of the records, with which each lesson counts once."""
     _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
     return 1 / sizes.double()[lessons]
+
+
+def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:
+    """Return the mean difference between confidence and accuracy, over bins of equal width (Guo et al., ICML 2017).
+
+    Args:
+        probabilities: ``(n,)``, the largest probability of each image.
+        correct: ``(n,)`` bool, whether the answer is right.
+        bins: number of bins; a probability on the border of two counts in the lower one.
+    """
+    places = (probabilities.double() * bins).ceil().long().clamp(1, bins) - 1
+    surplus = probabilities.double() - correct.double()
+    return float(surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum() / len(surplus))

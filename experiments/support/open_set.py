@@ -15,6 +15,7 @@ from support.common_options import QUICK
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.calibration import expected_calibration_error
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import LOOKS, Learner
@@ -142,19 +143,6 @@ def run_stream(empty: Classifier, table: FrameTable, features: Tensor, unknown: 
         rejected,
         area,
     )
-
-
-def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:
-    """Return the mean difference between confidence and accuracy, over bins of equal width (Guo et al., ICML 2017).
-
-    Args:
-        probabilities: `(n,)`, the largest probability of each image.
-        correct: `(n,)` bool, whether the answer is right.
-        bins: number of bins; a probability on the border of two counts in the lower one.
-    """
-    places = (probabilities.double() * bins).ceil().long().clamp(1, bins) - 1
-    surplus = probabilities.double() - correct.double()
-    return float(surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum() / len(surplus))
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:

@@ -6,13 +6,11 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from novelty import measured
 from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
 from PIL import Image, ImageDraw
 from scenes import SIDE, TAUGHT, Scenes, View, learned_in_a_run, measure, summary, view_of
-from support.open_set import METHODS, Stream, auroc, expected_calibration_error, lessons_of, run_stream
+from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
 
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
 from benchmarks_toybox_ilab.tables.frame import Frame
@@ -37,25 +35,6 @@ def test_auroc_by_hand():
     assert auroc(torch.tensor([3.0, 4]), torch.tensor([1.0, 2])) == 1
     assert auroc(torch.tensor([1.0, 3]), torch.tensor([2.0])) == 0.5
     assert auroc(torch.tensor([1.0]), torch.tensor([1.0])) == 0.5, "ties count half"
-
-
-def test_calibration_error_by_hand():
-    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1] holds 0.9, which is wrong.
-    error = expected_calibration_error(torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5)
-    assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
-    assert expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
-    assert expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
-    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75 expected, 1 right of 2.
-    error = expected_calibration_error(torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2)
-    assert error == pytest.approx(0.25 / 2)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
-def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
-    probabilities, correct = torch.tensor([one for one, _ in pairs]), torch.tensor([two for _, two in pairs])
-    error = expected_calibration_error(probabilities, correct, bins)
-    overall = abs(float(probabilities.double().mean() - correct.double().mean()))
-    assert overall - 1e-9 <= error <= 1 + 1e-9
 
 
 def test_a_lesson_is_an_object_with_all_its_clips():

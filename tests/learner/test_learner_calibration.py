@@ -16,6 +16,7 @@ from crumb_avalanche.learner.calibration import (
     RIVALS,
     STEEPNESS,
     Confidence,
+    expected_calibration_error,
 )
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.system.tensor_file import StateError
@@ -51,6 +52,25 @@ def same(one, other):
     first, second = one.state_dict(), other.state_dict()
     assert first.keys() == second.keys() and first.pop("next") == second.pop("next")
     return all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_calibration_error_by_hand():
+    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1] holds 0.9, which is wrong.
+    error = expected_calibration_error(torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5)
+    assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
+    assert expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
+    assert expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
+    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75 expected, 1 right of 2.
+    error = expected_calibration_error(torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2)
+    assert error == pytest.approx(0.25 / 2)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
+def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
+    probabilities, correct = torch.tensor([one for one, _ in pairs]), torch.tensor([two for _, two in pairs])
+    error = expected_calibration_error(probabilities, correct, bins)
+    overall = abs(float(probabilities.double().mean() - correct.double().mean()))
+    assert overall - 1e-9 <= error <= 1 + 1e-9
 
 
 def test_temperature_of_a_made_example():

@@ -16,7 +16,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from host_benchmarks import LabelledImages, Trace
 from torch import nn
-from watched import built, make, train
+from watched import built, make, outputs_of, taught, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -29,6 +29,7 @@ from crumb_avalanche.training.plugins import (
     UNSEEN_PROBABILITY,
     DivergenceGuard,
     SeenClassesPlugin,
+    TaskIncrementalPlugin,
     TrainingDivergedError,
     check_outputs,
 )
@@ -129,6 +130,22 @@ def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_strea
     some = make(StreamStrategy, models[0], optimizer=torch.optim.SGD(groups))
     with pytest.raises(ValueError, match=r"the optimizer has 2 groups of weights, and none has .*: add it to one"):
         some.train(stream.train_stream[0])
+
+
+def test_answers_are_classes_of_the_experience_under_test():
+    settings = {"learning_rate": 0.1}
+    (hinted, stream), (plain, _) = (
+        taught("finetune", plugins=one, settings=settings) for one in ([TaskIncrementalPlugin()], [])
+    )
+    # Training is untouched.
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(hinted.model.parameters(), plain.model.parameters()))
+    others_answered = 0
+    for number, known in enumerate(stream.original_classes_in_exp):
+        classes, others = sorted(known), sorted({0, 1, 2, 3} - known)
+        ours, theirs = (outputs_of(one, stream.test_stream[number : number + 1])[0] for one in (hinted, plain))
+        assert torch.equal(ours[:, classes], theirs[:, classes]) and ours[:, others].max() < -1e4
+        others_answered += int((theirs[:, others].amax(1) > theirs[:, classes].amax(1)).sum())
+    assert others_answered  # without the hint
 
 
 class NaNAt(SupervisedPlugin):
