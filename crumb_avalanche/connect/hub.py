@@ -19,37 +19,7 @@ from crumb_avalanche.learner.file import write_learner
 from crumb_avalanche.learner.learner import Learner
 
 FILE = "learner.safetensors"
-CARD = """---
-library_name: crumb_avalanche
-pipeline_tag: image-classification
-tags: [continual-learning, avalanche]
----
-
-# {{ learner.classes | length }} classes, taught one after the other
-
-A learner of crumb-avalanche: {{ learner.method }} on
-{{ learner.network.backbone }}, weights from {{ learner.network.source }}. It holds {{ images }} images' statistics in
-{{ "{:,}".format(learner.bytes) }} bytes, and no image.
-
-| class | images |
-| :-- | --: |
-{% for info in learner.classes -%}
-| {{ info.name }} | {{ info.images }} |
-{% endfor %}
-Of {{ answered }} clips that were predicted before they were learned, {{ right }} were right{% if answered %}
-({{ "%.0f" | format(100 * right / answered) }} %, 95 % interval {{ low }} to {{ high }} %){% endif %}.
-
-It knows nothing but these classes. Images of others are mostly, not always, answered with `known` false
-{%- if learner.clips_missing %}, by a usual threshold, as too few clips were taught to fit one{% endif %}.
-
-```python
-from crumb_avalanche import Learner
-
-learner = Learner.from_pretrained("{{ name }}")
-print(learner.predict("photo.jpg"))
-learner.teach("clips/mug", "mug")
-```
-"""
+CARD = Path(__file__).parent / "model_card.jinja"
 
 
 def interval(right: int, answered: int) -> tuple[int, int]:
@@ -88,7 +58,7 @@ def push_to_hub(learner: Learner, name: str, private: bool | None = None, token:
         folder = Path(place)
         write_learner(folder / FILE, learner.network, state, weights=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        card = jinja2.Template(CARD).render(learner=learner, name=name, **numbers)
+        card = jinja2.Template(CARD.read_text(encoding="utf-8")).render(learner=learner, name=name, **numbers)
         (folder / "README.md").write_text(card, encoding="utf-8")
         repository = hub.create_repo(name, private=private, exist_ok=True).repo_id
         return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
