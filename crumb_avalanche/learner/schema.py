@@ -6,23 +6,22 @@
 import math
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
-from crumb_avalanche.learner.calibration import RIVALS, Confidence
+from crumb_avalanche.learner.calibration import RIVALS, Confidence, Records
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
-from crumb_avalanche.system.schema import AnyOf, Array, Each, Plain, Real, Table, Text, Whole, check, maybe
+from crumb_avalanche.system.schema import PLAIN_VALUES, array, check, each, maybe, real, record, table, text, whole
 from crumb_avalanche.system.tensor_file import StateError
 
 MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
 LARGEST_PICTURE = 2**16  # bytes
-# Sizes whose growth makes every answer slower, or takes memory that no tensor in the file takes.
-LIMITS = {"classes": 10**5, "length": 10**6, "records": Confidence().capacity}
+MOST_CLASSES, MOST_FEATURES = 10**5, 10**6  # more make every answer slower
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -44,110 +43,123 @@ def _sha256(text: str) -> None:
         raise ValueError("a SHA-256 has 64 hexadecimal digits")
 
 
-IMAGES = Whole(0, MOST_IMAGES)
-SHA256 = Text(64, rule=_sha256)
-FILTER = Text(among=tuple(one.name.lower() for one in Image.Resampling))
-NAME = Text(LONGEST_NAME, rule=_stored_name)
-THREE = Each(Real(-100, 100), 3)
+IMAGES = whole(0, MOST_IMAGES)
+SHA256 = text(64, _sha256)
+NAME = text(LONGEST_NAME, _stored_name)
+THREE = each(real(-100, 100), 3)
+TRANSFORM = {
+    "size": whole(1, 4096),
+    "interpolation": Literal[tuple(one.name.lower() for one in Image.Resampling)],
+    "mean": THREE,
+    "std": THREE,
+}
 NETWORK = {
-    "name": Text(),
-    "image_size": Whole(1, 4096),
-    "cut_layer?": AnyOf((None, Text(), Whole(0, 1000))),
+    "name": text(),
+    "image_size": whole(1, 4096),
+    "cut_layer?": maybe(text() | whole(0, 1000)),
     "relu_logits?": bool,
-    "head_kernel?": Whole(1, 3),
-    "preprocessing?": {"size": Whole(1, 4096), "interpolation": FILTER, "mean": THREE, "std": THREE},
+    "head_kernel?": whole(1, 3),
+    "preprocessing?": record(**TRANSFORM),
 }
-VERSIONS = Table(Text(), Text(), most=100)
-LESSON = {
-    "images": Table(NAME, IMAGES),
+VERSIONS = table(text(), text(), most=100)
+LESSON = record(
+    images=table(NAME, IMAGES),
     **dict.fromkeys(("clips", "answered", "right", "nothing"), IMAGES),
-    "when": Text(40),
-    "unread": Each(Text(), 0),
-    "notes": Each(Text(1000), most=10**5),
-    "doubts": Each(
-        {**dict.fromkeys(("label", "other"), NAME), **dict.fromkeys(("frames", "as_label", "as_other"), IMAGES)}
-    ),
-    "runtime": Text(),
-    "number": Whole(1),
-    "source": Text(),
-    "id": Whole(),
-}
+    when=text(40),
+    unread=each(str, 0),
+    notes=each(text(1000), most=10**5),
+    doubts=each(record(label=NAME, frames=IMAGES, as_label=IMAGES, other=NAME, as_other=IMAGES)),
+    runtime=text(),
+    number=whole(1),
+    source=text(),
+    id=whole(),
+)
 # The features of a lesson.
-KEPT = {
-    "labels": Each(AnyOf((Text(among=(NOTHING,)), NAME)), "clips"),
-    "pieces": Each(Each(Whole(1, MOST_IMAGES)), "clips"),
-    "features": Array(torch.float32, "rows", "columns"),
-}
-FEATURES = {
+KEPT = record(
+    labels=each(Literal[NOTHING] | NAME),
+    pieces=each(each(whole(1, MOST_IMAGES))),
+    features=array(torch.float32, None, None),
+)
+FEATURES = record(
     **dict.fromkeys(("maps", "deviations", "equal_lengths"), bool),
-    "power": Real(1e-3, 1),
-    "cells": Whole(1, 8),
-    "inner": Real(0.1, 1),
-    "window": Real(0, 1),
-}
+    power=real(1e-3, 1),
+    cells=whole(1, 8),
+    inner=real(0.1, 1),
+    window=real(0, 1),
+)
+NAMES = each(maybe(NAME), most=MOST_CLASSES)  # of the classes by number; nothing where one was forgotten
 # The plain values of a learner.
-HEADER = {
-    "method": Text(rule=_known_method),
-    "budget_bytes": Whole(0, 10**15),
-    "features": FEATURES,
-    "looks": Each(Real(0.1, 1), most=MOST),
-    "names": Each(maybe(NAME), "classes"),  # of the classes by number; nothing where one was forgotten
-    "lessons": Each(LESSON),
-    "network": {"arguments": NETWORK, "source": Text(2000), "weights_sha256": SHA256, "included": bool},
-    "versions": VERSIONS,
-    "written": Text(40),
-}
-PLAIN_VALUES = Table(Text(), Plain())
+HEADER = record(
+    method=text(rule=_known_method),
+    budget_bytes=whole(0, 10**15),
+    features=FEATURES,
+    looks=each(real(0.1, 1), most=MOST),
+    names=NAMES,
+    lessons=each(LESSON),
+    network=record(arguments=record(**NETWORK), source=text(2000), weights_sha256=SHA256, included=bool),
+    versions=VERSIONS,
+    written=text(40),
+)
 # The header of a run's learner file; the method checks its settings itself, and the strategy its state.
-RUN = {
-    "strategy": Text(),
+RUN = record(
+    strategy=text(),
     **dict.fromkeys(("method", "learning"), PLAIN_VALUES),
-    "budget_bytes": maybe(Whole(0, 10**15)),
-    "mem_size": Whole(0, 10**7),
-    "seed": Whole(0, 2**32 - 1),
-    "network": {**NETWORK, "n_classes": Whole(1, LIMITS["classes"])},
-    "codebook": maybe(Each(Whole(1, 2**15), 2)),
-    "precision": Text(among=("fp32", "bf16")),
-    "evaluate_quantized": bool,
-    "transform": {"size?": Whole(1, 4096), "interpolation?": FILTER, "mean?": THREE, "std?": THREE},
-    "classes": Each({"label": Whole(0, LIMITS["classes"] - 1), "name": Text(), "images": IMAGES}),
-    "weights_sha256": SHA256,
-    "versions": VERSIONS,
-    "written": Text(40),
-}
+    budget_bytes=maybe(whole(0, 10**15)),
+    mem_size=whole(0, 10**7),
+    seed=whole(0, 2**32 - 1),
+    network=record(**NETWORK, n_classes=whole(1, MOST_CLASSES)),
+    codebook=maybe(each(whole(1, 2**15), 2)),
+    precision=Literal["fp32", "bf16"],
+    evaluate_quantized=bool,
+    transform=record(**{f"{name}?": kind for name, kind in TRANSFORM.items()}),
+    classes=each(record(label=whole(0, MOST_CLASSES - 1), name=text(), images=IMAGES)),
+    weights_sha256=SHA256,
+    versions=VERSIONS,
+    written=text(40),
+)
 # Settings of a closed form, by name; others are any plain values that are not large.
 SETTINGS = {
-    "n_classes": Whole(0, size="classes"),
-    "length": Whole(1, size="length"),
-    "own": Real(0, 1),
-    "own_images": Real(0, 1e9),
-    "head_share": Real(0, 1),
-    "projection": Whole(1, 50_000),
-    "ridge": Real(0, 1e9),
-    "seed": Whole(0, 2**32 - 1),
-    "shrinkage": Real(0, 1e9),
-    "total_directions": maybe(Whole(0, 10**12)),
+    "n_classes": whole(0, MOST_CLASSES),
+    "length": whole(1, MOST_FEATURES),
+    "own": real(0, 1),
+    "own_images": real(0, 1e9),
+    "head_share": real(0, 1),
+    "projection": whole(1, 50_000),
+    "ridge": real(0, 1e9),
+    "seed": whole(0, 2**32 - 1),
+    "shrinkage": real(0, 1e9),
+    "total_directions": maybe(whole(0, 10**12)),
 }
-PLAIN = AnyOf((None, bool, Text(40), Whole(0, 10**6), Real(-1e9, 1e9)))
-NUMBERS = Array((*FLOATS, torch.int32, torch.int8), ...)
-COUNTS = Array(torch.int32, ..., low=0)
-CONFIDENCE = {
-    **{name: Array(torch.int64, "records", low=0) for name in ("lessons", "images", "classes")},
-    "next": Whole(0, 10**9),
-    "labels": Array(torch.int64, "records", low=0, high="classes"),
-    "typicality": Array(torch.float32, "records", 3),
-    "rivals": Array(torch.int64, "records", RIVALS, low=-1, high="classes"),
-    "gaps": Array(torch.float32, "records", RIVALS, but=-math.inf),
+PLAIN = maybe(bool | text(40) | whole(0, 10**6) | real(-1e9, 1e9))
+NUMBERS = array((*FLOATS, torch.int32, torch.int8), ...)
+COUNTS = array(torch.int32, ..., low=0)
+CONFIDENCE = record(
+    **{name: array(torch.int64, None, low=0) for name in ("lessons", "images", "classes", "labels")},
+    next=whole(0, 10**9),
+    typicality=array(torch.float32, None, 3),
+    rivals=array(torch.int64, None, RIVALS, low=-1),
+    gaps=array(torch.float32, None, RIVALS, but=-math.inf),
+)
+NAMED = table(text(), Any, most=100)
+# What was learned, also before the last lessons.
+KNOWN = {
+    "statistics": NAMED,
+    "confidence": CONFIDENCE,
+    "look_losses": array(torch.float64, None, low=0),
+    "nothing": maybe(array(torch.float32, None, None)),
 }
-WEIGHTS = Table(Text(), Array((*FLOATS, torch.int64, torch.bool), ...))
-# Of what was learned, also before the last lessons.
-STATISTICS = ("statistics", "confidence", "look_losses", "nothing")
-PICTURE = Array(torch.uint8, "bytes")
+BEFORE = record(names=NAMES, **KNOWN)
+STATE = record(
+    **KNOWN,
+    network=maybe(table(text(), array((*FLOATS, torch.int64, torch.bool), ...))),
+    pictures=each(maybe(array(torch.uint8, None))),
+    history=record(before=maybe(BEFORE), kept=each(maybe(KEPT))),
+)
 
 
 def check_header(header: dict[str, Any]) -> None:
     """Raise ``StateError`` if plain values are not those of a learner; names the place, what is there and the rule."""
-    check(HEADER, header, LIMITS)
+    check(HEADER, header)
     names, lessons = [name for name in header["names"] if name is not None], header["lessons"]
     _require(len(set(names)) == len(names), "names", "different ones")
     numbers = [lesson["number"] for lesson in lessons]
@@ -180,19 +192,14 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     """
     check_header(header)
     lessons, included = header["lessons"], header["network"]["included"]
-    rest = {
-        "network": maybe(WEIGHTS),
-        "pictures": Each(maybe(torch.Tensor)),
-        "history": {"before": object, "kept": Each(object, most=len(lessons))},
-    }
-    check(dict.fromkeys(STATISTICS, object) | rest, state)
-    known = {name: state[name] for name in STATISTICS}
-    _check_known({"names": header["names"], **known}, header, lessons, "")
+    check(STATE, state)
+    _check_known({"names": header["names"], **{name: state[name] for name in KNOWN}}, header, lessons, "")
     _require(len(state["pictures"]) == len(lessons), "pictures", "one or none for each lesson")
-    for picture in state["pictures"]:
-        check({"pictures": maybe(PICTURE)}, {"pictures": picture}, {"bytes": LARGEST_PICTURE})
+    largest = max((len(picture) for picture in state["pictures"] if picture is not None), default=0)
+    _require(largest <= LARGEST_PICTURE, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
     before, kept = state["history"]["before"], state["history"]["kept"]
     _require((before is None) == (not kept), "history.before", "there if lessons are kept")
+    _require(len(kept) <= len(lessons), "history.kept", "of no more than the lessons")
     _require(
         len(kept) < 2 or all(one is not None for one in kept), "history.kept", "with features, if there are several"
     )
@@ -204,45 +211,38 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
 
 
-def _check_known(value: Any, header: dict[str, Any], lessons: list[dict[str, Any]], place: str) -> None:
-    """Check the names, statistics and confidence of a learner that had some lessons."""
-    statistics: Any = value.get("statistics") if isinstance(value, dict) else None
-    settings: Any = statistics.get("settings") if isinstance(statistics, dict) else None
-    if not isinstance(settings, dict):
-        raise StateError(f"{place}statistics has no settings")
-    named = {str(name): COUNTS if str(name).endswith("counts") else NUMBERS for name in (*statistics, "counts")}
-    views = Looks(tuple(header["looks"])).views
-    schema = {
-        "names": Each(maybe(NAME), "classes"),
-        "statistics": {
-            **named,
-            "settings": {str(name): SETTINGS.get(str(name), PLAIN) for name in ("n_classes", "length", *settings)},
-        },
-        "confidence": CONFIDENCE,
-        "look_losses": Array(torch.float64, len(LookWeights(views).losses), low=0),
-        "nothing": maybe(Array(torch.float32, "nothing", "length")),
-    }
+def _check_known(known: dict[str, Any], header: dict[str, Any], lessons: list[dict[str, Any]], place: str) -> None:
+    """Check the names, statistics and confidence of a learner that had some lessons; ``place`` ends with a point."""
+    names, statistics, nothing = known["names"], known["statistics"], known["nothing"]
+    settings = statistics.get("settings")
+    check(NAMED, settings, f"{place}statistics.settings")
+    kinds = {name: COUNTS if name.endswith("counts") else NUMBERS for name in (*statistics, "counts")}
+    kinds["settings"] = record(**{name: SETTINGS.get(name, PLAIN) for name in ("n_classes", "length", *settings)})
+    check(record(**kinds), statistics, f"{place}statistics")
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
-    try:
-        check(schema, value, LIMITS)
-        names = value["names"]
-        _require((+images).keys() <= set(names), "names", "those of the lessons")
-        counts = [views * images[name] for name in names]
-        _require(statistics["counts"].tolist() == counts, "statistics.counts", "what the lessons add up to")
-        numbers, nothing = value["confidence"]["lessons"], value["nothing"]
-        following = value["confidence"]["next"]
-        _require(not len(numbers) or int(numbers.max()) < following, "confidence.next", "above all lessons")
-        most = DRAWN + MOST_SHOWN
-        _require(nothing is None or DRAWN <= len(nothing) <= most, "nothing", f"of {DRAWN} to {most} rows")
-    except StateError as error:
-        raise StateError(f"{place}{error}") from error
+    _require((+images).keys() <= set(names), f"{place}names", "those of the lessons")
+    _require(settings["n_classes"] == len(names), f"{place}statistics.settings.n_classes", "the number of names")
+    views = Looks(tuple(header["looks"])).views
+    counts = [views * images[name] for name in names]
+    _require(statistics["counts"].tolist() == counts, f"{place}statistics.counts", "what the lessons add up to")
+    weightings = len(LookWeights(views).losses)
+    _require(len(known["look_losses"]) == weightings, f"{place}look_losses", f"{weightings} values")
+    held = Records.of_state(known["confidence"])
+    fits = len(held.labels) <= Confidence().capacity and bool((held.labels < len(names)).all())
+    _require(fits and bool((held.rivals < len(names)).all()), f"{place}confidence", "records of the classes")
+    latest = max(held.lessons.tolist(), default=-1)
+    _require(latest < known["confidence"]["next"], f"{place}confidence.next", "above all lessons")
+    if nothing is not None:
+        most, length = DRAWN + MOST_SHOWN, settings["length"]
+        fits = DRAWN <= len(nothing) <= most and nothing.shape[1] == length
+        _require(fits, f"{place}nothing", f"of {DRAWN} to {most} rows of {length} features")
 
 
 def _check_kept(kept: Any, lesson: dict[str, Any], place: str) -> None:
     """Check the features of a lesson."""
-    check({place: KEPT}, {place: kept})
+    _require(len(kept["labels"]) == len(kept["pieces"]), place, "of as many labels as pieces")
     counts: Counter[str] = Counter()
     for label, pieces in zip(kept["labels"], kept["pieces"]):
         counts[label] += sum(pieces)

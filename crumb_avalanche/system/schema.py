@@ -1,98 +1,50 @@
-"""Check values that were read from a file, or will be written to one, against a declared schema.
-
-A schema is a tree of rules. A dictionary is the rule of a record, with a rule for each of its keys; a key that ends in
-``?`` may be absent. A type, such as ``bool``, stands for any value of it, and ``None`` for itself. Sizes may have
-names: all lists and axes with the same name have the same length.
+"""Check values that were read from a file, or will be written to one, against declared types, with pydantic.
 
 ::
 
-    schema = {"names": Each(Text(), "classes"), "means": Array(torch.float32, "classes", "length")}
-    check(schema, {"names": ["cup"], "means": torch.zeros(2, 8)})  # StateError: means is float32 (2, 8), but ...
+    kind = record(names=each(text(40)), means=array(torch.float32, None, 8))
+    check(kind, {"names": ["cup"], "means": torch.zeros(2, 9)})  # StateError: means is float32 (2, 9), ...
 """
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
 from torch import Tensor
+from typing_extensions import NotRequired, TypedDict
 
 from crumb_avalanche.system.tensor_file import StateError
 
-Sizes = dict[str, int]
-Schema = Any  # a rule, a type, None, or a dictionary of schemas
 LARGEST = 1e30  # of a value in float32, whose products are finite in float64
 
 
-def check(schema: Schema, value: Any, limits: Mapping[str, int] | None = None) -> None:
-    """Raise if a value breaks a rule.
+def check(kind: Any, value: Any, place: str = "") -> None:
+    """Raise if a value is none of a type.
 
     Args:
-        schema: rules, see above.
+        kind: made by the functions below, or a type such as ``bool``.
         value: plain values and tensors.
-        limits: largest number for named sizes.
+        place: where it stands, for the error.
 
     Raises:
         StateError: names the first place with another value, what it is, and the rule.
     """
-    _check(schema, value, "", _Context(dict(limits or {})))
+    try:
+        _adapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        for part in first["loc"]:
+            plain = isinstance(part, str) and part.isidentifier() and len(part) < 80
+            place = f"{place}{'.' * bool(place)}{part}" if plain else f"{place}[{shown(part)}]"
+        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(first["type"])) is not None:
+            raise StateError(f"{place} is {what}") from error
+        rule = first["msg"].replace("Input should be", "has to be", 1).replace("Value error,", "has to be", 1)
+        raise StateError(f"{place or 'the value'} is {shown(first['input'])}, but {rule}") from error
 
 
-class Rule(ABC):
-    """What a value may be."""
-
-    @abstractmethod
-    def broken(self, value: Any, place: str, context: "_Context") -> str | None:
-        """Return the rule in words if a value breaks it, or raise ``StateError`` for a part of it."""
-
-
-class _Context:
-    def __init__(self, limits: Sizes):
-        self.limits, self.sizes = limits, Sizes()
-
-    def same(self, size: int | str, found: int) -> bool:
-        """Whether a length is the one of its name; the first one that is met sets it."""
-        if isinstance(size, str):
-            return self.sizes.setdefault(size, found) == found and found <= self.limits.get(size, found)
-        return found == size
-
-    def shown(self, size: Any) -> str:
-        """Return a size in words."""
-        if not isinstance(size, str):
-            return "..." if size is ... else str(size)
-        limit = f" of at most {self.limits[size]:,}" if size in self.limits else ""
-        return f"{size}={self.sizes.get(size, '?')}{limit}"
-
-    def bound(self, high: float | str) -> float:
-        """Return the largest value; that of a named size is the last index."""
-        return self.sizes[high] - 1 if isinstance(high, str) else high
-
-
-def _check(schema: Schema, value: Any, place: str, context: _Context) -> None:
-    if not isinstance(schema, dict):
-        if schema is None or isinstance(schema, type):
-            fits = value is None if schema is None else isinstance(value, schema)
-            rule = None if fits else "nothing" if schema is None else f"a {schema.__name__}"
-        else:
-            rule = schema.broken(value, place, context)
-        if rule is not None:
-            raise StateError(f"{place or 'the value'} is {shown(value)}, but has to be {rule}")
-        return
-    if not isinstance(value, dict):
-        raise StateError(f"{place or 'the value'} is {shown(value)}, but has to hold {', '.join(schema)}")
-    rules = {name.rstrip("?"): rule for name, rule in schema.items()}
-    inner = f"{place}." if place else ""
-    for name in schema:
-        if not name.endswith("?") and name not in value:
-            raise StateError(f"{inner}{name} is missing")
-    for name in value:
-        if name not in rules:
-            raise StateError(f"{inner}{shown(name)} is unknown; known are {', '.join(rules)}")
-    for name, rule in rules.items():
-        if name in value:
-            _check(rule, value[name], f"{inner}{name}", context)
+_adapter = lru_cache(maxsize=64)(TypeAdapter)  # making one takes milliseconds
 
 
 def shown(value: Any) -> str:
@@ -112,168 +64,95 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True)
-class Whole(Rule):
-    """A whole number from ``low`` to ``high``."""
-
-    low: int = 0
-    high: int = 2**63 - 1
-    size: str | None = None  # whose length it is
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        if not isinstance(value, int) or isinstance(value, bool) or not self.low <= value <= self.high:
-            return f"a whole number from {self.low:,} to {self.high:,}"
-        if self.size is not None and not context.same(self.size, value):
-            return context.shown(self.size)
-        return None
+def record(**kinds: Any) -> Any:
+    """Return the type of a dictionary with these keys; one that ends in ``?`` may be absent."""
+    members = {
+        name.rstrip("?"): NotRequired[kind] if name.endswith("?") else kind  # type: ignore[valid-type]
+        for name, kind in kinds.items()
+    }
+    made = TypedDict("made", members)  # type: ignore[misc]
+    made.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    return made
 
 
-@dataclass(frozen=True)
-class Real(Rule):
-    """A finite number from ``low`` to ``high``."""
-
-    low: float = -LARGEST
-    high: float = LARGEST
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return None if number and self.low <= value <= self.high else f"a number from {self.low:g} to {self.high:g}"
+def whole(low: int = 0, high: int = 2**63 - 1) -> Any:
+    """Return the type of a whole number from ``low`` to ``high``."""
+    return Annotated[int, Field(ge=low, le=high)]
 
 
-@dataclass(frozen=True)
-class Text(Rule):
-    """A text of at most ``most`` characters.
+def real(low: float, high: float) -> Any:
+    """Return the type of a finite number from ``low`` to ``high``."""
+    return Annotated[float, Field(ge=low, le=high, allow_inf_nan=False)]
 
-    Attributes:
-        most: see above.
-        among: the only texts allowed; default any.
-        rule: function that raises ValueError for a text that is not allowed.
-    """
 
-    most: int = 300
-    among: tuple[str, ...] = ()
-    rule: Callable[[str], object] | None = None
+def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
+    """Return the type of a text of at most ``most`` characters; ``rule`` raises ValueError for those not allowed."""
 
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        if not isinstance(value, str) or len(value) > self.most:
-            return f"a text of at most {self.most} characters"
-        if self.among and value not in self.among:
-            return f"one of {', '.join(self.among)}"
+    def allowed(value: str) -> str:
         try:
-            if self.rule is not None:
-                self.rule(value)
+            rule(value)
         except ValueError as error:
-            return f"another text: {error}"
-        return None
+            raise ValueError(f"another text: {error}") from error
+        return value
+
+    return Annotated[str, Field(max_length=most), AfterValidator(allowed)]
 
 
-@dataclass(frozen=True)
-class Plain(Rule):
-    """Any plain value that JSON holds, in at most ``depth`` levels."""
-
-    depth: int = 6
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        inner: list[Any] = []
-        if isinstance(value, dict):
-            inner = [*value, *value.values()]
-        elif isinstance(value, list | tuple):
-            inner = list(value)
-        elif not (value is None or isinstance(value, bool | int | float | str)):
-            return "a plain value"
-        if not self.depth:
-            return "nested in fewer levels"
-        return next(filter(None, (Plain(self.depth - 1).broken(one, place, context) for one in inner)), None)
+def each(kind: Any, size: int | None = None, most: int = 10**7) -> Any:
+    """Return the type of a list of a size, or of at most ``most``."""
+    most = most if size is None else size
+    return Annotated[list[kind], Field(min_length=size or 0, max_length=most, fail_fast=True)]  # type: ignore[valid-type]
 
 
-@dataclass(frozen=True)
-class AnyOf(Rule):
-    """What one of several schemas allows; of dictionaries, the last one says what is wrong."""
-
-    schemas: tuple[Schema, ...]
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        for schema in self.schemas[:-1]:
-            try:
-                _check(schema, value, place, context)
-                return None
-            except StateError:
-                continue
-        _check(self.schemas[-1], value, place, context)
-        return None
+def table(key: Any, value: Any, most: int = 10**5) -> Any:
+    """Return the type of a dictionary whose keys and values are of types."""
+    return Annotated[dict[key, value], Field(max_length=most)]
 
 
-def maybe(schema: Schema) -> AnyOf:
-    """Return the rule of a value that may be ``None``."""
-    return AnyOf((None, schema))
+def maybe(kind: Any) -> Any:
+    """Return the type of a value that may be ``None``."""
+    return kind | None
 
 
-@dataclass(frozen=True)
-class Each(Rule):
-    """A list whose items follow a schema, of a size with a name, or of at most ``most``."""
-
-    schema: Schema
-    size: int | str | None = None
-    most: int = 10**7
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        if not isinstance(value, list | tuple) or len(value) > self.most:
-            return f"a list of at most {self.most:,}"
-        if self.size is not None and not context.same(self.size, len(value)):
-            return f"a list of {context.shown(self.size)}"
-        for number, item in enumerate(value):
-            _check(self.schema, item, f"{place}[{number}]", context)
-        return None
-
-
-@dataclass(frozen=True)
-class Table(Rule):
-    """A dictionary whose keys and values follow schemas."""
-
-    key: Schema
-    value: Schema
-    most: int = 10**5
-
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        if not isinstance(value, dict) or len(value) > self.most:
-            return f"a dictionary of at most {self.most:,}"
-        for key, item in value.items():
-            _check(self.key, key, f"a key of {place}", context)
-            _check(self.value, item, f"{place}[{shown(key)}]", context)
-        return None
-
-
-class Array(Rule):
-    """A tensor of a type and a shape, whose values lie in a range and are finite.
+def array(dtypes: Any, *shape: Any, low: float = -LARGEST, high: float = LARGEST, but: float | None = None) -> Any:
+    """Return the type of a tensor whose values lie in a range and are finite.
 
     Args:
-        dtype: its type, or several.
-        shape: numbers or names of sizes; ``...`` at the end for any further ones.
-        low, high: of its values; a name as ``high`` is the index of one of so many.
-        but: a value besides these: ``nan`` or ``-inf``.
+        dtypes: its type, or several.
+        shape: numbers, or ``None`` for any; ``...`` at the end for any further ones.
+        low, high: of its values.
+        but: a value besides these.
     """
+    dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    sizes, further = (shape[:-1], True) if shape[-1:] == (...,) else (shape, False)
 
-    def __init__(
-        self, dtype: Any, *shape: Any, low: float = -LARGEST, high: float | str = LARGEST, but: float | None = None
-    ):
-        self.dtypes = dtype if isinstance(dtype, tuple) else (dtype,)
-        self.shape, self.low, self.high, self.but = shape, low, high, but
+    def allowed(value: Any) -> Tensor:
+        fits = isinstance(value, Tensor) and value.dtype in dtypes
+        fits = fits and (value.dim() == len(sizes) or (further and value.dim() > len(sizes)))
+        if not fits or not all(size in (None, found) for size, found in zip(sizes, value.shape)):
+            words = ", ".join("..." if size in (None, ...) else str(size) for size in shape)
+            raise ValueError(f"{' or '.join(map(_name, dtypes))} ({words})")
+        values = value if but is None else value[value != but]
+        if values.numel() and values.dtype != torch.bool:
+            least, most = (float(one) for one in values.aminmax())
+            if not (low <= least and most <= high):  # comparisons with NaN are false
+                wrong = most if not most <= high else least
+                raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong:g}")
+        return value
 
-    def broken(self, value: Any, place: str, context: _Context) -> str | None:
-        shape = self.shape[:-1] if self.shape[-1:] == (...,) else self.shape
-        fits = isinstance(value, Tensor) and value.dtype in self.dtypes
-        fits = fits and (value.dim() == len(shape) or (len(shape) < len(self.shape) and value.dim() > len(shape)))
-        if not fits or not all(context.same(size, found) for size, found in zip(shape, value.shape)):
-            sizes = ", ".join(map(context.shown, self.shape))
-            return f"{' or '.join(map(_name, self.dtypes))} ({sizes})"
-        values = value
-        if self.but is not None:
-            values = value[~(value.isnan() if math.isnan(self.but) else value == self.but)]
-        if not values.numel() or values.dtype == torch.bool:
-            return None
-        high = context.bound(self.high)
-        least, most = (float(one) for one in values.aminmax())
-        if not (self.low <= least and most <= high):  # comparisons with NaN are false
-            wrong = most if not most <= high else least
-            return f"of values from {self.low:g} to {high:g}, and holds {wrong:g}"
-        return None
+    return Annotated[Any, PlainValidator(allowed)]
+
+
+def _plain(value: Any, depth: int = 6) -> Any:
+    if isinstance(value, dict | list | tuple):
+        if not depth:
+            raise ValueError("nested in fewer levels")
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            _plain(one, depth - 1)
+    elif not (value is None or isinstance(value, bool | int | float | str)):
+        raise ValueError("a plain value")
+    return value
+
+
+PLAIN: Any = Annotated[Any, PlainValidator(_plain)]  # what JSON holds, in at most six levels
+PLAIN_VALUES = table(text(), PLAIN)

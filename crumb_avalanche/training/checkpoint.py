@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from crumb_avalanche.system.schema import Plain, Table, Text, check
+from crumb_avalanche.system.schema import PLAIN_VALUES, check, record
 from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"
-ABOUT = {"settings": Table(Text(), Plain()), "notes": Table(Text(), Plain())}
+ABOUT = ("settings", "notes")
 KEPT = 2
 
 
@@ -99,7 +99,7 @@ class CheckpointFolder:
                 if metadata.get("format") != FORMAT:
                     raise TensorFileError(f"its format is {metadata.get('format')}, not {FORMAT}")
                 found = {name: loaded_json(metadata[name]) for name in ABOUT}
-                check(ABOUT, found)
+                check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), found)
                 self._check(found["settings"])
             except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)

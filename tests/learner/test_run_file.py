@@ -201,7 +201,7 @@ def test_files_that_hold_no_learner_are_refused(tmp_path):
         load_learner(tmp_path / "other.safetensors")
     newer = json.loads(metadata["learner"]) | {"colour": "red"}
     write_state(saved, state, {**metadata, "learner": json.dumps(newer)})
-    with pytest.raises(LearnerError, match=r"is no valid learner.*\('colour' is unknown"):
+    with pytest.raises(LearnerError, match=r"is no valid learner.*\(colour is unknown"):
         read_header(saved)
     del state["strategy"]["method"]
     write_state(saved, state, metadata)
