@@ -278,7 +278,7 @@ def evidence_by_location(
     tapped = [maps, before_head] if features.maps else [before_head]
     used = [values.double().requires_grad_() for values in tapped]
     # The network's own average has no deviations.
-    scores = statistics.scores(features.of_layers(used, _mean_and_deviation, averaged_by_network, _TINY))[0, taught]
+    scores = statistics.scores(features.of_layers(used, averaged_by_network, _TINY))[0, taught]
     shares = torch.zeros(1, 1, *maps.shape[2:], dtype=torch.float64)
     for found in shares_of(scores, used):
         if found.dim() == 4:  # a last layer without locations says nothing of them
@@ -307,9 +307,3 @@ def shares_of(scores: Tensor, layers: list[Tensor]) -> list[Tensor]:
         mean = values.mean((2, 3), keepdim=True) if values.dim() == 4 else values
         shares.append(((values - mean) * gradient).sum(1, keepdim=True))
     return shares
-
-
-def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute moments as ``mean_and_deviation`` does, with derivatives."""
-    places = values.flatten(2)
-    return places.mean(2), (places.var(2, correction=0) + _TINY).sqrt()

@@ -1,6 +1,5 @@
 """Feature vectors of images: averages or moments of feature maps over locations."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any
 
@@ -86,20 +85,13 @@ class FeatureMoments(InRange):
             before_head = unpooled_head_input(model, maps)[0] if self.window else head_input(model, maps)
         return [model.places(maps), before_head] if self.maps else [before_head]
 
-    def of_layers(
-        self,
-        layers: list[Tensor],
-        moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
-        no_deviation: bool = False,
-        tiny: float = 0.0,
-    ) -> Tensor:
+    def of_layers(self, layers: list[Tensor], no_deviation: bool = False, tiny: float = 0.0) -> Tensor:
         """Compute ``(B, D)`` features of the feature map, if ``maps``, and of the head's input.
 
         Args:
             layers: ``(B, C, H, W)`` each, or ``(B, C)`` if the network averages the head's input.
-            moments: another implementation of ``mean_and_deviation``, for derivatives.
             no_deviation: leave out deviations of the head's input even if it has locations.
-            tiny: added to absolute values, so that the power has a derivative at 0.
+            tiny: added to variances and absolute values, so that roots and powers have a derivative at 0.
         """
         kinds: list[Tensor] = []
         for place, values in enumerate(layers):
@@ -110,7 +102,7 @@ class FeatureMoments(InRange):
             deviates = self.deviations and (of_map or not no_deviation)
             mean = self.means(values, of_map)
             if deviates or mean is None:
-                plain, deviation = (moments or mean_and_deviation)(self.middle(values) if of_map else values)
+                plain, deviation = mean_and_deviation(self.middle(values) if of_map else values, tiny)
                 mean = plain if mean is None else mean
             kinds += [mean, deviation] if deviates else [mean]
         if self.power != 1:
@@ -169,13 +161,13 @@ def cell_places(length: int, cells: int) -> list[slice]:
     return [slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells) for cell in range(cells)]
 
 
-def mean_and_deviation(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps."""
+def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps; see ``of_layers``."""
     # One image at a time fits the CPU's cache: eight times faster. An exporter to ONNX traces one batch for all.
     parts = maps.split(1) if maps.device.type == "cpu" and not torch.jit.is_tracing() else [maps]
     means, deviations = [], []
     for part in parts:
         places = part.movedim(1, -1).flatten(1, -2)
         means.append(places.mean(1))
-        deviations.append((places - means[-1].unsqueeze(1)).square_().mean(1).sqrt_())
+        deviations.append((places - means[-1].unsqueeze(1)).square_().mean(1).add_(tiny).sqrt_())
     return torch.cat(means), torch.cat(deviations)
