@@ -31,6 +31,7 @@ from support.common_options import run_script
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.system.process import keep_freed_memory
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
@@ -122,6 +123,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.batch, options.repeats = 8, 1
+    keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:

@@ -21,6 +21,7 @@ from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import output_file
+from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.progress import counted
 
 WORST = 10  # mistakes that are listed
@@ -39,6 +40,7 @@ def main(settings: PredictSettings) -> None:
         raise ValueError("give images, videos, folders or patterns to ask about, --camera 0, --boxes, or --watch 0")
     if settings.json and settings.csv:
         raise ValueError("--json and --csv are two forms of the same output; give one of them")
+    keep_freed_memory()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):

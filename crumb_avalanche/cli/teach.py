@@ -16,6 +16,7 @@ from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings, TeachSettings
 from crumb_avalanche.system.folder_lock import locked_file
+from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.progress import counted, progress_bar
 
 
@@ -34,6 +35,7 @@ def main(settings: TeachSettings) -> None:
         check_source(settings.source, settings.label, settings.new_class)
         if settings.label is None:
             tell_level(settings.source)
+    keep_freed_memory()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
