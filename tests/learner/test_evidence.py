@@ -20,6 +20,7 @@ D, CLASSES = 12, 5
 BUILD = {
     "rda": lambda: discriminant(CLASSES, D, directions=3),
     "rda, many": lambda: discriminant(CLASSES, D, directions=6),
+    "rda, of all features": lambda: discriminant(CLASSES, D, directions=3, span=False),
     "rda, whole": lambda: discriminant(CLASSES, D, directions=4, whole=True),
     "slda": lambda: StreamingLDA(CLASSES, D, shrinkage=0.05),
     "ncm": lambda: ClassMeans(CLASSES, D),
@@ -58,7 +59,7 @@ def covariance(statistics):
     return common + min(1.0, D / 200) * common.diagonal().mean() * torch.eye(D, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, whole", "slda"])
+@pytest.mark.parametrize("name", ["rda", "rda, many", "rda, of all features", "rda, whole", "slda"])
 def test_distances_of_gaussians(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
     inverse = torch.linalg.inv(covariance(statistics))
