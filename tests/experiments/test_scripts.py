@@ -57,7 +57,7 @@ FIGURES = {  # of the scripts with --json: options of a short run, and some of t
     "bench_step": (["--quick"], ["search_speedup", "search_working_bytes", "step_over_bare"]),
     "bench_learner": (
         ["--quick", "--backbone", "efficientnet_lite0"],
-        ["predict_over_bare", "teach_bytes", "answer_over_bare"],
+        ["predict_over_bare", "teach_two_looks", "teach_bytes", "answer_over_bare"],
     ),
     "bench_streams": (["--quick"], ["build_seconds", "build_bytes", "avalanche_seconds", "avalanche_bytes"]),
     "bench_runtimes": (["--repeats", "1", "--networks", "squeezenet1_0", "--batches", "1"], ["squeezenet1_0"]),
