@@ -217,6 +217,7 @@ def test_the_budget_is_kept_and_what_gives_way_is_told(make):
     with pytest.raises(BudgetError, match=r"needed for .* classes.* budget .* forget"):
         taught(learner, 40)
     assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
+    assert Classifier("ranpac", FeatureMoments(), 20, 80_000).statistics.gram.nbytes == 40_000, "half of the budget"
 
 
 @closed_forms

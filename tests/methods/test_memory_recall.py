@@ -73,7 +73,7 @@ def test_draws_are_clamped_where_no_value_was_negative_and_a_row_is_no_image(mod
     maps = maps_of(labels)
     maps[1::2] -= 1
     for clamp in (True, False):
-        buffer = GaussianBuffer(2, settings=MemoryRecallSettings(clamp=clamp))
+        buffer = GaussianBuffer(2, settings=None if clamp else MemoryRecallSettings(clamp=False))  # clamped by default
         feed(buffer, model, maps, labels, [16])
         lowest = [float(buffer.replay(torch.full((50,), slot), model)[0].min()) for slot in (0, 1)]
         assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0

@@ -13,7 +13,6 @@ from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import (
-    REFERENCE_SCALE,
     AveragingConv2d,
     CoinDropout,
     coin_mask,
@@ -158,7 +157,7 @@ def test_folding_multiplies_everything_below_the_head_where_p_scales(model, make
     maps, logits = model.features(pixels), model.eval()(pixels)
     bias = model.plastic_layers.head.bias.detach().clone()
     factor = model.fold_feature_scale(maps)
-    assert factor == pytest.approx(REFERENCE_SCALE / float(maps[maps > 0].std())) and factor > 2
+    assert factor == pytest.approx(14 / float(maps[maps > 0].std())) and factor > 2  # 14 as the reference's maps
     # The head itself is left alone: logits are multiplied, but for its bias.
     assert torch.equal(model.plastic_layers.head.bias, bias)
     torch.testing.assert_close(model(pixels) - bias, factor * (logits - bias), rtol=1e-4, atol=1e-4)
@@ -265,7 +264,10 @@ def test_values_are_doubled_or_dropped_and_so_are_their_gradients():
     layouts = ones, ones.contiguous(memory_format=torch.channels_last), ones.permute(3, 0, 2, 1), ones.double()
     for values in (*layouts, ones.flatten()[:1003]):  # no multiple of eight
         values = values.clone().requires_grad_()
+        with torch.random.fork_rng():
+            expected = values * coin_mask(values)
         dropped = CoinDropout()(values)
+        assert torch.equal(dropped, expected)
         assert set(dropped.unique().tolist()) == {0.0, 2.0} and dropped.stride() == values.stride()
         assert 0.4 < (dropped > 0).double().mean() < 0.6 and dropped.dtype == values.dtype
         dropped.sum().backward()
