@@ -64,25 +64,29 @@ def test_a_change_that_cannot_be_saved_is_not_reported(mine, crumb):
     assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
 
 
-def test_what_is_written_is_locked_before_it_is_read(mine, place, tmp_path, crumb, monkeypatch):
-    other, load, held = tmp_path / "other.safetensors", Learner.load.__func__, []
+def test_what_is_written_is_locked_from_before_it_is_read_until_it_is_saved(mine, place, tmp_path, crumb, monkeypatch):
+    other, held = tmp_path / "other.safetensors", []
     other.write_bytes(mine.read_bytes())
     for name in ("red", "green", "blue"):
         assert crumb("learner", "forget", other, name)[0] == 0
 
-    def watched(cls, path, weights=None):
-        with pytest.raises(FolderInUseError), locked_file(mine):
-            pass
-        held.append(path)
-        return load(cls, path, weights)
+    def watched(function):
+        def call(*given, **named):
+            with pytest.raises(FolderInUseError), locked_file(mine):
+                pass
+            held.append(function.__name__)
+            return function(*given, **named)
 
-    monkeypatch.setattr(Learner, "load", classmethod(watched))
+        return call
+
+    monkeypatch.setattr(Learner, "load", classmethod(watched(Learner.load.__func__)))
+    monkeypatch.setattr(Learner, "save", watched(Learner.save))
     code, out, _ = crumb("learner", "merge", mine, other, "--output", mine)
-    assert code == 0 and "3 classes" in out and len(held) == 2
+    assert code == 0 and "3 classes" in out and held == ["load", "load", "save"]
     for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
         assert crumb("learner", *action)[0] == 0
     assert crumb("teach", mine, place / "tree" / "blue", "--label", "blue", "--progress", "false")[0] == 0
-    assert len(held) == 5
+    assert held[3:] == ["load", "save"] * 3
 
 
 def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tiny, tmp_path, refused):

@@ -58,7 +58,8 @@ def get(address, token, context=None):
         return json.load(answer)
 
 
-def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys):
+def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("crumb_avalanche.cli.serve.run", lambda *_: pytest.fail("a second one serves beside it"))
     process, address, token = serve()
     assert get(f"{address}/classes", token)["classes"] == []
     assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1

@@ -99,6 +99,7 @@ def test_events_that_cannot_be_answered_are_named_with_the_reason(broker, tmp_pa
     outside = {"id": "out", "path": "../other.png"}
     for topic, payload, says in (
         ("cam", b"no image", "not an image of these formats"),
+        ("cam", b"{no image", "not an image of these formats"),
         ("cam", outside, "there is no file ../other.png"),
         ("cam", {"id": "b"}, "say with --images"),
         ("crumb/teach/Red", photo("red"), "nearly"),

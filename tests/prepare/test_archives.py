@@ -95,6 +95,16 @@ def test_a_damaged_member_is_reported_and_the_files_before_it_are_kept(tmp_path)
     with pytest.raises(FrameTableError, match=r"x.zip is damaged .*2.png.*Download it again.*are kept"):
         unpack(archive, tmp_path / "out")
     assert in_folder(tmp_path / "out") == {"1.png": b"first"}
+    deflated = write_zip(archive, {"1.png": b"first"}, zipfile.ZIP_DEFLATED).read_bytes()
+    whole, second = write_tar(tmp_path / "x.tar").read_bytes(), 512 + 15_360  # where its second header begins
+    for content, words in (
+        (deflated[:35] + b"\xff" + deflated[36:], "invalid block type"),
+        (whole[:second], "it breaks off after 1 members"),
+        (whole[:second] + bytes(512) + whole[second + 512 :], "it breaks off after 1 members"),
+    ):
+        archive.write_bytes(content)
+        with pytest.raises(FrameTableError, match=f"x.zip is damaged .*{words}"):
+            unpack(archive, tmp_path / "other")
 
 
 def test_files_that_are_no_archives(tmp_path):

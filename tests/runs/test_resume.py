@@ -14,6 +14,7 @@ from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
 from crumb_avalanche.runs import run, session
 from crumb_avalanche.runs.recorder import Resume
 from crumb_avalanche.runs.run_folder import with_digests
+from crumb_avalanche.system.folder_lock import in_use
 from crumb_avalanche.system.tensor_file import checksum, write_tensors
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -87,6 +88,7 @@ def test_finished_experiences_stay_and_seconds_add_up_over_processes(done, comma
     clock, save = SimpleNamespace(perf_counter=lambda: clock.now), Resume.save
 
     def save_after_a_minute(self, position):
+        assert in_use(self.files.folder.parent)
         clock.now += 60
         save(self, position)
 

@@ -91,6 +91,10 @@ def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
             unfinished.write_text(text)
         assert (tmp_path / "other" / "file").read_text() == text and (tmp_path / "link").is_symlink()
         assert os.listdir(tmp_path / "other") == ["file"]
+    with (tmp_path / "link").open() as begun:
+        with atomic_write(tmp_path / "link") as unfinished:
+            unfinished.write_text("newest")
+        assert begun.read() == "newer", "who reads meanwhile has the old file, not a part of the new one"
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     for name, words in (("loop", "loop|Too many levels"), ("other", "a directory"), ("pipe", "a pipe or a device")):

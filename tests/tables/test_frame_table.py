@@ -134,6 +134,9 @@ def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
         FrameTable.from_csv(file, None)
     (tmp_path / ".frames.csv.sha256").unlink()
     assert FrameTable.from_csv(file, None).object_name == ("cup2",)
+    file.write_text(text + '"' + 200_000 * "x")  # a quote that nothing closes
+    with pytest.raises(FrameTableError, match=r"frames.csv, line 3 is no CSV: field larger"):
+        FrameTable.from_csv(file, None)
 
 
 def test_hashes_are_the_same_everywhere():

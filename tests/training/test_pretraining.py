@@ -10,7 +10,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from crumb_avalanche.models.weights import check_and_load, weights_hash
 from crumb_avalanche.runs import pretrain as command
-from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.system.folder_lock import in_use, locked
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import PretrainingSettings, pretrain, read_pretrained, save_pretrained
 
@@ -167,6 +167,7 @@ def test_an_interrupted_pretraining_resumes(crumb, done, refused, options, tmp_p
     write = CheckpointFolder.write
 
     def cut_off(self, notes, state):
+        assert in_use(self.folder)
         write(self, notes, state)
         if len(notes["history"]) == 2:
             raise KeyboardInterrupt
