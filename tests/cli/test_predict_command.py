@@ -126,5 +126,6 @@ def test_boxes_of_a_file_are_asked_one_by_one_and_drawn(mine, place, tmp_path, c
     assert [one["box"] for one in answers] == boxes["photos/red.png"] and {one["label"] for one in answers} == {"red"}
     assert code == 1 and "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err and "1 file could not be read" in err
     assert "red.png#box=5,5,30,30" in Page(page.read_text()).text
-    file.write_text("[]")
-    refused(r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}', "predict", mine, "--boxes", file)
+    for text in ("[]", "[" * 200_000):
+        file.write_text(text)
+        refused(r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}', "predict", mine, "--boxes", file)

@@ -10,7 +10,7 @@ from fake_runs import fake_run
 from crumb_avalanche.cli import OUTPUT_LOST, main
 from crumb_avalanche.learner.file import ReplacedError
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.system.folder_lock import FolderInUseError, locked, locked_file
+from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked, locked_file
 
 NEW = ["--backbone", "small_cnn", "--image-size", "32", "--progress", "false"]
 posix = pytest.mark.skipif(os.name != "posix", reason="devices, links and limits of POSIX")
@@ -64,11 +64,11 @@ def test_a_change_that_cannot_be_saved_is_not_reported(mine, crumb):
     assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
 
 
-def test_what_is_written_is_locked_from_before_it_is_read_until_it_is_saved(mine, place, tmp_path, crumb, monkeypatch):
+def test_what_is_written_is_locked_from_before_it_is_read_until_it_is_saved(mine, place, tmp_path, done, monkeypatch):
     other, held = tmp_path / "other.safetensors", []
     other.write_bytes(mine.read_bytes())
     for name in ("red", "green", "blue"):
-        assert crumb("learner", "forget", other, name)[0] == 0
+        done("learner", "forget", other, name)
 
     def watched(function):
         def call(*given, **named):
@@ -81,11 +81,10 @@ def test_what_is_written_is_locked_from_before_it_is_read_until_it_is_saved(mine
 
     monkeypatch.setattr(Learner, "load", classmethod(watched(Learner.load.__func__)))
     monkeypatch.setattr(Learner, "save", watched(Learner.save))
-    code, out, _ = crumb("learner", "merge", mine, other, "--output", mine)
-    assert code == 0 and "3 classes" in out and held == ["load", "load", "save"]
+    assert "3 classes" in done("learner", "merge", mine, other, "--output", mine) and held == ["load", "load", "save"]
     for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
-        assert crumb("learner", *action)[0] == 0
-    assert crumb("teach", mine, place / "tree" / "blue", "--label", "blue", "--progress", "false")[0] == 0
+        done("learner", *action)
+    done("teach", mine, place / "tree" / "blue", "--label", "blue", "--progress", "false")
     assert held[3:] == ["load", "save"] * 3
 
 
@@ -118,12 +117,14 @@ def test_an_output_of_another_kind_stays_as_it_is(mine, place, clips, tiny, tmp_
     assert sorted(folder.iterdir()) == kept
 
 
-def test_an_output_of_the_same_kind_is_replaced(mine, place, tmp_path, done):
-    run, page = fake_run(tmp_path / "run"), tmp_path / "page.html"
+def test_an_output_of_the_same_kind_is_replaced_and_a_report_locked_meanwhile(mine, place, tmp_path, done, monkeypatch):
+    run, page, replace, held = fake_run(tmp_path / "run"), tmp_path / "page.html", os.replace, []
     page.touch()  # as mktemp leaves it
+    monkeypatch.setattr(os, "replace", lambda *paths: held.append((paths[1].parent, in_use(run))) or replace(*paths))
     for arguments in (["predict", mine, place / "photos", "--html", page], ["report", run]):
         for _ in range(2):
             done(*arguments)
+    assert set(held) == {(tmp_path, False), (run, True)}
 
 
 def test_what_another_process_holds_is_refused_and_stays(mine, place, clips, tiny, tmp_path, refused, monkeypatch):

@@ -162,7 +162,7 @@ def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_
     shutil.copytree(runs("er"), tmp_path / "run")
     photo = next(clips.rglob("*.png"))
     result = tmp_path / "run" / "result.json"
-    for text in (re.sub(r"\d", "7", result.read_text(), count=1), "{"):
+    for text in (re.sub(r"\d", "7", result.read_text(), count=1), "{", "[" * 200_000):
         result.write_text(text)
         code, out, err = crumb("predict", tmp_path / "run", photo)
         assert code == 1 and not out and "result.json is not what the run wrote" in err and "restore it" in err

@@ -31,7 +31,7 @@ from benchmarks_toybox_ilab.prepare.download import DownloadError
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
-from crumb_avalanche.system.folder_lock import locked
+from crumb_avalanche.system.folder_lock import in_use, locked
 
 CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
 ILAB = ilab_names(("boat", "van"), (1,), range(1, 9), 15)
@@ -265,10 +265,8 @@ def test_missing_files_are_listed_on_standard_error_also_while_others_write(refu
     assert not (core50 / "core50.csv").exists()
     title, *lines = err.splitlines()
     assert title == f"crumb prepare: core50 is not complete below {core50}:"
-    assert (
-        "  4 training images; the paper has 6000" in lines
-        and "  class can: 0 of 600 training images, 0 of 225 test images" in lines
-    )
+    assert "  4 training images; the paper has 6000" in lines
+    assert "  class can: 0 of 600 training images, 0 of 225 test images" in lines
     assert all(line.startswith("  ") for line in lines)
 
 
@@ -280,7 +278,8 @@ def test_errors_are_one_line_and_failures_a_list(refused, monkeypatch, tmp_path)
     }.items():
         assert refused(words, "prepare", *given).count("\n") == 1
     assert not (tmp_path / "root").exists(), "a new root that stays empty"
-    monkeypatch.setattr(command, "prepare", lambda *given: ["a.mp4: is cut off", "b.mp4: is no video"])
+    failures = ["a.mp4: is cut off", "b.mp4: is no video"]
+    monkeypatch.setattr(command, "prepare", lambda *given: failures if in_use(tmp_path) else [])
     failed = "^crumb prepare: all is finished except for 2 that failed:\n  a.mp4: is cut off\n  b.mp4: is no video\n$"
     refused(failed, "prepare", "toybox", "--dataset-root", tmp_path)
     refused("give --dataset-root", "prepare", "ilab")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import statistics
 from functools import partial
@@ -28,6 +29,7 @@ from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.recorder import PREDICTIONS, PredictionsPlugin, read_predictions
 from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
+from crumb_avalanche.system.folder_lock import in_use
 from crumb_avalanche.system.tensor_file import read_tensors, write_tensors
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.plugins import ClampGradients
@@ -180,7 +182,9 @@ def test_the_reference_preset_on_a_squeezenet(ran, tmp_path):
     assert {name: settings[name] for name in expected} == expected
 
 
-def test_several_runs_with_a_summary_and_finished_ones_kept(done, refused, tiny, tmp_path):
+def test_several_runs_with_a_summary_and_finished_ones_kept(done, refused, tiny, tmp_path, monkeypatch):
+    replace, held, first = os.replace, {}, tmp_path / "run0"
+    monkeypatch.setattr(os, "replace", lambda *paths: held.update({paths[1].name: in_use(first)}) or replace(*paths))
     several = (*tiny, "--strategy", "finetune", *SHORT, "--output", tmp_path, "--runs")
 
     def summary_of(runs):
@@ -188,7 +192,7 @@ def test_several_runs_with_a_summary_and_finished_ones_kept(done, refused, tiny,
         return json.loads((tmp_path / "summary.json").read_text()), out
 
     summary, out = summary_of("0")
-    assert summary["final_accuracy_std"] is None
+    assert summary["final_accuracy_std"] is None and held["result.json"] and not held["summary.json"]
     assert f"\nfinetune, 1 run: final accuracy {summary['final_accuracy_mean']:.2f} %\n" in out
     summary, out = summary_of("0-1")
     finals = [json.loads((tmp_path / f"run{k}" / "result.json").read_text())["final_accuracy"] for k in (0, 1)]
