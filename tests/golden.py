@@ -277,10 +277,15 @@ def eth80_taught(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def machine() -> dict[str, str]:
     """What decides the last digits."""
-    cpu = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.*)", cpu.read_text(), re.MULTILINE) if cpu.exists() else []
+    cpu, found = Path("/proc/cpuinfo"), dict[str, str]()
+    for line in reversed(cpu.read_text().splitlines() if cpu.exists() else []):
+        name, _, value = line.partition(":")
+        found[name.strip()] = value.strip()  # of the first core
+    # Virtual machines name CPUs of several generations alike, whose libraries round differently.
+    parts = [f"{name} {found[name]}" for name in ("cpu family", "model", "stepping") if name in found]
+    name = ", ".join([found.get("model name") or platform.processor(), *parts])
     versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "numpy", "faiss-cpu")}
-    return {"cpu": names[0] if names else platform.processor(), "machine": platform.machine(), **versions}
+    return {"cpu": name, "machine": platform.machine(), **versions}
 
 
 def values(options: argparse.Namespace, work: Path) -> Named:
