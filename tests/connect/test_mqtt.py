@@ -149,6 +149,8 @@ def test_a_stop_ends_the_command_also_where_interrupts_are_ignored(learner_file,
         await asyncio.sleep(60)
 
     monkeypatch.setattr("crumb_avalanche.connect.mqtt.run", stops)
+    lock, close, locked = learner_file.with_name(".mine.safetensors.lock"), SharedLearner.close, []
+    monkeypatch.setattr(SharedLearner, "close", lambda self: locked.append(lock.exists()) or close(self))
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as shells do for background programs
     try:
@@ -157,6 +159,7 @@ def test_a_stop_ends_the_command_also_where_interrupts_are_ignored(learner_file,
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+    assert locked == [True], "changes end before the lock is released"
 
 
 class Mosquitto:
