@@ -232,6 +232,10 @@ def test_a_link_is_followed_and_permissions_are_kept(tmp_path):
         file.write(b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "folder" / "a").read_bytes() == b"new"
     assert (tmp_path / "folder" / "a").stat().st_mode & 0o777 == 0o640
+    with (tmp_path / "link").open() as begun:
+        with atomic_write(tmp_path / "link") as file:
+            file.write(b"newer")
+        assert begun.read() == "new", "who reads meanwhile has the old file, not a part of the new one"
 
 
 @pytest.mark.parametrize("bulk", [False, True])
