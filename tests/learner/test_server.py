@@ -223,6 +223,8 @@ def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
     monkeypatch.setattr(shared_module, "SECONDS_TO_DECODE", -1.0)
     response = served[0].post("/predict", content=slow)
     assert response.status_code == 413 and "to decode" in response.json()["error"]
+    monkeypatch.setattr(shared_module, "open_image", lambda *_, **how: 1 / 0)  # Pillow raises more than OSError
+    assert served[0].post("/predict", content=slow).status_code == 400
 
 
 ROUTES = [("GET", path) for path in ("/", "/openapi.json", "/classes", "/lessons", "/picture?lesson=1", "/download")]
