@@ -6,10 +6,8 @@ Ratios are printed last, because times depend on the machine; with --json, they 
   predict_over_bare       time of Learner.predict on a batch, with 20 classes taught / time of the eager float32 network
                           (F, and P below the head) on the same pixels; the solution after a lesson is not part of it
   teach_over_bare         time of Learner.teach of a batch of one of the 20 classes / the same
-  predict_over_whole      time of Learner.predict / that of a learner that looks at the whole image
-  teach_over_whole        the same of Learner.teach
-  predict_two_looks       time of Learner.predict with two looks, 0.75 and 0.5 / that over the whole image
-  teach_two_looks         the same of Learner.teach
+  ..._over_whole          time of Learner.predict and teach / that of a learner that looks at the whole image
+  ..._two_looks           the same of a learner with two looks, 0.75 and 0.5
   cold_start_over_torch   time of the process "crumb predict MODEL photo.jpg" / time of a process that imports torch and
                           torchvision and runs the network once
   predict_bytes           peak of resident memory of "crumb predict", minus that of a process that imports torch
@@ -25,7 +23,6 @@ import http.client
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +37,6 @@ from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.system.process import keep_freed_memory
 
 CLASSES = 20
-TWO_LOOKS = (0.75, 0.5)
 ANSWERS = 20  # of crumb serve in a round
 SIDE = 480  # pixels of the photos
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
@@ -68,7 +64,7 @@ def noise(count: int) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), np.uint8)
 
 
-def taught(options: argparse.Namespace, looks: Sequence[float], tree: Path) -> Learner:
+def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learner:
     """A learner that was taught the photos of all classes."""
     learner = Learner(options.method, options.backbone, None, 224, looks=looks)
     learner.use_runtime("torch")
@@ -79,9 +75,8 @@ def taught(options: argparse.Namespace, looks: Sequence[float], tree: Path) -> L
 def speed(options: argparse.Namespace, learner: Learner, tree: Path) -> dict[str, float]:
     """Time a batch in the bare network, and in ``predict`` and ``teach`` of the learner and of those of other looks."""
     batch = noise(options.batch)
-    pixels = torch.from_numpy(batch).permute(0, 3, 1, 2)
-    functions: dict[str, Callable[[], object]] = {"bare": lambda: bare(learner, pixels)}
-    others = {", whole image": taught(options, (1.0,), tree), ", two looks": taught(options, TWO_LOOKS, tree)}
+    functions = {"bare": partial(bare, learner, torch.from_numpy(batch).permute(0, 3, 1, 2))}
+    others = {", whole image": taught(options, [1.0], tree), ", two looks": taught(options, [0.75, 0.5], tree)}
     for name, one in {"": learner, **others}.items():
         functions[f"predict{name}"] = partial(one.predict, batch)
         # Of a copy: the first answer after a lesson solves anew, which is timed apart.
@@ -150,13 +145,11 @@ def main() -> None:
         process = processes(options, model, tree)
         answers = served(options, learner, model, next(tree.rglob("*.jpg")).read_bytes())
     memory = {name: process.pop(name) for name in ("predict_bytes", "teach_bytes")}
+    both = ("predict", "teach")
     figures = {
-        "predict_over_bare": batch["predict"] / batch["bare"],
-        "teach_over_bare": batch["teach"] / batch["bare"],
-        "predict_over_whole": batch["predict"] / batch["predict, whole image"],
-        "teach_over_whole": batch["teach"] / batch["teach, whole image"],
-        "predict_two_looks": batch["predict, two looks"] / batch["predict, whole image"],
-        "teach_two_looks": batch["teach, two looks"] / batch["teach, whole image"],
+        **{f"{name}_over_bare": batch[name] / batch["bare"] for name in both},
+        **{f"{name}_over_whole": batch[name] / batch[f"{name}, whole image"] for name in both},
+        **{f"{name}_two_looks": batch[f"{name}, two looks"] / batch[f"{name}, whole image"] for name in both},
         "cold_start_over_torch": process["predict"] / process["torch"],
         **memory,
         "answer_over_bare": answers["answer"] / answers["bare"],

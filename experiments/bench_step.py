@@ -48,9 +48,8 @@ RECIPES = {
 
 def dataset_of(images: torch.Tensor, labels: torch.Tensor) -> AvalancheDataset:
     """A data set of images and labels."""
-    return AvalancheDataset(
-        [TensorDataset(images, labels)], data_attributes=[DataAttribute(labels.tolist(), "targets")]
-    )
+    targets = DataAttribute(labels.tolist(), "targets")
+    return AvalancheDataset([TensorDataset(images, labels)], data_attributes=[targets])
 
 
 def crumb_of(model, memories: int = 417, **settings) -> CRUMBStrategy:

@@ -17,9 +17,8 @@ Functions = Mapping[str, Callable[[], object]]
 
 def bench_parser(doc: str, threads: int = 2, repeats: int = 5, json: bool = True) -> argparse.ArgumentParser:
     """A parser with the options of benchmarks, whose description is the docstring of the script."""
-    parser = argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=doc, formatter_class=form, allow_abbrev=False)
     parser.add_argument("--threads", type=int, default=threads, help="CPU threads")
     parser.add_argument("--repeats", type=int, default=repeats, help="turns of each, of which the fastest counts")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
