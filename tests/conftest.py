@@ -42,6 +42,11 @@ def pytest_collection_finish(session):
     gc.freeze()  # a run collects garbage at its end: with the objects of all libraries and tests in 0.3 s, else in 0.02
 
 
+def pytest_runtest_teardown(item, nextitem):
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()  # a forked worker that collects a decoded frame or an ONNX session waits for threads that it lacks
+
+
 def pytest_runtest_setup(item):
     torch.set_num_threads(1)  # a command that a test before ran may have set its own number
     for seed in (random.seed, np.random.seed, torch.manual_seed):  # alike, whichever tests ran before in this process
