@@ -151,17 +151,17 @@ def picture(frame: Any, size: Size, matrix: bytes | None = None) -> Image.Image:
     """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
+    # Not the frame's own, whose threads a process forked with the frame would wait for when it frees it.
+    convert = load_av().video.reformatter.VideoReformatter().reformat
     transfer, primaries = getattr(frame, "color_trc", 2), getattr(frame, "color_primaries", 2)
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)
     if is_wide(transfer, primaries):
-        deep = frame.reformat(format="rgba64le" if clear else "rgb48le", **how).to_ndarray()
+        deep = convert(frame, format="rgba64le" if clear else "rgb48le", **how).to_ndarray()
         pixels = srgb(deep[..., :3], transfer, primaries)
         pixels = np.concatenate([pixels, (deep[..., 3:] >> 8).astype(np.uint8)], axis=2)
         image = Image.fromarray(pixels)
-    elif clear:
-        image = Image.fromarray(frame.reformat(format="rgba", **how).to_ndarray())
     else:
-        image = frame.to_image(**how)
+        image = Image.fromarray(convert(frame, format="rgba" if clear else "rgb24", **how).to_ndarray())
     image = upright(on_background(image) if clear else image, matrix)
     # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one grey level.
     if isinstance(size, int):
