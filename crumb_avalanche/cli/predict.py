@@ -121,8 +121,16 @@ def answers_of(
 
 def read_boxes(file: Path) -> dict[str, Any]:
     """Read the boxes of images: JSON with the names of images, from the folder of the file on, and lists of boxes."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"it has {twice[0]!r} twice: write one list of its boxes")
+        return dict(pairs)
+
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
+        if None in found.values():
+            raise ValueError("null is no list of boxes: write [] for none")
         return {str(file.parent / name): boxes for name, boxes in found.items()}
     except (AttributeError, RecursionError, ValueError) as error:
         raise ValueError(f'--boxes {file} is not JSON as {{"photo.jpg": [[10, 20, 110, 220]]}} ({error})') from error

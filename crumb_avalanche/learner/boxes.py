@@ -36,7 +36,7 @@ def boxes_of(found: Any) -> list[Box]:
     try:
         rows = np.asarray(found.detach().cpu() if hasattr(found, "detach") else found, dtype=np.float64)
         rows = rows.reshape(-1, rows.shape[-1] or 4)
-    except (IndexError, TypeError, ValueError) as error:
+    except (IndexError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"boxes are {type(found).__name__}; {_RULE}") from error
     left, top, right, bottom = rows[:, :4].T if rows.shape[1] >= 4 else np.zeros((4, 1))
     if not (np.isfinite(rows[:, :4]).all() and (right > left).all() and (bottom > top).all()):

@@ -34,14 +34,21 @@ def check(kind: Any, value: Any, place: str = "") -> None:
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        for part in first["loc"]:
+        wrong = error.errors(include_url=False, include_context=False)
+        kind, parts, found, depth = wrong[0]["type"], wrong[0]["loc"], value, 0
+        for part in parts:
+            try:
+                found = found if kind == "missing" else found[part]
+            except (IndexError, KeyError, TypeError):  # not of the value: it says which type, or that the key is wrong
+                break
             plain = isinstance(part, str) and part.isidentifier() and len(part) < 80
-            place = f"{place}{'.' * bool(place)}{part}" if plain else f"{place}[{shown(part)}]"
-        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(first["type"])) is not None:
+            place, depth = f"{place}{'.' * bool(place)}{part}" if plain else f"{place}[{shown(part)}]", depth + 1
+        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(kind)) is not None:
             raise StateError(f"{place} is {what}") from error
-        rule = first["msg"].replace("Input should be", "has to be", 1).replace("Value error,", "has to be", 1)
-        raise StateError(f"{place or 'the value'} is {shown(first['input'])}, but {rule}") from error
+        found = wrong[0]["input"]
+        rules = [one["msg"] for one in wrong if one["loc"][:depth] == parts[:depth] and one["input"] is found]
+        rule = " or ".join(rules).replace("Input should be", "has to be").replace("Value error,", "has to be")
+        raise StateError(f"{place or 'the value'} is {shown(found)}, but {rule}") from error
 
 
 _adapter = lru_cache(maxsize=64)(TypeAdapter)  # making one takes milliseconds

@@ -120,12 +120,12 @@ def test_boxes_of_a_file_are_asked_one_by_one_and_drawn(mine, place, tmp_path, c
         "photos/green.png": [[9, 9, 2, 2]],
     }
     file, page = place / "boxes.json", tmp_path / "page.html"
-    file.write_text(json.dumps(boxes))
+    file.write_text(json.dumps(boxes), encoding="utf-8-sig")
     code, out, err = crumb("predict", mine, "--boxes", file, "--json", "--html", page)
     answers = [json.loads(line) for line in out.splitlines()]
     assert [one["box"] for one in answers] == boxes["photos/red.png"] and {one["label"] for one in answers} == {"red"}
     assert code == 1 and "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err and "1 file could not be read" in err
     assert "red.png#box=5,5,30,30" in Page(page.read_text()).text
-    for text in ("[]", "[" * 200_000):
+    for text in ("[]", "[" * 200_000, '{"a.png": null}', '{"a.png": [], "a.png": []}'):
         file.write_text(text)
         refused(r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}', "predict", mine, "--boxes", file)

@@ -228,8 +228,9 @@ def test_the_scene_around_a_box_is_not_learned(make):
         ([(200, 0, 220, 9)], "outside the image of 120 x 80"),
         ("here", "boxes are str; give"),
         ([PLACES, PLACES[0]], "boxes are"),
+        ([(0, 0, 10**400, 9)], "boxes are"),
     ],
-    ids=["three", "empty", "nan", "outside", "text", "ragged"],
+    ids=["three", "empty", "nan", "outside", "text", "ragged", "huge"],
 )
 def test_wrong_boxes_are_refused_and_nothing_is_learned(taught, boxes, says):
     before = taught.lessons
