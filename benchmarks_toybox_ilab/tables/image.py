@@ -62,7 +62,7 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
 
     Raises:
         TooManyPixelsError: If the image is too large.
-        ValueError: If the path is a pipe or a device.
+        ValueError: If the path is a pipe or a device, or the file holds PostScript.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     most = MOST_PIXELS if most_pixels is None else most_pixels
@@ -73,6 +73,9 @@ def open_image(source: str | PathLike | BinaryIO, most_pixels: int | None = None
         image = Image.open(source, **how)
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(f"it has far {too_large}") from error
+    if image.format == "EPS":  # whatever its name: Pillow runs Ghostscript, if there is one, to decode it
+        image.close()
+        raise ValueError("it is PostScript, a program that draws an image; convert it to JPEG or PNG")
     width, height = image.size
     parts = next((parts for parts in (1, 2, 4, 8) if width * height <= most * parts**2), 8)
     if parts > 1:

@@ -137,6 +137,7 @@ def test_images_that_would_be_read_wrong_are_refused(tmp_path):
     Image.new("RGBA", (8, 8), (*SHOWN, 0)).save(file, "AVIF")
     (tmp_path / "1.avif").write_bytes(file.getvalue())
     (tmp_path / "16.avif").write_bytes(file.getvalue().replace(b"colrnclx\0\x01\0\x0d", b"colrnclx\0\x09\0\x10"))
+    Image.new("RGB", (8, 8)).save(tmp_path / "eps.jpg", "EPS")
     unknown = (np.float32([[0.5, 1.0]]), np.int32([[-1, 4]]), np.int32([[0, 70000]]))
     for number, values in enumerate(unknown):
         Image.fromarray(values).save(tmp_path / f"{number}.tif")
@@ -147,6 +148,7 @@ def test_images_that_would_be_read_wrong_are_refused(tmp_path):
         (["16.png", "18.png", "16.avif"], "for HDR screens"),
         (["0.tif", "1.tif", "2.tif"], r"its pixels are of mode [FI], from .* to .*; save it with 8 or 16 bits"),
         ([os.devnull], "not a regular file"),
+        (["eps.jpg"], "PostScript"),
     ):
         for name in names:
             with pytest.raises(ValueError, match=words):
