@@ -14,6 +14,7 @@ from crumb_avalanche.learner.clips import Clip, Frames
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels, of the image upright
 Detector = Callable[[Image.Image], Any]
+LARGEST = 1e9  # of the pixels of a box
 MARGIN = 0.25  # on each side of a box, in units of its longer side
 _RULE = "give (left, top, right, bottom) in pixels of the upright image, one row for each box"
 
@@ -39,8 +40,8 @@ def boxes_of(found: Any) -> list[Box]:
     except (IndexError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"boxes are {type(found).__name__}; {_RULE}") from error
     left, top, right, bottom = rows[:, :4].T if rows.shape[1] >= 4 else np.zeros((4, 1))
-    if not (np.isfinite(rows[:, :4]).all() and (right > left).all() and (bottom > top).all()):
-        raise ValueError(f"a box is {rows[0, :4].tolist()}, or another of {len(rows)} is empty; {_RULE}")
+    if not ((np.abs(rows[:, :4]) <= LARGEST).all() and (right > left).all() and (bottom > top).all()):
+        raise ValueError(f"a box is {rows[0, :4].tolist()}, or another of {len(rows)} is empty or too large; {_RULE}")
     return [(row[0], row[1], row[2], row[3]) for row in rows.tolist()]
 
 

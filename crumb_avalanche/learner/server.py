@@ -350,7 +350,7 @@ async def _failed(request: Request, error: Exception) -> Response:
         return _error(400, "the request was broken off")  # which nobody reads
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
-        name, says = first["loc"][-1], first["msg"].removeprefix("Value error, ")
+        name, says = first["loc"][1], first["msg"].removeprefix("Value error, ")
         return _error(400, f"{request.url.path} needs ?{name}=... in its address: {says}")
     if isinstance(error, StarletteHTTPException):
         return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)

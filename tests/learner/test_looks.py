@@ -222,9 +222,9 @@ def test_the_scene_around_a_box_is_not_learned(make):
 @pytest.mark.parametrize(
     ("boxes", "says"),
     [
-        ([(0, 0, 5)], "empty; give"),
-        ([(5, 0, 5, 9)], "empty; give"),
-        ([(0, 0, float("nan"), 9)], "empty; give"),
+        ([(0, 0, 5)], "empty or too large; give"),
+        ([(5, 0, 5, 9)], "empty or too large; give"),
+        ([(0, 0, float("nan"), 9)], "empty or too large; give"),
         ([(200, 0, 220, 9)], "outside the image of 120 x 80"),
         ("here", "boxes are str; give"),
         ([PLACES, PLACES[0]], "boxes are"),
