@@ -12,7 +12,7 @@ from itertools import accumulate, combinations
 from pathlib import Path
 
 from crumb_avalanche.report.pictures import Curve
-from crumb_avalanche.runs.run_folder import RESULT, read_result
+from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.runs.tables import cell
 
@@ -131,9 +131,14 @@ def read_run(folder: Path) -> Run:
     settings, ledger, matrix = (
         (folder / name).read_text(encoding="utf-8") for name in ("config.yaml", "ledger.json", "accuracy_matrix.csv")
     )
-    _, *rows = csv.reader(io.StringIO(matrix))
-    cells = [[float(cell) for cell in row[1:] if cell] for row in rows]  # none where it was not tested
-    return Run(folder, flat(load_yaml(settings)), result, json.loads(ledger), cells)
+    try:
+        _, *rows = csv.reader(io.StringIO(matrix))
+        cells = [[float(cell) for cell in row[1:] if cell] for row in rows]  # none where it was not tested
+        return Run(folder, flat(load_yaml(settings)), result, json.loads(ledger), cells)
+    except (AttributeError, RecursionError, ValueError, csv.Error) as error:
+        raise DamagedRunError(
+            f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or move it away"
+        ) from error
 
 
 def groups_of(runs: list[Run]) -> list[Group]:

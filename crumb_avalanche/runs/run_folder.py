@@ -68,7 +68,7 @@ def read_result(folder: Path) -> dict:
             path = folder / name
             if _sha256(path) != digest:
                 raise ValueError(changed)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
         raise DamagedRunError(
             f"{path} is not what the run wrote: {reason}. It was damaged or changed later; restore it, repeat the run "
