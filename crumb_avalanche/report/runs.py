@@ -137,7 +137,7 @@ def read_run(folder: Path) -> Run:
         return Run(folder, flat(load_yaml(settings)), result, json.loads(ledger), cells)
     except (AttributeError, RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
-            f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or move it away"
+            f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or remove it"
         ) from error
 
 
