@@ -225,7 +225,7 @@ def read_lists(
         The frames, and the classes in the order of their labels; none if these are not their own.
 
     Raises:
-        FrameTableError: If a list is missing, or a line or the labels are not as they should be.
+        FrameTableError: If a list is missing or empty, or a line or the labels are not as they should be.
     """
     frames, label_of = [], {}
     for batch in range(batches + 1):
@@ -233,8 +233,8 @@ def read_lists(
         if batch == batches:
             session = split = name = "test"
         file = folder / f"{name}{ending}"
-        if not file.is_file():
-            raise FrameTableError(f"there is no {file}, one of the official lists; unpack them again.")
+        if not file.is_file() or not file.stat().st_size:
+            raise FrameTableError(f"{file}, one of the official lists, is missing or empty; unpack them again.")
         for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             path, _, label = line.strip().rpartition(" ")
             image = pattern.fullmatch(path)

@@ -125,7 +125,7 @@ def _tested(folder: Path, video: str, numbers: list[int]) -> list[int]:
             f"there is no {file}, which says where the object is visible. Unpack orbit_extra_annotations.zip to "
             f"{folder / 'annotations'}: {LAYOUT.source}"
         ) from None
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, RecursionError, TypeError) as error:
         raise FrameTableError(
             f"{file} does not say of every frame of its video whether {ABSENT} is true or false ({error!r}). Unpack it "
             "again from orbit_extra_annotations.zip."

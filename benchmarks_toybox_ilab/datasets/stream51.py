@@ -125,7 +125,7 @@ def _listed(folder: Path, split: str, there: set[str]) -> Iterator[list]:
     file, form = folder / LISTS[split], ENTRIES[split]
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise FrameTableError(f"{file} cannot be read: {error}. Unpack it from Stream-51.zip.") from error
     for position, entry in enumerate(entries if isinstance(entries, list) else [entries]):
         whole = isinstance(entry, list) and len(entry) == form.count(",") + 1 and isinstance(entry[-1], str)

@@ -83,12 +83,11 @@ def _annotated(file: Path) -> dict[str, str]:
     for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
-        if not name or not re.fullmatch("n[0-9]{8}", wnid):
+        if not name or not re.fullmatch("n[0-9]{8}", wnid) or classes.setdefault(name, wnid) != wnid:
             raise FrameTableError(
-                f"line {number} of {file} is {line[:80]!r}, but must begin with a file name, a tab and a class (n and "
-                f"8 digits). Unpack the file again from {FOLDER}.zip."
+                f"line {number} of {file} is {line[:80]!r}, but must begin with a file name, a tab and its one class "
+                f"(n and 8 digits). Unpack the file again from {FOLDER}.zip."
             )
-        classes[name] = wnid
     return classes
 
 

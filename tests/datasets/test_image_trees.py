@@ -96,9 +96,10 @@ def test_annotations_are_needed_and_checked(official):
         ("val_0.JPEG n00000000\n", 1, "'val_0.JPEG n00000000'"),
         (lines[0] + "\tn00000000\n", 2, r"'\\tn00000000'"),
         (lines[0] + "val_1.JPEG\ttench\n", 2, r"'val_1.JPEG\\ttench'"),
+        (lines[0] + "val_0.JPEG\tn00000002\n", 2, r"'val_0.JPEG\\tn00000002'"),
     ):
         file.write_text(text)
-        rule = "must begin with a file name, a tab and a class .*tiny-imagenet-200.zip"
+        rule = "must begin with a file name, a tab and its one class .*tiny-imagenet-200.zip"
         with pytest.raises(FrameTableError, match=f"line {line} of .*val_annotations.txt is {found}, but {rule}"):
             TinyImageNetFrames(official)
     file.write_text("".join(lines[:7] + lines[8:]))

@@ -130,10 +130,7 @@ MISFITS = {
     "openloris_clutter": tuple(
         f"train/{place}/1.jpg" for place in ("clutter/segment10/cup_10", "clutter/segment1/cup_09", "task1/cup_10")
     ),
-    "clear10": (
-        *(f"train/labeled_images/{place}/1.jpg" for place in ("1/watch", "11/bus", "bus")),
-        "train/1/bus/1.jpg",
-    ),
+    "clear10": tuple(f"train/{place}/1.jpg" for place in ("labeled_images/1/watch", "labeled_images/11/bus", "1/bus")),
     "orbit": tuple(
         f"test/{place}-00001.jpg" for place in ("P744/bag/clean/v/v", "P177/bag/clean/v/w", "P177/bag/clutter-pan/v/v")
     ),
@@ -189,10 +186,8 @@ def test_folders_with_another_layout(tmp_path, name):
 def test_a_folder_without_an_image_that_is_used(tmp_path, name):
     layout = LAYOUTS[name]
     write_files(tmp_path / layout.folders[0], ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
-    words = re.escape(
-        f"{tmp_path} holds no images of {layout.title} that are used. The layout is {layout.tree}; `crumb"
-    )
-    with pytest.raises(FrameTableError, match=words):
+    words = f"{tmp_path} holds no images of {layout.title} that are used. The layout is {layout.tree}; `crumb"
+    with pytest.raises(FrameTableError, match=re.escape(words)):
         FRAMES[name][0](tmp_path)
 
 
@@ -310,9 +305,7 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
     assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
     with pytest.raises(ValueError, match="fps is 0"):
         get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
-    with pytest.raises(
-        ValueError, match="unknown benchmark 'core51'; known are cifar100, clear10, clear100, clip_folder"
-    ):
+    with pytest.raises(ValueError, match="unknown benchmark 'core51'; known are cifar100, clear10, clear100"):
         get_benchmark("core51")
 
 
