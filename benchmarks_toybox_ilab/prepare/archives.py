@@ -25,6 +25,7 @@ MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
 _CHUNK = 1 << 20
 _SMALL = 100_000_000  # bytes that are unpacked in any case
 _BLOCK = 512  # bytes of a block of a tar file
+_MARKER = 4  # bytes before the first file of a .zip file that was meant to be split
 _COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")  # of tar files; a plain one is recognised by its header
 # What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a way that this Python cannot read.
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
@@ -118,6 +119,8 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
 
 
 def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
+    if min((info.header_offset for info in file.infolist()), default=0) > _MARKER:
+        raise zipfile.BadZipFile("another archive comes before it")
     kinds = {0: "file", stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
     for info in file.infolist():
         kind = kinds.get(stat.S_IFMT(info.external_attr >> 16), "device")  # 0 if not made on a Unix system
@@ -131,12 +134,13 @@ def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
         kind = "file" if info.isfile() else "folder" if info.isdir() else link
         yield Member(info.name, info.size, partial(file.extractfile, info), kind)
     # tarfile also takes a damaged header for the block of zeros that ends the list. Of that block only the length can
-    # still be checked, so the next one must be zeros; reading on to the end makes gzip compare its checksum.
+    # still be checked, so zeros must follow, not another archive; gzip compares its checksum at the end.
     stream = file.fileobj
-    if stream.tell() - file.offset != _BLOCK or stream.read(_BLOCK).strip(b"\0"):
-        raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members")
-    while stream.read(_CHUNK):
-        pass
+    ends = stream.tell() - file.offset == _BLOCK
+    while part := stream.read(_CHUNK):
+        ends = ends and not part.strip(b"\0")
+    if not ends:
+        raise tarfile.ReadError(f"it breaks off after {len(file.getmembers())} members, or another archive follows")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ class LocalServer:
         content: The content to serve.
         ranges: Whether the Range header is supported.
         stop_after: Number of bytes after which the connection breaks once; None never breaks it.
-        announce: Whether Content-Length is sent.
+        announce: Whether Content-Length is sent, or what it is instead of the length.
         redirect: Address to redirect to instead.
         status: Error code to answer with instead.
         asked: The Range of each request, or "".
@@ -66,7 +66,7 @@ class LocalServer:
                 if asked and local.ranges:
                     self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
                 if local.announce:
-                    self.send_header("Content-Length", str(len(body)))
+                    self.send_header("Content-Length", str(len(body) if local.announce is True else local.announce))
                 self.end_headers()
                 if local.stop_after is not None:
                     body, local.stop_after = body[: local.stop_after], None

@@ -99,6 +99,8 @@ def test_a_damaged_member_is_reported_and_the_files_before_it_are_kept(tmp_path)
     whole, second = write_tar(tmp_path / "x.tar").read_bytes(), 512 + 15_360  # where its second header begins
     for content, words in (
         (deflated[:35] + b"\xff" + deflated[36:], "invalid block type"),
+        (deflated * 2, "another archive comes before it"),
+        (whole * 2, "it breaks off after 3 members, or another archive follows"),
         (whole[:second], "it breaks off after 1 members"),
         (whole[:second] + bytes(512) + whole[second + 512 :], "it breaks off after 1 members"),
     ):
@@ -268,8 +270,7 @@ def test_a_partial_file_may_be_complete_and_the_length_unknown(server, tmp_path)
     (tmp_path / "x.zip.part").write_bytes(CONTENT)
     download(server.url, tmp_path / "x.zip", server.md5)
     assert server.asked == [f"bytes={len(CONTENT)}-"] and names(tmp_path) == ["x.zip"]
-    server.announce = False
-    for name, begun in (("new.zip", b""), ("begun.zip", CONTENT[:100])):
+    for name, begun, server.announce in (("new.zip", b"", ""), ("begun.zip", CONTENT[:100], "many")):
         (tmp_path / f"{name}.part").write_bytes(begun)
         bar = NotedBar()
         download(server.url, tmp_path / name, server.md5, bar)
