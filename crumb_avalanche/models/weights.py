@@ -95,13 +95,13 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
         path: ``.npz``, ``.safetensors`` or ``.pth`` file.
 
     Raises:
-        WeightsError: see ``read_weights``; or a name or shape differs (the first one is named).
+        WeightsError: see ``read_weights``; or a name or shape differs, or a value is not finite (the first is named).
     """
     check_and_load(model, read_weights(path), str(path))
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load ``state`` into a model; raise WeightsError, with the name of the ``source``, if a name or shape differs."""
+    """Load ``state`` into a model; raise WeightsError, with the name of the ``source``, if it does not fit."""
     expected, kind = model.state_dict(), type(model).__name__
     problems = [f"has {name!r}, which {kind} has no place for" for name in state if name not in expected]
     for name, tensor in reversed(expected.items()):
@@ -115,6 +115,14 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         raise WeightsError(
             f"{source} {problems[-1]}: these are the weights of another model; choose the matching --backbone"
         )
+    for name, value in state.items():
+        dtype, dense = expected[name].dtype, value.layout == torch.strided and not value.is_meta
+        finite = dense and value.is_floating_point() and bool(value.to(dtype).isfinite().all())
+        if dtype.is_floating_point and not finite:
+            raise WeightsError(
+                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a dense tensor of finite "
+                "floating-point numbers: save or fetch the weights again"
+            )
     model.load_state_dict(state, strict=False)
 
 

@@ -143,8 +143,7 @@ def test_images_that_would_be_read_wrong_are_refused(tmp_path):
         Image.fromarray(values).save(tmp_path / f"{number}.tif")
     assert read(tmp_path / "1.avif")[4][4] == pytest.approx([255] * 3, abs=2) and read(tmp_path / "1.png")
     for names, words in (
-        (["a.dng"], "raw photo, of which only a thumbnail"),
-        (["a.nef"], "raw photo"),
+        (["a.dng", "a.nef"], "raw photo, of which only a thumbnail"),
         (["16.png", "18.png", "16.avif"], "for HDR screens"),
         (["0.tif", "1.tif", "2.tif"], r"its pixels are of mode [FI], from .* to .*; save it with 8 or 16 bits"),
         ([os.devnull], "not a regular file"),
