@@ -140,8 +140,8 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
     black, white = float((-mean / std).min()), float(((1 - mean) / std).max())
     if float((images * std + mean).max()) > 10:  # white is 1
         warnings.warn(
-            f"the images have values up to {high:.0f}, where white is expected to be about {white:.1f}: divide by 255 "
-            "before the normalisation, or call model.set_normalization([0], [1 / 255])",
+            f"the images have values up to {high:.0f}, where white is expected to be about {white:.1f}: give "
+            "them as uint8, or divide by 255 before the normalisation, or call model.set_normalization([0], [1 / 255])",
             stacklevel=2,
         )
     elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
