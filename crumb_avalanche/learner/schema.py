@@ -207,7 +207,7 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
         _check_known(before, header, lessons[: len(lessons) - len(kept)], "history.before.")
     for place, (one, lesson) in enumerate(zip(kept, lessons[len(lessons) - len(kept) :])):
         if one is not None:
-            _check_kept(one, lesson, f"history.kept[{place}]")
+            _check_kept(one, lesson, header, before["statistics"]["settings"]["length"], f"history.kept[{place}]")
     _require((state["network"] is not None) == included, "network.included", "true if weights are there")
 
 
@@ -240,15 +240,18 @@ def _check_known(known: dict[str, Any], header: dict[str, Any], lessons: list[di
         _require(fits, f"{place}nothing", f"of {DRAWN} to {most} rows of {length} features")
 
 
-def _check_kept(kept: Any, lesson: dict[str, Any], place: str) -> None:
-    """Check the features of a lesson."""
+def _check_kept(kept: Any, lesson: dict[str, Any], header: dict[str, Any], length: int, place: str) -> None:
+    """Check the features of a lesson, of which each view has ``length`` or more."""
     _require(len(kept["labels"]) == len(kept["pieces"]), place, "of as many labels as pieces")
     counts: Counter[str] = Counter()
     for label, pieces in zip(kept["labels"], kept["pieces"]):
         counts[label] += sum(pieces)
     images = lesson["images"] | ({NOTHING: lesson["nothing"]} if lesson["nothing"] else {})
     _require(counts == images, place, "what its lesson says")
-    _require(len(kept["features"]) == sum(counts.values()), f"{place}.features", "one per image")
+    (rows, columns), views = kept["features"].shape, Looks(tuple(header["looks"])).views
+    _require(rows == sum(counts.values()), f"{place}.features", "one per image")
+    fits = not rows or (columns % views == 0 and columns >= views * length)
+    _require(fits, f"{place}.features", f"of {length} columns or more for each of {views} views")
 
 
 def _require(holds: bool, place: str, rule: str) -> None:
