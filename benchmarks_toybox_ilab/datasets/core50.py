@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.datasets import registry
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_lists
 from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
 from benchmarks_toybox_ilab.streams.orders import TABLE
@@ -182,12 +183,10 @@ def CORe50(
         )
     root = BENCHMARK.place(dataset_root)
     if download:
-        from torchvision.datasets.utils import download_and_extract_archive
-
         archives = {MINI: MINI_ARCHIVE} if mini else {IMAGES: (LAYOUT.url, LAYOUT.md5)}
         archives[LISTS[scenario][0]] = LISTS_ARCHIVES[int(scenario.startswith("nicv2"))]
         for folder, (url, md5) in archives.items():
             if not (root / folder).is_dir():
-                download_and_extract_archive(url, str(root), md5=md5)
+                registry.download_whole(url, md5, root)
     listed = Benchmark(LAYOUT, CORe50ListedFrames, None, 21, 15, protocol=TABLE)
     return listed.stream(root, {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}, **host)

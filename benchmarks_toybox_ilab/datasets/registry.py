@@ -1,6 +1,8 @@
 """Benchmarks by name: the table of a data set, and the Avalanche stream that its generator makes of it."""
 
 import inspect
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -128,9 +130,7 @@ class Benchmark:
         own = dict(own or {}) | ({"run": run or 0} if "run" in self.options else {})
         root = self.place(dataset_root)
         if download and self.files.find(root) is None:
-            from torchvision.datasets.utils import download_and_extract_archive
-
-            download_and_extract_archive(self.files.url, str(root), md5=self.files.md5)
+            download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **own)
         transform = imagenet_transform(own.get("size", self.image_size))
         defaults = {"protocol": self.protocol, "train_transform": transform, "eval_transform": transform}
@@ -159,6 +159,18 @@ class Benchmark:
 
             root = default_dataset_location(self.name.replace("_", ""))
         return Path(root)
+
+
+def download_whole(url: str, md5: str, root: Path) -> None:
+    """Download an archive to root and unpack it there: all of it, or nothing if that is interrupted."""
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    unfinished = root / f".{url.rpartition('/')[2]}.unpacked"
+    download_and_extract_archive(url, str(root), str(unfinished), md5=md5)
+    for entry in unfinished.iterdir():
+        if not os.path.isdir(place := root / entry.name) or not os.listdir(place):
+            entry.replace(place)
+    shutil.rmtree(unfinished)
 
 
 BENCHMARKS: dict[str, Benchmark] = {}

@@ -3,6 +3,7 @@
 import inspect
 import os
 import pickle
+import shutil
 import sys
 
 import pytest
@@ -161,6 +162,17 @@ def test_where_the_data_are_and_what_is_no_keyword(cifar, tmp_path, monkeypatch)
         OnlineCIFAR100()
     (tmp_path / "cifar100").symlink_to(cifar)
     assert OnlineCIFAR100().n_classes == 100
+    left, new = [[], ["class_[1-9]*"]], tmp_path / "new"  # what is left out of the archive by an interrupt
+
+    def unpack(url, root, unpacked=None, md5=""):
+        shutil.copytree(cifar, unpacked or root, ignore=shutil.ignore_patterns(*left.pop()), dirs_exist_ok=True)
+        if left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", unpack)
+    with pytest.raises(KeyboardInterrupt):
+        BENCHMARKS["cifar100"].stream(new, {}, True)
+    assert BENCHMARKS["cifar100"].stream(new, {}, True).n_classes == 100 and len(os.listdir(new)) == 2
     with pytest.raises(TypeError, match="dataset_root is 20; for a number of experiences give n_experiences=20"):
         OnlineCIFAR100(20)
     with pytest.raises(TypeError, match="cifar100 has no keyword 'experiences'; did you mean 'n_experiences'"):

@@ -4,25 +4,9 @@ import os
 import re
 from itertools import chain
 
+import fake_data as fake
 import pytest
-from fake_data import (
-    ICUB_CLIPS,
-    TINY,
-    core50_names,
-    frames_by_clip,
-    icub_names,
-    ilab_names,
-    image_tree_names,
-    odd_core50_names,
-    odd_icub_names,
-    odd_ilab_names,
-    odd_toybox_names,
-    toybox_names,
-    write_files,
-    write_tiny,
-)
 
-import benchmarks_toybox_ilab
 import benchmarks_toybox_ilab as streams
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from benchmarks_toybox_ilab.datasets.icub import LAYOUT, ICub, ICubFrames, listing_order
@@ -48,25 +32,31 @@ FRAMES = {
 WITHOUT_PATHS = ("tiny_imagenet", "eth80", "stream51", "orbit")
 CLASSES = [f"class{number:02d}" for number in range(100)]
 BOTH = [
-    *(f"iLab-2M-Light/{name}" for name in ilab_names(views=15)),
-    *(f"core50/{name}" for name in core50_names(frames=range(10, 300, 20))),
+    *(f"iLab-2M-Light/{name}" for name in fake.ilab_names(views=15)),
+    *(f"core50/{name}" for name in fake.core50_names(frames=range(10, 300, 20))),
 ]
 # As many files as the data sets have, and names that are not used; ImageNet has too many for a quick test.
 WHOLE = {
-    "core50": lambda: core50_names(),
-    "toybox": lambda: toybox_names(),
-    "ilab": lambda: ilab_names(),
-    "icub": lambda: icub_names(),
+    "core50": lambda: fake.core50_names(),
+    "toybox": lambda: fake.toybox_names(),
+    "ilab": lambda: fake.ilab_names(),
+    "icub": lambda: fake.icub_names(),
     "ilab_core50": lambda: BOTH,
-    "cifar100": lambda: image_tree_names({"train": 500, "test": 100}, CLASSES),
+    "cifar100": lambda: fake.image_tree_names({"train": 500, "test": 100}, CLASSES),
 }
 ODD = {
-    "core50": odd_core50_names(),
-    "toybox": odd_toybox_names(),
-    "ilab": odd_ilab_names(),
-    "icub": odd_icub_names(),
-    "cifar100": [*TINY["cifar100"], "README.txt", "train/classes.txt", "train/bed/.x.png", "test/bed/LOUD.PNG"],
-    "imagenet": [*TINY["imagenet"], "LOC.csv", "val/.DS_Store", "train/n00000001/._x.JPEG", "val/n00000002/low.jpg"],
+    "core50": fake.odd_core50_names(),
+    "toybox": fake.odd_toybox_names(),
+    "ilab": fake.odd_ilab_names(),
+    "icub": fake.odd_icub_names(),
+    "cifar100": [*fake.TINY["cifar100"], "README.txt", "train/classes.txt", "train/bed/.x.png", "test/bed/LOUD.PNG"],
+    "imagenet": [
+        *fake.TINY["imagenet"],
+        "LOC.csv",
+        "val/.DS_Store",
+        "train/n00000001/._x.JPEG",
+        "val/n00000002/low.jpg",
+    ],
 }
 LAYOUTS = {name: BENCHMARKS[name].files for name in FRAMES}
 
@@ -90,8 +80,8 @@ def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
 
 @pytest.mark.parametrize(("name", "place"), [(name, at) for name in LAYOUTS for at in ("", *LAYOUTS[name].places)])
 def test_the_folder_is_found_in_every_place(tmp_path, name, place):
-    frames, names = FRAMES[name][0], ODD.get(name, TINY[name])
-    write_tiny(name, tmp_path / place) if names is None else write_files(tmp_path / place, names)
+    frames, names = FRAMES[name][0], ODD.get(name, fake.TINY[name])
+    fake.write_tiny(name, tmp_path / place) if names is None else fake.write_files(tmp_path / place, names)
     table = frames(str(tmp_path))
     assert table.name == name and table.root == tmp_path / place and table.read(len(table) - 1).size == (12, 8)
     if name not in WITHOUT_PATHS:
@@ -99,7 +89,7 @@ def test_the_folder_is_found_in_every_place(tmp_path, name, place):
 
 
 def test_the_root_may_be_the_folder_of_the_images_of_ilab(tmp_path):
-    write_files(tmp_path, odd_ilab_names())
+    fake.write_files(tmp_path, fake.odd_ilab_names())
     table = streams.ILabFrames(tmp_path / "train_img")
     assert [f"train_img/{path}" for path in table.path] == list(streams.ILabFrames(tmp_path).path)
     assert table.read(0).size == (12, 8)
@@ -139,7 +129,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_an_image_that_does_not_fit_is_named_with_the_rule(name):
-    layout, known = LAYOUTS[name], ODD.get(name, TINY[name])
+    layout, known = LAYOUTS[name], ODD.get(name, fake.TINY[name])
     for path in MISFITS[name]:
         words = f"image {path} does not fit the layout of {layout.title}: {layout.tree}; {layout.rule}. Rename it"
         with pytest.raises(FrameTableError, match=re.escape(words)):
@@ -185,7 +175,7 @@ def test_folders_with_another_layout(tmp_path, name):
 @pytest.mark.parametrize("name", ["core50", "toybox", "ilab", "icub"])
 def test_a_folder_without_an_image_that_is_used(tmp_path, name):
     layout = LAYOUTS[name]
-    write_files(tmp_path / layout.folders[0], ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
+    fake.write_files(tmp_path / layout.folders[0], ["README.md", "boat-i0001-b0001-c00-r01-l0-f2.txt"])
     words = f"{tmp_path} holds no images of {layout.title} that are used. The layout is {layout.tree}; `crumb"
     with pytest.raises(FrameTableError, match=re.escape(words)):
         FRAMES[name][0](tmp_path)
@@ -194,7 +184,7 @@ def test_a_folder_without_an_image_that_is_used(tmp_path, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_generator_passes_on_its_arguments(tmp_path, name):
     frames, generator = FRAMES[name]
-    write_tiny(name, tmp_path)
+    fake.write_tiny(name, tmp_path)
     transforms = {"train_transform": lambda image: "train", "eval_transform": lambda image: "eval"}
     benchmark = generator(tmp_path, protocol="class_iid", run=3, classes_per_experience=1, **transforms)
     assert benchmark.protocol == "class_iid" and benchmark.run == 3 and benchmark.n_classes_per_exp == [1, 1]
@@ -210,9 +200,9 @@ TWO_CLASSES = {"part3": ("mug",), "part1": ("book",)}
 
 
 def test_every_tenth_file_of_the_first_day_by_position():
-    table = ICubFrames("nowhere", odd_icub_names())
-    assert list(frames_by_clip(table).items()) == [
-        *((("book1", name), [0]) for name in ICUB_CLIPS),
+    table = ICubFrames("nowhere", fake.odd_icub_names())
+    assert list(fake.frames_by_clip(table).items()) == [
+        *((("book1", name), [0]) for name in fake.ICUB_CLIPS),
         (("mug2", "MIX"), [0, 10]),
         (("mug2", "ROT2D"), [5, 16, 26]),
         (("mug2", "SCALE"), [0]),
@@ -226,19 +216,22 @@ def test_every_tenth_file_of_the_first_day_by_position():
 
 
 def test_reference_sorts_the_days_as_text():
-    names = odd_icub_names()
-    plain, reference = (frames_by_clip(ICubFrames("nowhere", names, of)) for of in (False, True))
+    names = fake.odd_icub_names()
+    plain, reference = (fake.frames_by_clip(ICubFrames("nowhere", names, of)) for of in (False, True))
     assert reference == {**plain, ("mug2", "ROT2D"): [90]}
 
 
 def test_parts_may_be_left_out(tmp_path):
-    names = icub_names(TWO_CLASSES, (1,))
+    names = fake.icub_names(TWO_CLASSES, (1,))
     flat = [name.partition("/")[2] for name in names]
     table = ICubFrames("nowhere", flat)
-    assert frames_by_clip(table) == frames_by_clip(ICubFrames("nowhere", names)) and len(frames_by_clip(table)) == 10
+    assert (
+        fake.frames_by_clip(table) == fake.frames_by_clip(ICubFrames("nowhere", names))
+        and len(fake.frames_by_clip(table)) == 10
+    )
     assert table.path[0] == "book/book1/MIX/day2/left/00000000.jpg"
     assert "class book: 4 of 40 training clips, 1 of 10 test clips" in LAYOUT.missing(table)
-    write_files(tmp_path, flat[::7])
+    fake.write_files(tmp_path, flat[::7])
     assert ICubFrames(tmp_path).content_hash() == ICubFrames("nowhere", flat[::7]).content_hash()
     assert sorted(listing_order(tmp_path)) == ["book", "mug"]
 
@@ -246,8 +239,8 @@ def test_parts_may_be_left_out(tmp_path):
 # np.random.RandomState(run).shuffle of [0, 1, 2] gives [2, 1, 0] for run 0 and [0, 2, 1] for run 1.
 @pytest.mark.parametrize(("run", "order"), [(0, ("cellphone", "book", "mouse")), (1, ("mouse", "cellphone", "book"))])
 def test_reference_shuffles_the_classes_as_they_are_listed(tmp_path, monkeypatch, run, order):
-    names = icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
-    write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
+    names = fake.icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
+    fake.write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
     listdir, listed = os.listdir, ["mouse", "ringbinder", "book", "cellphone"]  # as the system lists them
     monkeypatch.setattr(os, "listdir", lambda path: listed if os.path.basename(path) == "part1" else listdir(path))
     benchmark = ICub(tmp_path, run=run, classes_per_experience=1, reference=True)
@@ -255,15 +248,9 @@ def test_reference_shuffles_the_classes_as_they_are_listed(tmp_path, monkeypatch
     assert all("/day10/" in path for path in benchmark.frame_table.path)
 
 
-PAPER = {
-    "core50": (2, 21, 15),
-    "toybox": (2, 21, 15),
-    "ilab": (2, 21, 15),
-    "icub": (2, 21, 30),
-    "ilab_core50": (2, 21, 30),
-    "cifar100": (5, 128, 100),
-    "imagenet": (100, 128, 10_000),
-}
+PAPER = dict.fromkeys(("core50", "toybox", "ilab"), (2, 21, 15))
+PAPER |= dict.fromkeys(("icub", "ilab_core50"), (2, 21, 30))
+PAPER |= {"cifar100": (5, 128, 100), "imagenet": (100, 128, 10_000)}
 OTHERS = dict.fromkeys(("eth80", "clip_folder", "toy_shapes", "toy_shapes_short", "toy_dots"), (2, 21, 15)) | {
     "tiny_imagenet": (10, 128, 200),
     "stream51": (1, 128, 51),
@@ -280,12 +267,12 @@ def test_settings_of_each_benchmark(name, numbers):
     assert (benchmark.classes_per_experience, benchmark.batch_size, benchmark.budget_images) == numbers
     assert benchmark.needs_root == (not name.startswith("toy_")) and benchmark.files.source
     assert ("reference" in benchmark.options) == (name in PAPER)
-    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == TINY.keys()
+    assert set(BENCHMARKS) == PAPER.keys() | OTHERS.keys() == fake.TINY.keys()
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", fake.TINY)
 def test_all_tables_are_called_alike(tmp_path, name):
-    write_tiny(name, tmp_path)
+    fake.write_tiny(name, tmp_path)
     benchmark = get_benchmark(name)
     table = benchmark.table(str(tmp_path), 1)
     assert isinstance(table, FrameTable) and all(min(count.values()) for count in table.counts().values())
@@ -301,7 +288,7 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
         get_benchmark("core50").table(None, 0)
     with pytest.raises(FrameTableError, match="benchmark toybox reads no video files; fps=2 is for clip_folder"):
         get_benchmark("toybox").table(str(tmp_path), 0, fps=2.0)
-    write_files(tmp_path, toybox_names(["cup"], [1], 2))
+    fake.write_files(tmp_path, fake.toybox_names(["cup"], [1], 2))
     assert get_benchmark("toybox").table(str(tmp_path), 0, reference=True).padded
     with pytest.raises(ValueError, match="fps is 0"):
         get_benchmark("clip_folder").table(str(tmp_path), 0, fps=0.0)
@@ -310,8 +297,8 @@ def test_what_a_benchmark_needs_and_takes(tmp_path):
 
 
 def test_every_public_name_exists_and_no_other():
-    for name in benchmarks_toybox_ilab.__all__:
-        assert getattr(benchmarks_toybox_ilab, name) is not None and name in dir(benchmarks_toybox_ilab)
-    assert set(benchmarks_toybox_ilab.__all__) == set(benchmarks_toybox_ilab._HOMES)
+    for name in streams.__all__:
+        assert getattr(streams, name) is not None and name in dir(streams)
+    assert set(streams.__all__) == set(streams._HOMES)
     with pytest.raises(AttributeError, match="no attribute 'CORe51'"):
-        benchmarks_toybox_ilab.CORe51  # noqa: B018
+        streams.CORe51  # noqa: B018
