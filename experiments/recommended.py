@@ -44,12 +44,14 @@ COLUMNS = {
 
 def settings_of(name: str, protocol: str, quick: bool = False, budget: int | None = None) -> dict:
     """Settings of a row, with a budget of bytes where it sets none; None takes the benchmark's."""
-    row = ROWS[name]
-    own = row.get("settings", {})
+    row = {"settings": {}, "method": {}} | ROWS[name]
+    own, method, *others = row.values()
+    if others:
+        raise ValueError(f"row {name!r} of rows/recommended.yaml has {list(row)[2]}: put it into settings or method")
     settings = {"preset": "recommended", "protocol": protocol, **own, **(QUICK if quick else {})}
     if not {"budget_bytes", "mem_size"} & set(own):
         settings |= {"budget_bytes": budget} if budget is not None else {"budget_images": 60.0} if quick else {}
-    return settings | ({"method": row["method"]} if "method" in row else {})
+    return settings | ({"method": method} if method else {})
 
 
 def main() -> int:
@@ -63,22 +65,20 @@ def main() -> int:
     own_presets(chosen)
     if not options.protocols(benchmark, [chosen.protocol]):
         raise ValueError(f"{benchmark} has no videos, so no {chosen.protocol}: give --protocol class_iid")
-    folder, cells = options.output / chosen.protocol, []
+    protocol, folder, cells = chosen.protocol, options.output / chosen.protocol, []
     for name in names:
-        settings = settings_of(name, chosen.protocol, options.quick, chosen.budget_bytes)
-        place = folder / folder_name(name)
-        cells.append(Cell(name, benchmark, chosen.protocol, place, settings, reference=folder / TABLE))
+        settings = settings_of(name, protocol, options.quick, chosen.budget_bytes)
+        cells.append(Cell(name, benchmark, protocol, folder / folder_name(name), settings, reference=folder / TABLE))
     found, failed = options.found(cells)
     found = [item for item in found if item.runs]
     csv_rows = [["row", "run", "accuracy", "oldest", "newest", "memory_bytes", "images_per_second", "frame_table"]]
     for item in found:
         for run in item.runs:
             per = run.result["final_accuracy_per_experience"]
-            values = [f"{value:.4f}" for value in (run.final, per[0], per[-1])]
-            values += [run.ledger["memory_bytes"], f"{run.ledger['images_per_second']:.1f}", run.split]
-            csv_rows.append([item.cell.row, run.number, *values])
+            row = [item.cell.row, run.number, *(f"{value:.4f}" for value in (run.final, per[0], per[-1]))]
+            csv_rows.append([*row, run.ledger["memory_bytes"], f"{run.ledger['images_per_second']:.1f}", run.split])
     if found:
-        title = f"{benchmark}, {chosen.protocol.replace('_', '-')}"
+        title = f"{benchmark}, {protocol.replace('_', '-')}"
         print(f"\n{title}", end="")
         lines = [[text(item) for text in COLUMNS.values()] for item in found]
         figure = bars({title: {"": {item.cell.row: item.finals for item in found}}}, title, ACCURACY, (0, 100))

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from contextlib import nullcontext
+from fractions import Fraction
 from itertools import chain, repeat
 from types import SimpleNamespace
 
@@ -71,14 +72,14 @@ def test_the_camera_is_closed_when_the_clip_is_left(monkeypatch):
 def fake_camera(monkeypatch, stamps, closed=lambda: None):
     """A camera whose frames have these time stamps; an exception among them is raised there."""
     stamps, av = iter(stamps), pytest.importorskip("av")
-    picture = av.VideoFrame.from_ndarray(np.zeros((4, 6, 3), np.uint8), format="rgb24")
 
     def decode(stream):
         for stamp in stamps:
             if isinstance(stamp, Exception):
                 raise stamp
-            parts = {name: getattr(picture, name) for name in ("side_data", "colorspace", "format", "to_image")}
-            yield SimpleNamespace(time=stamp, **parts)
+            frame = av.VideoFrame.from_ndarray(np.zeros((4, 6, 3), np.uint8), format="rgb24")
+            frame.pts, frame.time_base = round(1000 * stamp), Fraction(1, 1000)
+            yield frame
 
     class Container(nullcontext):
         streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])
