@@ -55,7 +55,7 @@ def table1() -> tuple[Figure, str]:
 
 
 def stream(name: str) -> tuple[Figure, str]:
-    """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``)."""
+    """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``, ``figS2``)."""
     panels: dict[str, dict[str, dict[int, list[float]]]] = {}
     for line in read(RECORDED / f"{name}.csv"):
         panel = panels.setdefault(f"{DATA_SETS[line['benchmark']]}, {protocol_text(line['protocol'])}", {})
@@ -106,7 +106,7 @@ FIGURES: dict[str, tuple[Callable[[], tuple[Figure, str]], int]] = {
     "recommended_eth80": (recommended, 420),
     "table1": (table1, 420),
 }
-for _name in ("fig3", "figS1"):
+for _name in ("fig3", "figS1", "figS2"):
     FIGURES[_name] = partial(stream, _name), 560
 for _name in ("table3", "table3_tiny_imagenet", "table3_cifar100"):
     FIGURES[_name] = partial(codes_and_images, _name), 380
