@@ -1,6 +1,7 @@
 """One frame of a data set, the rules for it, and the errors raised when it breaks one."""
 
 import operator
+import posixpath
 import re
 from dataclasses import dataclass
 
@@ -51,10 +52,11 @@ def check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bo
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
         raise FrameTableError(f"row {number} ({row.path!r}) has a name that contains a line break; rename it.")
     clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
-    if row.path in seen and not (padded and seen[row.path] == clip):
+    path = posixpath.normpath(row.path)  # ./a.png is a.png
+    if path in seen and not (padded and seen[path] == clip):
         rule = "a padded table repeats a frame only within its clip" if padded else "list every frame once"
         raise FrameTableError(f"{_where(number, row)} repeats the path of an earlier row; {rule}.")
-    seen[row.path] = clip
+    seen[path] = clip
 
 
 def _where(number: int, row: Frame) -> str:
