@@ -147,12 +147,8 @@ def odd_ilab_names() -> list[str]:
         *ilab_names(["boat"], [2], range(1, 8), 15),
         *(name for number in range(11, 19) for name in ilab_session("van", 7, number, 17, "-l0.JPG")),
         *ilab_names(["semi"], [1], range(1, 9), 15),
-        "README.txt",
-        "train_img/Thumbs.db",
-        "train_img/._boat-i0001-b0001-c00-r01-l0-f2.jpg",
-        "train_img/boat-i0001-b0001.xml",
-        "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg",
-        "test_img/any.jpg",
+        *("README.txt", "train_img/Thumbs.db", "train_img/boat-i0001-b0001.xml", "test_img/any.jpg"),
+        *(f"{folder}boat-i0001-b0001-c00-r01-l0-f2.jpg" for folder in ("train_img/._", "test_img/")),
     ]
 
 

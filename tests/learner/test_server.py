@@ -119,7 +119,8 @@ def test_a_box_is_the_part_of_an_image_that_is_asked_about_and_learned(taught):
         assert taught.post("/predict", params=params, content=encoded(both)).json()["label"] == colour
         taught.post("/teach", params=params | {"label": colour}, content=encoded(both))
     assert names(taught) == {"red": 5, "green": 5}
-    for box, says in ((["a"] * 4, "needs ?box="), ([-1e308, 0, 1e308, 9], "too large"), ([90, 0, 95, 5], "outside")):
+    wrong = [([1, 2, 3], "needs ?box="), (["a"] * 4, "needs ?box="), ([9, 9, 9, 9], "empty")]
+    for box, says in (*wrong, ([-1e308, 0, 1e308, 9], "too large"), ([90, 0, 95, 5], "lies outside")):
         found = taught.post("/predict", params={"box": box}, content=encoded(both))
         assert found.status_code == 400 and says in found.json()["error"]
 

@@ -12,13 +12,7 @@ from crumb_avalanche.models import extraction
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.models.layers import (
-    AveragingConv2d,
-    CoinDropout,
-    coin_mask,
-    replace_dropout,
-    step_flops,
-)
+from crumb_avalanche.models.layers import AveragingConv2d, CoinDropout, coin_mask, replace_dropout, step_flops
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 

@@ -270,7 +270,8 @@ def test_a_partial_file_may_be_complete_and_the_length_unknown(server, tmp_path)
     (tmp_path / "x.zip.part").write_bytes(CONTENT)
     download(server.url, tmp_path / "x.zip", server.md5)
     assert server.asked == [f"bytes={len(CONTENT)}-"] and names(tmp_path) == ["x.zip"]
-    for name, begun, server.announce in (("new.zip", b"", ""), ("begun.zip", CONTENT[:100], "many")):
+    cases = (("new.zip", b"", ""), ("begun.zip", CONTENT[:100], ""), ("odd.zip", b"", "many"))
+    for name, begun, server.announce in cases:
         (tmp_path / f"{name}.part").write_bytes(begun)
         bar = NotedBar()
         download(server.url, tmp_path / name, server.md5, bar)

@@ -133,8 +133,10 @@ def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys)
     sweep(tmp_path)
     (tmp_path / "crumb/run2/result.json").write_text("{")
     fake_run(tmp_path / "odd", rows=["0,x"])
-    with pytest.raises(ValueError, match=r"is written:\n.*run2/result.json is not.*\n.*odd holds .* no run writes"):
+    words = r"the rest is written:\n.*run2/result\.json is not what the run wrote"
+    with pytest.raises(ValueError, match=words) as error:
         report(tmp_path)
+    assert "odd holds settings, a ledger or a matrix that no run writes" in str(error.value)
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
     check_pictures(tmp_path)

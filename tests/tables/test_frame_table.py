@@ -52,6 +52,7 @@ def test_clips_are_natural_and_ascending():
         ([], "has no frames"),
         ([replace(CUP, split="val")], "split 'val'; a split is 'train' or 'test'"),
         ([CUP_TEST], "class 'cup' of the frame table has 1 test frames and no training frames"),
+        ([CUP, CUP], "row 1 .cup/1/a/0.jpg. repeats the path"),
         ([CUP, replace(CUP, path="./cup/1//a/0.jpg")], "row 1 .*cup/1//a/0.jpg. repeats the path"),
         ([replace(CUP, frame=-1)], "frame number of row 0 .* is -1, but must be a whole number of at least 0"),
         ([replace(CUP, frame=1.0)], "is 1.0, but must be a whole number"),
