@@ -121,7 +121,7 @@ def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
 def _append(answer: BinaryIO, part: Path, start: int, resumes: bool, progress: Callable[..., Any]) -> int:
     """Append an answer to the `start` bytes of `part` if it resumes there, else replace them."""
     done = start if resumes else 0
-    length = getattr(answer, "length", None) or 0  # of an answer of HTTP, unless its header is no number
+    length = getattr(answer, "length", None) or 0  # None unless an HTTP server states a number
     expected = done + length if length else 0
     check_room(part.parent, expected - start, f"downloading {part.stem}")
     bar = progress(expected or None, f"downloading {part.stem}", "B", initial=done, scale=True)

@@ -151,7 +151,7 @@ def picture(frame: Any, size: Size, matrix: bytes | None = None) -> Image.Image:
     """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"} if frame.colorspace == 1 else {}
-    # Not the frame's own, whose threads a process forked with the frame would wait for when it frees it.
+    # A forked process that frees a frame would wait for the threads of a converter which the frame keeps.
     convert = load_av().video.reformatter.VideoReformatter().reformat
     transfer, primaries = getattr(frame, "color_trc", 2), getattr(frame, "color_primaries", 2)
     clear = frame.format.has_palette or any(part.is_alpha for part in frame.format.components)

@@ -14,7 +14,7 @@ from crumb_avalanche.learner.clips import Clip, Frames
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels, of the image upright
 Detector = Callable[[Image.Image], Any]
-LARGEST = 1e9  # of the pixels of a box
+LARGEST = 1e9  # largest coordinate of a box, in pixels
 MARGIN = 0.25  # on each side of a box, in units of its longer side
 _RULE = "give (left, top, right, bottom) in pixels of the upright image, one row for each box"
 

@@ -35,18 +35,18 @@ def check(kind: Any, value: Any, place: str = "") -> None:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False)
-        kind, parts, found, depth = wrong[0]["type"], wrong[0]["loc"], value, 0
-        for part in parts:
+        first, found, depth = wrong[0], value, 0
+        for part in first["loc"]:
             try:
-                found = found if kind == "missing" else found[part]
-            except (IndexError, KeyError, TypeError):  # not of the value: it says which type, or that the key is wrong
+                found = found if first["type"] == "missing" else found[part]
+            except (IndexError, KeyError, TypeError):  # the rest of the place names a type, or says that a key is wrong
                 break
             plain = isinstance(part, str) and part.isidentifier() and len(part) < 80
             place, depth = f"{place}{'.' * bool(place)}{part}" if plain else f"{place}[{shown(part)}]", depth + 1
-        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(kind)) is not None:
+        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(first["type"])) is not None:
             raise StateError(f"{place} is {what}") from error
-        found = wrong[0]["input"]
-        rules = [one["msg"] for one in wrong if one["loc"][:depth] == parts[:depth] and one["input"] is found]
+        about, found = first["loc"][:depth], first["input"]
+        rules = [one["msg"] for one in wrong if one["loc"][:depth] == about and one["input"] is found]
         rule = " or ".join(rules).replace("Input should be", "has to be").replace("Value error,", "has to be")
         raise StateError(f"{place or 'the value'} is {shown(found)}, but {rule}") from error
 
