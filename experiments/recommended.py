@@ -49,8 +49,8 @@ def settings_of(name: str, protocol: str, quick: bool = False, budget: int | Non
     if others:
         raise ValueError(f"row {name!r} of rows/recommended.yaml has {list(row)[2]}: put it into settings or method")
     settings = {"preset": "recommended", "protocol": protocol, **own, **(QUICK if quick else {})}
-    if not {"budget_bytes", "mem_size"} & set(own):
-        settings |= {"budget_bytes": budget} if budget is not None else {"budget_images": 60.0} if quick else {}
+    if not {"budget_bytes", "mem_size"} & set(own):  # 400 small images: room for copies of the plastic layers
+        settings |= {"budget_bytes": budget} if budget is not None else {"budget_images": 400.0} if quick else {}
     return settings | ({"method": method} if method else {})
 
 
