@@ -235,7 +235,7 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
         for places in (range(start, start + count) for count in found for start in range(0, 8, count)):
             classifier = taught_clips(learner, (uses, labels, features), places)
             for asked, to in (((uses == "known") & np.isin(labels, places), found), (uses == "empty", strange)):
-                to[len(places)].append(classifier.evidence(features[asked]).typicality[:, 2])
+                to[len(places)].append(classifier.evidence(features[asked]).typicality[:, :2].sum(1))
     usual = []
     for count, cosines in found.items():
         usual.append(float(torch.cat(cosines).quantile(REJECTED)))

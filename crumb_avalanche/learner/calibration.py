@@ -92,6 +92,13 @@ class Records(NamedTuple):
         """Return those records for which a ``(n,)`` bool is true."""
         return Records(*(values[keep] for values in self))
 
+    def of_first(self, *masks: Tensor) -> "Records":
+        """Return the records of the first mask that leaves enough lessons, or all."""
+        for mask in masks:
+            if len(self.lessons[mask].unique()) >= LEAST_LESSONS:
+                return self.where(mask)
+        return self
+
     def and_those(self, new: "Records", capacity: int) -> "Records":
         """Return these and new records; beyond the capacity, the class with most loses every second one."""
         records = Records(*(torch.cat(pair) for pair in zip(self, new, strict=True)))
@@ -133,15 +140,15 @@ class Records(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    """Deviations of relative distance and cosine, and thresholds and units of what ``_sums`` returns; ``(2,)`` each."""
+    """Units of relative distance and cosine, and thresholds and units of what ``_sums`` returns; ``(2,)`` each."""
 
-    deviations: Tensor
+    scales: Tensor
     least: Tensor
     units: Tensor
 
     def familiarity(self, typicality: Tensor) -> Tensor:
         """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
-        return ((_sums(typicality, self.deviations) - self.least) / self.units).amin(1)
+        return ((_sums(typicality, self.scales) - self.least) / self.units).amin(1)
 
 
 class Confidence:
@@ -150,22 +157,23 @@ class Confidence:
     No image is held out. ``observe`` takes the evidence of each clip before the clip is learned. If the class was known
     by then, the images become records; how the classes scored images that they had not seen yet is what calibrates
     them. Records from a time when their class had less than half of its present images, or when there were less than
-    half of the present classes, do not count for temperature and threshold, unless fewer than five lessons are left.
+    half of the present classes, do not count for temperature and threshold, unless fewer than five lessons are left:
+    then the latter count for the temperature and the former for the threshold, and if need be all.
 
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
     deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
 
     *Unknown*: an image is known if the sum of its relative distance to the nearest class and its cosine with a class
-    mean, in units of their deviations, and its cosine apart from what shows nothing are above their 5 % quantiles over
-    the records, each lesson counting once; of the latter cosine no more than ``usual`` is asked. The sum tells classes
-    that were never learned, the cosine apart from nothing what shows no object at all. Before five lessons are
-    observed, images whose largest probability is below 0.1 are unknown, and with ``usual`` those of small cosines.
-    Images that look like what was shown as nothing always are.
+    mean, without ``usual`` in units of their deviations, and its cosine apart from what shows nothing are above their
+    5 % quantiles over the records, each lesson counting once; of the latter cosine no more than ``usual`` is asked. The
+    sum tells classes that were never learned, the cosine apart from nothing what shows no object at all. Before five
+    lessons are observed, images whose largest probability is below 0.1 are unknown, and those whose sum is below
+    ``usual``. Images that look like what was shown as nothing always are.
 
     Args:
         capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
-        usual: cosine that images of known classes have at least, where cosines are those of a whitened space; see
-            ``nothing.usual_cosine``.
+        usual: cosine, or sum, that images of known classes have at least, where they are those of a whitened space;
+            see ``nothing.usual_cosine``.
     """
 
     def __init__(self, capacity: int = 2000, usual: float | None = None):
@@ -226,7 +234,7 @@ class Confidence:
             confident = (evidence.scores / temperature).log_softmax(1).amax(1)
             familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
             if self.usual is not None:
-                familiarity = torch.minimum(familiarity, evidence.typicality[:, 2] - self.usual)
+                familiarity = torch.minimum(familiarity, evidence.typicality[:, :2].sum(1) - self.usual)
         return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
 
     def known(self, evidence: Evidence) -> Tensor:
@@ -267,20 +275,15 @@ class Confidence:
         """Return temperature and fit for the present numbers of images; cached until either changes."""
         key = (*evidence.labels.tolist(), *evidence.counts.tolist())
         if self._cache is None or self._cache[0] != key:
-            fresh = self._fresh(evidence)
-            enough = len(fresh.lessons.unique()) >= LEAST_LESSONS
-            self._cache = key, _temperature(fresh), _fit(fresh, self.usual) if enough else None
+            records = self._records
+            now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
+            images = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
+            classes = 2 * records.classes >= len(now)
+            temperature = _temperature(records.of_first(images & classes, images))
+            of_unknown = records.of_first(images & classes, classes)
+            enough = len(of_unknown.lessons.unique()) >= LEAST_LESSONS
+            self._cache = key, temperature, _fit(of_unknown, self.usual) if enough else None
         return self._cache[1:]
-
-    def _fresh(self, evidence: Evidence) -> Records:
-        """Return the records of about the present numbers of images and classes; all of them if these are too few."""
-        records = self._records
-        now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
-        images = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
-        for fresh in (images & (2 * records.classes >= len(now)), images):
-            if len(records.lessons[fresh].unique()) >= LEAST_LESSONS:
-                return records.where(fresh)
-        return records
 
 
 def _temperature(records: Records) -> float:
@@ -298,21 +301,23 @@ def _temperature(records: Records) -> float:
 def _fit(records: Records, usual: float | None) -> _Fit:
     """Return the thresholds of images of known classes; that of the cosine is at most ``usual``."""
     shares = _shares(records)
-    deviations = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
-    values = _sums(records.typicality, deviations)
+    scales = torch.ones(2).double()  # with a usual threshold, both are in units of a cosine
+    if usual is None:
+        scales = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
+    values = _sums(records.typicality, scales)
     ordered, order = values.sort(0)
     below = shares[order].cumsum(0) / shares.sum()
     least = ordered.gather(0, (below < REJECTED).sum(0, keepdim=True))[0]
     if usual is not None:
         least[1].clamp_max_(usual)
     units = values.std(0, correction=0).clamp_min(1e-6) / torch.tensor(STEEPNESS, dtype=torch.float64)
-    return _Fit(deviations, least, units)
+    return _Fit(scales, least, units)
 
 
-def _sums(typicality: Tensor, deviations: Tensor) -> Tensor:
-    """Return relative distance plus cosine, in units of their deviations, and the cosine apart; ``(B, 2)`` float64."""
+def _sums(typicality: Tensor, scales: Tensor) -> Tensor:
+    """Return relative distance plus cosine, in their units, and the cosine apart; ``(B, 2)`` float64."""
     typicality = typicality.double()
-    return torch.stack([(typicality[:, :2] / deviations).sum(1), typicality[:, 2]], 1)
+    return torch.stack([(typicality[:, :2] / scales).sum(1), typicality[:, 2]], 1)
 
 
 def _shares(records: Records) -> Tensor:

@@ -8,7 +8,7 @@ from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.evidence import STRENGTH, evidence, shares_of
+from crumb_avalanche.learner.evidence import DISTANCE, OUTSIDE, RISE, STRENGTH, evidence, shares_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import DRAWN, LEAST_APART, MOST_SHOWN, USUAL_COSINE, drawn_images, usual_cosine
 from crumb_avalanche.learner.predictor import NothingTaughtError
@@ -62,22 +62,20 @@ def covariance(statistics):
 @pytest.mark.parametrize("name", ["rda", "rda, many", "rda, of all features", "rda, whole", "slda"])
 def test_distances_of_gaussians(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
-    inverse = torch.linalg.inv(covariance(statistics))
-    means, values = statistics.means[[0, 1, 3]].double(), fresh.double()
-    centre = means.mean(0)
-
-    def squared(rows):
-        return ((rows @ inverse) * rows).sum(-1)
-
+    means, root = statistics.means[[0, 1, 3]].double(), torch.linalg.cholesky(torch.linalg.inv(covariance(statistics)))
+    rows, places = (fresh.double() - means.mean(0)) @ root, (means - means.mean(0)) @ root
     relative, cosine = parts(statistics, fresh)
-    whole = squared(values[:, None] - means).amin(1)
-    # In units of the total covariance: S plus the covariance of the means, by the part within the span alone.
-    total = torch.linalg.inv(torch.linalg.inv(inverse) + (means - centre).mT @ (means - centre) / 3)
-    rows = values - centre
-    assert torch.allclose(relative, ((rows @ total) * rows).sum(1) - whole, rtol=1e-4, atol=1e-4)
-    products = rows @ inverse @ (means - centre).mT
-    lengths = squared(rows).sqrt()[:, None] * squared(means - centre).sqrt()
-    assert torch.allclose(cosine, (products / lengths).amax(1), rtol=1e-4)
+    # In units of the total covariance: 1 plus the covariance of the means, by the part within the span alone.
+    total = torch.linalg.inv(torch.eye(D, dtype=torch.float64) + places.mT @ places / 3)
+    difference = ((rows @ total) * rows).sum(1) - torch.cdist(rows, places).square().amin(1)
+    expected = DISTANCE * difference / places.square().sum(1).mean().sqrt() + RISE * 2 / 3
+    assert torch.allclose(relative, expected, rtol=1e-4, atol=1e-4)
+    within = rows @ torch.linalg.pinv(places) @ places
+    cosines = [(functional.normalize(some) @ functional.normalize(places).mT).amax(1) for some in (within, rows)]
+    sides, lines = places - places.roll(1, 0), places.roll(2, 0) - places.roll(1, 0)
+    heights = sides.square().sum(1) - (sides * lines).sum(1) ** 2 / lines.square().sum(1)  # of a triangle, squared
+    outside = 1 / (1 + (OUTSIDE * D / heights.mean()) ** 2)
+    assert torch.allclose(cosine, (1 - outside) * (2 * cosines[0] - 1) + outside * cosines[1], rtol=1e-4)
     assert torch.allclose(parts(statistics, means[1:2])[1], torch.ones(1, dtype=torch.float64), atol=1e-4)
 
 
@@ -103,8 +101,9 @@ def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(na
     found, plain = evidence(statistics, fresh, shown), evidence(statistics, fresh)
     assert torch.allclose(found.typicality[:, 2], expected(drawn).amax(1), rtol=1e-4)
     assert torch.allclose(found.apart, expected(shown).amax(1), rtol=1e-4)
-    assert torch.equal(found.typicality[:, :2], plain.typicality[:, :2]) and plain.apart is None
-    assert torch.equal(plain.typicality[:, 1], plain.typicality[:, 2])
+    assert torch.equal(found.typicality[:, 0], plain.typicality[:, 0]) and plain.apart is None
+    cosine, apart = (found.typicality - plain.typicality)[:, 1:].T
+    assert torch.allclose(cosine / apart, cosine[0] / apart[0]) and 0 < cosine[0] / apart[0] < 1
     assert evidence(statistics, fresh, drawn).apart is None
 
 
@@ -215,8 +214,7 @@ def test_a_scene_that_was_shown_is_apart_from_what_was_shown_in_it():
 
     for label, thing in enumerate(objects):
         statistics.update(seen(thing), torch.full((20,), label))
-    drawn = torch.randn(DRAWN, 400, generator=draws)
-    nothing = torch.cat([drawn, seen(0, 6)])
+    nothing = torch.cat([torch.randn(DRAWN, 400, generator=draws), seen(0, 6)])
     scene, known = (evidence(statistics, some, nothing) for some in (seen(0), seen(objects[1])))
     assert scene.typicality[:, 2].mean() > 0.3 > LEAST_APART > scene.apart.mean()
     assert known.apart.min() > 0.3

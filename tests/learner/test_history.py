@@ -115,9 +115,8 @@ def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
     assert learner.undoable == list(range(total - fits + 1, total + 1))
     with pytest.raises(ValueError, match=rf"lesson 1 cannot be taken back, only {total - fits + 1}, .*60,000 bytes"):
         learner.undo(1)
-    learner.teach(
-        *shown(90, 1, 6 * (fits + 1))
-    )  # a lesson of too many images, which needs no features while it is last
+    # A lesson of too many images needs no features while it is last.
+    learner.teach(*shown(90, 1, 6 * (fits + 1)))
     learner.save(tmp_path / "a.safetensors")
     learner = Learner.load(tmp_path / "a.safetensors")
     assert learner.undoable == [total + 1]

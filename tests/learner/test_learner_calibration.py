@@ -105,13 +105,14 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 
 @pytest.mark.parametrize("usual, least", [(None, -1), (-0.5, -1), (-1.5, -1.5)])
 def test_familiarity_by_hand(usual, least):
-    """Of each value half is 1, half -1: the deviation is 1, that of the sum of the first two is 2, the quantile -2."""
+    """Half of each value is 1, half -1: its deviation is 1, that of the sum of the first two 2, the quantile -2."""
+    units = torch.tensor([1.0, 1, 1] if usual else [0.25, 4, 1])  # without a usual one, those of the sum do not matter
     confidence = Confidence(usual=usual)
     for place in range(LEAST_LESSONS):
         typicality = torch.tensor([[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64).repeat(10, 1)
-        confidence.observe(made([[1.0, 0]] * 20, typicality), place % 2)
+        confidence.observe(made([[1.0, 0]] * 20, units * typicality), place % 2)
     typicality = torch.tensor([[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]], dtype=torch.float64)
-    evidence = made([[1.0, 0]] * 4, typicality)
+    evidence = made([[1.0, 0]] * 4, units * typicality)
     expected = [2.5, 0, -0.25, (-1.75 - least) * STEEPNESS[1]]
     assert confidence.familiarity(evidence).tolist() == pytest.approx(expected)
     assert confidence.known(evidence).tolist() == [True, True, False, False]
@@ -140,8 +141,7 @@ def test_before_enough_lessons_only_doubtful_images_are_unknown():
     confidence = taught(LEAST_LESSONS - 1)
     assert confidence.known(random_lesson(99)).all()
     assert [taught(count).lessons_missing for count in (0, 2, LEAST_LESSONS)] == [LEAST_LESSONS, 3, 0]
-    many = math.ceil(1 / DOUBTFUL) + 5
-    equal = made(torch.zeros(1, many))
+    equal = made(torch.zeros(1, math.ceil(1 / DOUBTFUL) + 5))
     assert not Confidence().known(equal).any() and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
     assert confidence.familiarity(random_lesson(99)).dtype == torch.float64
 
@@ -172,6 +172,8 @@ def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold
             confidence.observe(random_lesson(seed, label=seed % 3, classes=3), seed % 3)
     assert both.temperature(now) == late.temperature(now)
     assert torch.equal(both.familiarity(now), late.familiarity(now)) and not torch.equal(early, late.familiarity(now))
+    many = now._replace(counts=1000 * now.counts)  # all records are of few images
+    assert torch.equal(both.familiarity(many), late.familiarity(many))
     smaller = random_lesson(50, classes=4)
     assert both.temperature(smaller) != late.temperature(smaller), "two classes are half of four"
 

@@ -152,8 +152,8 @@ def test_where_the_evidence_lies_is_within_the_looks(learner):
     assert shares.shape == (SIDE, SIDE) and not shares[:4].any() and not shares[:, -4:].any() and shares.abs().max() > 0
 
 
-def test_a_usual_threshold_of_the_cosine_holds_until_one_is_fitted():
-    typicality = torch.tensor([[0, 0, 0.39], [0, 0, 0.41]], dtype=torch.float64)
+def test_a_usual_threshold_of_the_sum_holds_until_one_is_fitted():
+    typicality = torch.tensor([[-0.2, 0.59, 1], [0.3, 0.11, 0]], dtype=torch.float64)
     found = Evidence(5 * torch.eye(3).double()[:2], torch.arange(3), torch.ones(3).long(), typicality)
     assert Confidence(usual=0.4).known(found).tolist() == [False, True]
     assert Confidence().known(found).tolist() == [True, True]

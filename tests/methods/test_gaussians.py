@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.learner.evidence import DISTANCE, RISE, evidence
 from crumb_avalanche.learner.run_file import probabilities
 from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
@@ -201,8 +201,9 @@ def test_later_classes_leave_the_covariance_and_images_are_rejected_by_relative_
     total = 0.75 * torch.eye(2, dtype=torch.float64) + torch.tensor([[32, -12], [-12, 18]], dtype=torch.float64) / 9
     rest = points - torch.tensor([4 / 3, 1], dtype=torch.float64)
     background = (rest @ torch.linalg.inv(total) * rest).sum(1)
-    nearest = torch.tensor([9, 25], dtype=torch.float64) / 0.75  # to (4, 0), and to (0, 0)
-    torch.testing.assert_close(evidence(form, points).typicality[:, 0], background - nearest)
+    relative = background - torch.tensor([9, 25], dtype=torch.float64) / 0.75  # to (4, 0), and to (0, 0)
+    expected = DISTANCE * relative / (200 / 27) ** 0.5 + RISE * 2 / 3  # the length of the means is that root
+    torch.testing.assert_close(evidence(form, points).typicality[:, 0], expected)
 
 
 def test_merged_parts_with_the_same_base_classes_equal_one():
