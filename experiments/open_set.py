@@ -228,7 +228,7 @@ def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list
 
 
 def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
-    """Print the usual cosine of a backbone: by number of classes, and their mean."""
+    """Print the usual sum of distance and cosine of a backbone: by number of classes, and their mean."""
     found: dict[int, list[torch.Tensor]] = {count: [] for count in (1, 2, 4, 8)}
     strange: dict[int, list[torch.Tensor]] = {count: [] for count in found}
     for uses, labels, features in scenes_of(learner, chosen, True):
@@ -237,8 +237,8 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
             for asked, to in (((uses == "known") & np.isin(labels, places), found), (uses == "empty", strange)):
                 to[len(places)].append(classifier.evidence(features[asked]).typicality[:, :2].sum(1))
     usual = []
-    for count, cosines in found.items():
-        usual.append(float(torch.cat(cosines).quantile(REJECTED)))
+    for count, sums in found.items():
+        usual.append(float(torch.cat(sums).quantile(REJECTED)))
         accepted = float((torch.cat(strange[count]) >= usual[-1]).double().mean())
         print(f"{count} classes: {usual[-1]:.3f}, accepts {accepted:.3f} of the empty photos")
     print(f"{chosen.backbone}: {np.mean(usual):.3f}")
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
     parser.add_argument("--photos", metavar="DIR", nargs="+", default=[], help="folders of photos without objects")
     parser.add_argument("--development", action="store_true", help="the half of these photos for choosing settings")
-    parser.add_argument("--thresholds", action="store_true", help="measure the usual cosine on --photos")
+    parser.add_argument("--thresholds", action="store_true", help="measure the usual line on --photos")
     parser.add_argument("--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms")
     parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
     parser.add_argument("--splits", type=int, default=5, help="of the scenes")

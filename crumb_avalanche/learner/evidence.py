@@ -25,7 +25,7 @@ STRENGTH = 1000.0  # mean square of the images of nothing, in units of the commo
 # measures, on half of the pairs of classes of ETH-80, on sign digits and with ``--development --photos``.
 DISTANCE = 0.025  # that a relative distance of the root mean square length of the class means adds
 RISE = 0.35  # from one class to many, so that one usual cosine serves for 1 to 8 classes
-OUTSIDE = 0.1  # squared distance of class means from the plane of the others, by features, where both cosines are equal
+OUTSIDE = 0.1  # squared distance of means from the plane of the others, by features, where both cosines count the same
 _TINY = 1e-12  # below the square of any distance or deviation that matters
 
 
