@@ -13,7 +13,7 @@ Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`, a
 
     python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES --backbone NAME --weights WEIGHTS
 
-measures `learner.nothing.USUAL_COSINE`: 1, 2, 4 and 8 classes are taught, a clip of each, in scenes of
+measures `learner.nothing.THRESHOLDS`: 1, 2, 4 and 8 classes are taught, a clip of each, in scenes of
 the photos for development.
 """
 
@@ -228,7 +228,7 @@ def scene_rows(learners: dict[str, Learner], chosen: argparse.Namespace) -> list
 
 
 def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
-    """Print the usual sum of distance and cosine of a backbone: by number of classes, and their mean."""
+    """Print the usual threshold of a backbone, a sum of distance and cosine: by number of classes, and their mean."""
     found: dict[int, list[torch.Tensor]] = {count: [] for count in (1, 2, 4, 8)}
     strange: dict[int, list[torch.Tensor]] = {count: [] for count in found}
     for uses, labels, features in scenes_of(learner, chosen, True):
@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--tiny-imagenet", metavar="DIR", help="folder of Tiny-ImageNet, with train/class/")
     parser.add_argument("--photos", metavar="DIR", nargs="+", default=[], help="folders of photos without objects")
     parser.add_argument("--development", action="store_true", help="the half of these photos for choosing settings")
-    parser.add_argument("--thresholds", action="store_true", help="measure the usual line on --photos")
+    parser.add_argument("--thresholds", action="store_true", help="measure the usual threshold on --photos")
     parser.add_argument("--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms")
     parser.add_argument("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
     parser.add_argument("--splits", type=int, default=5, help="of the scenes")

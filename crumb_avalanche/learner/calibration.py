@@ -157,8 +157,8 @@ class Confidence:
     No image is held out. ``observe`` takes the evidence of each clip before the clip is learned. If the class was known
     by then, the images become records; how the classes scored images that they had not seen yet is what calibrates
     them. Records from a time when their class had less than half of its present images, or when there were less than
-    half of the present classes, do not count for temperature and threshold, unless fewer than five lessons are left:
-    then the latter count for the temperature and the former for the threshold, and if need be all.
+    half of the present classes, do not count for temperature and threshold. If fewer than five lessons are left, those
+    of few classes count for the temperature, too, and those of few images for the threshold; if need be all do.
 
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
     deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
@@ -172,8 +172,8 @@ class Confidence:
 
     Args:
         capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
-        usual: cosine, or sum, that images of known classes have at least, where they are those of a whitened space;
-            see ``nothing.usual_cosine``.
+        usual: threshold of the sum before five lessons, and largest one of the cosine after them; ``None`` if the space
+            is not whitened. See ``nothing.usual_threshold``.
     """
 
     def __init__(self, capacity: int = 2000, usual: float | None = None):

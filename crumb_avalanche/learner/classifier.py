@@ -10,7 +10,7 @@ from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
-from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, drawn_images, usual_cosine, with_shown
+from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, drawn_images, usual_threshold, with_shown
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
@@ -99,7 +99,7 @@ class Classifier:
         length, kept = features.length(model), features.of_head().length(model)
         if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
             features, length = features.of_head(), kept
-        return cls(method, features, length, budget_bytes, kept, looks, usual_cosine(model.backbone))
+        return cls(method, features, length, budget_bytes, kept, looks, usual_threshold(model.backbone))
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         memo.update({id(part): part for part in (self._asked, self.nothing)})  # never changed

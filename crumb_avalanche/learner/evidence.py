@@ -23,9 +23,9 @@ WHITENED = (RegularizedDiscriminant, StreamingLDA)  # forms whose cosines are se
 STRENGTH = 1000.0  # mean square of the images of nothing, in units of the common covariance
 # Distance and cosine as cosines that are added. Chosen by the area under the ROC curve that ``experiments/open_set.py``
 # measures, on half of the pairs of classes of ETH-80, on sign digits and with ``--development --photos``.
-DISTANCE = 0.025  # that a relative distance of the root mean square length of the class means adds
-RISE = 0.35  # from one class to many, so that one usual cosine serves for 1 to 8 classes
-OUTSIDE = 0.1  # squared distance of means from the plane of the others, by features, where both cosines count the same
+DISTANCE = 0.025  # added by a relative distance as large as the root mean square length of the class means
+RISE = 0.35  # of the sum from one class to many, so that one usual threshold serves 1 to 8 classes
+OUTSIDE = 0.1  # squared distance of means from the plane of the others, per feature, at which both cosines weigh half
 _TINY = 1e-12  # below the square of any distance or deviation that matters
 
 
@@ -249,7 +249,7 @@ def _solve(statistics: ClosedForm, nothing: Tensor | None) -> Any:
     else:
         space = _Space.of_solution(statistics.solved())
     lengths = space.means.square().sum(0)
-    # A row of the transposed pseudo-inverse is as long as 1 by the distance of its mean from the plane of the others.
+    # The length of a row of the transposed pseudo-inverse is 1 / (distance of its mean from the plane of the others).
     inverse = space.means / lengths
     height = float((1 / inverse.square().sum(1).clamp_min(_TINY)).mean()) / len(space.centre)
     outside = height**2 / (height**2 + OUTSIDE**2)

@@ -16,15 +16,15 @@ MOST_SHOWN = 96  # rows of features of images that were shown as nothing; the la
 EACH_LESSON = 8  # images of a clip; others are nearly the same
 # Images are unknown whose distance and cosine add up to less than that of their backbone, as long as few clips were
 # recorded; other backbones take the mean. ``experiments/open_set.py --thresholds`` measures them, on photos alone.
-USUAL_COSINE = {"efficientnet_lite0": 0.63, "mobilenet_v2": 0.57, "squeezenet1_1": 0.48}
+THRESHOLDS = {"efficientnet_lite0": 0.63, "mobilenet_v2": 0.57, "squeezenet1_1": 0.48}
 # Images are unknown whose cosine without the directions of what was shown as nothing is below this. Chosen by hand
 # between the cosines of new views of the empty scene and of taught objects elsewhere, on the same scenes.
 LEAST_APART = 0.15
 
 
-def usual_cosine(backbone: str) -> float:
-    """Return ``USUAL_COSINE`` of a backbone, by its name."""
-    return USUAL_COSINE.get(backbone, sum(USUAL_COSINE.values()) / len(USUAL_COSINE))
+def usual_threshold(backbone: str) -> float:
+    """Return ``THRESHOLDS`` of a backbone, by its name."""
+    return THRESHOLDS.get(backbone, sum(THRESHOLDS.values()) / len(THRESHOLDS))
 
 
 def drawn_images(side: int, number: int = DRAWN) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import DISTANCE, OUTSIDE, RISE, STRENGTH, evidence, shares_of
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.nothing import DRAWN, LEAST_APART, MOST_SHOWN, USUAL_COSINE, drawn_images, usual_cosine
+from crumb_avalanche.learner.nothing import DRAWN, LEAST_APART, MOST_SHOWN, THRESHOLDS, drawn_images, usual_threshold
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
@@ -64,7 +64,7 @@ def test_distances_of_gaussians(name):
     statistics, (fresh, _) = trained(name), data(seed=1)
     means, root = statistics.means[[0, 1, 3]].double(), torch.linalg.cholesky(torch.linalg.inv(covariance(statistics)))
     rows, places = (fresh.double() - means.mean(0)) @ root, (means - means.mean(0)) @ root
-    relative, cosine = parts(statistics, fresh)
+    relative, cosine, plain = evidence(statistics, fresh).typicality.T
     # In units of the total covariance: 1 plus the covariance of the means, by the part within the span alone.
     total = torch.linalg.inv(torch.eye(D, dtype=torch.float64) + places.mT @ places / 3)
     difference = ((rows @ total) * rows).sum(1) - torch.cdist(rows, places).square().amin(1)
@@ -76,12 +76,9 @@ def test_distances_of_gaussians(name):
     heights = sides.square().sum(1) - (sides * lines).sum(1) ** 2 / lines.square().sum(1)  # of a triangle, squared
     outside = 1 / (1 + (OUTSIDE * D / heights.mean()) ** 2)
     assert torch.allclose(cosine, (1 - outside) * (2 * cosines[0] - 1) + outside * cosines[1], rtol=1e-4)
-    assert torch.allclose(parts(statistics, means[1:2])[1], torch.ones(1, dtype=torch.float64), atol=1e-4)
-
-
-def parts(statistics, features, nothing=None):
-    """The relative distance and the cosine."""
-    return evidence(statistics, features, nothing).typicality[:, :2].T
+    assert torch.allclose(plain, cosines[1], rtol=1e-4)
+    at_mean = evidence(statistics, means[1:2]).typicality[:, 1]
+    assert torch.allclose(at_mean, torch.ones(1, dtype=torch.float64), atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["rda", "slda"])
@@ -111,7 +108,7 @@ def test_distances_of_class_means_are_of_unit_vectors():
     statistics, (fresh, _) = trained("ncm"), data(seed=1)
     means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
     values = functional.normalize(fresh.double(), dim=1)
-    relative, cosine = parts(statistics, 7 * fresh)
+    relative, cosine, _ = evidence(statistics, 7 * fresh).typicality.T
     centre = means.mean(0)
     plane = torch.linalg.qr((means - centre).mT[:, :2]).Q
     assert torch.allclose(-relative, torch.cdist((values - centre) @ plane, (means - centre) @ plane).square().amin(1))
@@ -200,8 +197,8 @@ def test_drawn_images_are_always_the_same_and_different_from_each_other():
 
 
 def test_other_backbones_take_the_mean_of_the_usual_thresholds():
-    assert usual_cosine("efficientnet_lite0") == USUAL_COSINE["efficientnet_lite0"]
-    assert usual_cosine("timm:other") == pytest.approx(np.mean(list(USUAL_COSINE.values())))
+    assert usual_threshold("efficientnet_lite0") == THRESHOLDS["efficientnet_lite0"]
+    assert usual_threshold("timm:other") == pytest.approx(np.mean(list(THRESHOLDS.values())))
 
 
 def test_a_scene_that_was_shown_is_apart_from_what_was_shown_in_it():
