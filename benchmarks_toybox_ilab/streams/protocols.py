@@ -286,8 +286,10 @@ def make_benchmark(
         streams.append(EagerCLStream(name, experiences))
     decorated = with_task_labels(with_classes_timeline(CLScenario(streams)))
     for stream in decorated.streams.values():
-        for experience in stream:
+        future: set[int] = set()  # as in Avalanche's classic benchmarks: also classes that were seen and come again
+        for experience in reversed(list(stream)):
             experience.classes_in_this_experience = ClassSet(experience.classes_in_this_experience)
+            experience.future_classes, future = future, future | experience.classes_in_this_experience
     return FrameBenchmark(list(decorated.streams.values()), table, protocol, plan.run, infos[0])
 
 

@@ -95,11 +95,12 @@ def cifar(tmp_path_factory):
 
 
 def contents(stream):
-    """What the experiences of a stream hold: classes, task labels, and their items without order."""
+    """What the experiences of a stream hold: classes, those before and after, task labels, items without order."""
     found = []
     for one in stream:
         items = sorted((*image[:2, 0, 0].tolist(), int(label), int(task)) for image, label, task in one.dataset)
-        found.append((set(one.classes_in_this_experience), one.task_label, items))
+        timeline = one.classes_in_this_experience, one.previous_classes, one.classes_seen_so_far, one.future_classes
+        found.append(([set(classes) for classes in timeline], one.task_label, items))
     return found
 
 
