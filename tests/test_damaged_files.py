@@ -169,7 +169,8 @@ def images(folder):
     return paths, act
 
 
-KINDS = (checkpoint, pretrained, weights, maps, learners, index, records, run_learner, images)
+KINDS = [checkpoint, pretrained, index, learners]
+KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in (weights, maps, records, run_learner, images)]
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +189,10 @@ def prepared(tmp_path_factory):
     return of
 
 
-def check_kind(prepared, kind, data):
+@pytest.mark.parametrize("kind", KINDS)
+@settings(phases=[Phase.generate])
+@given(data=st.data())
+def test_damaged_files(prepared, kind, data):
     folder, paths, act, kept, result_of = prepared(kind)
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         if path not in kept:
@@ -206,18 +210,3 @@ def check_kind(prepared, kind, data):
                 if hasattr(value, "cache_clear"):
                     value.cache_clear()
     check(lambda: act(path), lambda found: found == right, (path, new[:200]))
-
-
-@pytest.mark.parametrize("kind", [checkpoint, pretrained, index, learners])
-@settings(max_examples=30, phases=[Phase.generate])
-@given(data=st.data())
-def test_some_damaged_files(prepared, kind, data):
-    check_kind(prepared, kind, data)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, phases=[Phase.generate])
-@given(data=st.data())
-def test_many_damaged_files(prepared, kind, data):
-    check_kind(prepared, kind, data)

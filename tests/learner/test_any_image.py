@@ -52,9 +52,6 @@ TURNED = {  # EXIF orientation: how a viewer turns the stored pixels
 }
 
 
-KINDS = pytest.mark.parametrize("name", [*FILES, *MEMORY])
-
-
 @st.composite
 def images(draw, name):
     """Pixels of a kind of image, bits of a channel, orientation, and the position of a byte to damage or None."""
@@ -120,8 +117,12 @@ def written(folder, name, pixels, bits, orientation):
     return path
 
 
-def check(folder, name, pixels, bits, orientation, damage):
-    source = written(folder, name, pixels, bits, orientation)
+@pytest.mark.parametrize("name", [*FILES, *MEMORY])
+@given(data=st.data())
+@settings(max_examples=settings.default.max_examples // 5)  # of 18 kinds
+def test_an_image_is_read_right_or_refused(tmp_path_factory, name, data):
+    pixels, bits, orientation, damage = data.draw(images(name))
+    source = written(tmp_path_factory.mktemp("image"), name, pixels, bits, orientation)
     if damage is not None:
         data = bytearray(source.read_bytes())
         data[damage % len(data)] ^= 1 + damage % 255
@@ -134,18 +135,3 @@ def check(folder, name, pixels, bits, orientation, damage):
     assert frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3
     if damage is None:
         assert frame == pytest.approx(expected(pixels, bits, orientation), abs=1)
-
-
-@KINDS
-@given(data=st.data())
-@settings(max_examples=8)  # of 16 kinds
-def test_an_image_is_read_right_or_refused(tmp_path_factory, name, data):
-    check(tmp_path_factory.mktemp("image"), name, *data.draw(images(name)))
-
-
-@pytest.mark.slow
-@KINDS
-@given(data=st.data())
-@settings(max_examples=140, derandomize=False)
-def test_many_images_are_read_right_or_refused(tmp_path_factory, name, data):
-    check(tmp_path_factory.mktemp("image"), name, *data.draw(images(name)))

@@ -48,7 +48,9 @@ def requests(draw):
     return method, path, given
 
 
-def check_request(served, request):
+@settings(phases=[Phase.generate])
+@given(request=requests())
+def test_any_request(served, request):
     client, known, file = served
     method, path, given = request
     before, content = known(), file.read_bytes()
@@ -60,19 +62,6 @@ def check_request(served, request):
     elif (method, path) == ("POST", "/teach"):
         assert known() != before
     assert client.get("/classes").status_code == 200
-
-
-@settings(max_examples=60, phases=[Phase.generate])
-@given(request=requests())
-def test_any_request(served, request):
-    check_request(served, request)
-
-
-@pytest.mark.slow
-@settings(max_examples=2000, phases=[Phase.generate])
-@given(request=requests())
-def test_any_of_many_requests(served, request):
-    check_request(served, request)
 
 
 PACKAGES = ("openapi-typescript@7", "openapi-fetch@0.14", "typescript@5")

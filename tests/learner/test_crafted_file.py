@@ -95,7 +95,10 @@ def check_use(path, weights, other):
         assert "\n" not in str(error)
 
 
-def check_crafted(files, data):
+# Not made smaller after a failure: each example takes a tenth of a second.
+@settings(phases=[Phase.generate])
+@given(data=st.data())
+def test_crafted_files(files, data):
     folder, weights, parts, others = files
     method = data.draw(st.sampled_from(CLOSED_FORMS))
     path = folder / "crafted.safetensors"
@@ -106,24 +109,6 @@ def check_crafted(files, data):
         read_header(path)
     except LearnerError as error:
         check_line(error, path)
-
-
-# Not made smaller after a failure: each example takes a tenth of a second.
-QUICK = settings(max_examples=30, phases=[Phase.generate])
-SLOW = settings(QUICK, max_examples=2000)
-
-
-@QUICK
-@given(data=st.data())
-def test_some_crafted_files(files, data):
-    check_crafted(files, data)
-
-
-@pytest.mark.slow
-@SLOW
-@given(data=st.data())
-def test_many_crafted_files(files, data):
-    check_crafted(files, data)
 
 
 @pytest.fixture(scope="module")
@@ -143,9 +128,9 @@ def run_files(tmp_path_factory, clips):
 
 
 @pytest.mark.slow
-@SLOW
+@settings(max_examples=2000, phases=[Phase.generate])
 @given(data=st.data())
-def test_many_crafted_files_of_runs(run_files, data):
+def test_crafted_files_of_runs(run_files, data):
     folder, parts = run_files
     path, name = folder / "crafted.safetensors", data.draw(st.sampled_from(list(parts)))
     if not write_crafted(path, data, parts[name]):

@@ -107,7 +107,9 @@ def clips_in(tree, path=""):
     return found
 
 
-def check_tree(tree):
+@settings(max_examples=100)
+@given(trees)
+def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
     with TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         root = Path(place, "root")
@@ -135,12 +137,6 @@ def check_tree(tree):
             for row, path in enumerate(table.path):
                 *parts, _ = path.split("/")
                 assert table.class_name[row] == parts[0] and table.object_name[row] in parts
-
-
-@settings(max_examples=100)
-@given(trees)
-def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
-    check_tree(tree)
 
 
 HOSTILE = st.text(
