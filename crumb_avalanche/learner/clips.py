@@ -48,6 +48,11 @@ class Clip:
     frames: Frames
     files: tuple[str, ...] = ()
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is the photos of a folder, which are asked about one by one."""
+        return bool(self.files) and os.path.isdir(self.path)
+
 
 def warn(bad: BadImage) -> None:
     """Issue a warning for a file that is left out."""

@@ -198,7 +198,7 @@ class Predictor:
         self._was_asked = True
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
             values = self._values(clip, report if on_bad == "skip" else None)
-            if os.path.isdir(clip.path):
+            if clip.is_folder:
                 for some in values:
                     yield from self._answers(clip, [some])[0]
                 continue

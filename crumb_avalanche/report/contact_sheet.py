@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,15 +78,14 @@ class ContactSheet:
     def ask(self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]) -> Iterator[Answer]:
         """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
         for clip in clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report):
-            photos = os.path.isdir(clip.path)  # answered one by one
             while True:
                 copies: list[Copy] = []
-                frames = islice(clip.frames, AT_A_TIME) if photos else clip.frames
+                frames = islice(clip.frames, AT_A_TIME) if clip.is_folder else clip.frames
                 frames = _copying(frames, self.learner.image_size, copies)
                 answers = list(self.learner.predict_all(replace(clip, frames=frames)))
                 if not copies:
                     break
-                copies = copies if photos else [copies[len(copies) // 2]]
+                copies = copies if clip.is_folder else [copies[len(copies) // 2]]
                 for answer, copy in zip(answers, copies, strict=True):
                     self._add(answer, copy)
                     yield answer

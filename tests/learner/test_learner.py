@@ -293,6 +293,8 @@ def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
     exec(compile(snippet.replace("Learner()", small), "README.md", "exec"), names)
     assert names["answer"].label == "mug"
     assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
+    (tmp_path / "source").mkdir()  # as images in memory are called
+    assert names["learner"].predict(list(images(0))).label == "mug"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
