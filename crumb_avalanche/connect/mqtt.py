@@ -83,11 +83,12 @@ class Bridge:
         self.journal.execute("DELETE FROM answers WHERE rowid <= (SELECT MAX(rowid) FROM answers) - ?", (MOST_EVENTS,))
 
     async def _predict(self, name: str, data: bytes, event: dict[str, Any]) -> dict[str, Any]:
-        image = await asyncio.to_thread(self._image, data, event)
-        self._recent[name] = image, event.get("box") if "path" in event else None
+        image, box = await self._image_and_box(data, event)
+        self._recent.pop(name, None)  # the same image as before is the last one now
+        self._recent[name] = image, box
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
-        return (await self.shared.predict([(name, image)], self._recent[name][1])).model_dump()
+        return (await self.shared.predict([(name, image)], box)).model_dump()
 
     async def _command(self, command: str, topic: str, data: bytes, event: dict[str, Any], key: str) -> dict[str, Any]:
         label, text = topic.removeprefix(f"{self.name}/{command}").lstrip("/"), data.decode(errors="replace").strip()
@@ -102,14 +103,14 @@ class Bridge:
                 raise ValueError(f"the image of {which or 'the last answer'} is gone; teach it as {label}")
             image, box = self._recent[which or next(reversed(self._recent))]
         else:
-            image, box = (
-                await asyncio.to_thread(self._image, data, event),
-                event.get("box") if "path" in event else None,
-            )
+            image, box = await self._image_and_box(data, event)
         source = f"mqtt {hashlib.sha256(key.encode()).hexdigest()[:16]}"
         if any(lesson.source == source for lesson in self.shared.lessons()):  # learned before a stop
             return {"version": self.shared.version}
         return (await self.shared.teach(label, [("the image", image)], source=source, box=box)).model_dump()
+
+    async def _image_and_box(self, data: bytes, event: dict[str, Any]) -> tuple[bytes, Any]:
+        return await asyncio.to_thread(self._image, data, event), event.get("box") if "path" in event else None
 
     def _image(self, data: bytes, event: dict[str, Any]) -> bytes:
         """Return the bytes of an image: the message itself, or what an event names."""

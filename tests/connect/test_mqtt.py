@@ -77,7 +77,7 @@ def broker(learner_file, tmp_path):
     shared.close()
 
 
-def test_snapshots_and_events_are_answered_taught_and_corrected(broker):
+def test_snapshots_and_events_are_answered_taught_and_corrected(broker, monkeypatch):
     found = broker.send("door/snapshot", photo("green", 5))["crumb/answer"]
     assert (found["label"], found["from"]) == ("green", "door/snapshot") and 0 <= found["confidence"] <= 1
     assert (
@@ -87,9 +87,13 @@ def test_snapshots_and_events_are_answered_taught_and_corrected(broker):
     assert taught["crumb/result"]["images"] == {"blue": 1}
     assert taught["homeassistant/select/crumb/config"]["options"] == ["red", "green", "blue"]
     assert taught["homeassistant/sensor/crumb/config"]["state_topic"] == "crumb/answer"
-    broker.send("door/snapshot", photo("blue", 3))
+    for colour in ("blue", "green", "blue"):  # the same bytes again
+        broker.send("door/snapshot", photo(colour, 3))
+    given, teach = [], broker.bridge.shared.teach
+    monkeypatch.setattr(broker.bridge.shared, "teach", lambda *what, **how: given.append(what[1]) or teach(*what, **how))
     corrected = [broker.send("crumb/correct", b"blue"), broker.send("crumb/correct/red", b"a")]
     assert [one["crumb/result"]["images"] for one in corrected] == [{"blue": 1}, {"red": 1}]
+    assert given[0] == [("the image", photo("blue", 3))]
     assert broker.send("crumb/undo", b"")["crumb/result"]["images"] == {"red": 1}
     assert "remains" in broker.send("crumb/forget", b"green")["crumb/result"]
     assert [one.name for one in broker.bridge.shared.classes().classes] == ["red", "blue"]
