@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,12 +14,10 @@ from crumb_avalanche.cli.teach import opened
 from crumb_avalanche.learner.access import check_certificate, own_certificate, print_qr_code, token_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
+from crumb_avalanche.learner.shared import SharedLearner
 from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import counted
-
-if TYPE_CHECKING:
-    from crumb_avalanche.learner.shared import SharedLearner
 
 
 def main(settings: ServeSettings) -> None:
@@ -53,10 +50,8 @@ def main(settings: ServeSettings) -> None:
 
 
 @contextmanager
-def shared_learner(settings: ConnectSettings | ServeSettings) -> Iterator["SharedLearner"]:
+def shared_learner(settings: ConnectSettings | ServeSettings) -> Iterator[SharedLearner]:
     """Hold a learner that several ask and change, and lock its file, which is made if absent."""
-    from crumb_avalanche.learner.shared import SharedLearner
-
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
@@ -75,11 +70,9 @@ def shared_learner(settings: ConnectSettings | ServeSettings) -> Iterator["Share
 
 def connect(settings: ConnectSettings) -> None:
     """Answer messages until interrupted; print each."""
-    try:
-        from crumb_avalanche.connect.mqtt import Bridge
-        from crumb_avalanche.connect.mqtt import run as answer
-    except ImportError as error:
-        raise ImportError(f'a broker needs {error.name}: pip install -e ".[mqtt]"') from error
+    from crumb_avalanche.connect.mqtt import Bridge  # which needs the extra
+    from crumb_avalanche.connect.mqtt import run as answer
+
     if not settings.topic:
         raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
     host, _, port = settings.broker.partition(":")

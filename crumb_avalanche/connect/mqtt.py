@@ -15,6 +15,11 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
+try:
+    import aiomqtt
+except ImportError as error:
+    raise ImportError('a broker needs aiomqtt: pip install -e ".[mqtt]"') from error
+
 from crumb_avalanche.learner.shared import BusyError, SharedLearner
 
 MOST_BYTES = 20_000_000  # of an image
@@ -162,13 +167,8 @@ async def run(bridge: Bridge, topics: Sequence[str], host: str, port: int, **how
         host, port, how: of the broker; ``username``, ``password``, ``tls_context`` of ``aiomqtt.Client``.
 
     Raises:
-        ImportError: aiomqtt is not installed.
         ValueError: the broker cannot be reached at first, or refuses the user.
     """
-    try:
-        import aiomqtt
-    except ImportError as error:
-        raise ImportError('a broker needs aiomqtt: pip install -e ".[mqtt]"') from error
     name, reached, status = bridge.name, False, f"{bridge.name}/status"
     while True:
         try:

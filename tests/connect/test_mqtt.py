@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip("pydantic")
+pytest.importorskip("aiomqtt")
+import aiomqtt
+
 from crumb_avalanche.cli.serve import connect
 from crumb_avalanche.connect.mqtt import Bridge
 from crumb_avalanche.learner.access import own_certificate
@@ -89,8 +91,9 @@ def test_snapshots_and_events_are_answered_taught_and_corrected(broker, monkeypa
     assert taught["homeassistant/sensor/crumb/config"]["state_topic"] == "crumb/answer"
     for colour in ("blue", "green", "blue"):  # the same bytes again
         broker.send("door/snapshot", photo(colour, 3))
-    given, teach = [], broker.bridge.shared.teach
-    monkeypatch.setattr(broker.bridge.shared, "teach", lambda *what, **how: given.append(what[1]) or teach(*what, **how))
+    given, shared = [], broker.bridge.shared
+    teach = shared.teach
+    monkeypatch.setattr(shared, "teach", lambda *what, **how: given.append(what[1]) or teach(*what, **how))
     corrected = [broker.send("crumb/correct", b"blue"), broker.send("crumb/correct/red", b"a")]
     assert [one["crumb/result"]["images"] for one in corrected] == [{"blue": 1}, {"red": 1}]
     assert given[0] == [("the image", photo("blue", 3))]
@@ -193,15 +196,12 @@ class Mosquitto:
         self.process.wait(120)
 
     def client(self, name):
-        import aiomqtt
-
         plain = {"username": "cam", "password": "secret", "tls_context": ssl.create_default_context(cafile=self.pem)}
         return aiomqtt.Client("127.0.0.1", self.port, identifier=name, clean_session=False, **plain)
 
 
 @pytest.mark.slow
 def test_each_of_many_events_is_answered_once_while_broker_and_learner_are_restarted(learner_file, tmp_path):
-    aiomqtt = pytest.importorskip("aiomqtt")
     if shutil.which("mosquitto") is None:
         pytest.skip("mosquitto is not installed")
     broker, got, began = Mosquitto(tmp_path), Counter(), time.monotonic()
