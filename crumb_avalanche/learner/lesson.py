@@ -96,12 +96,15 @@ class Lesson:
         images: Counter[str] = Counter()
         for name, count in self.images.items():
             images[new if name == old else name] += count
-        return replace(self, images=dict(images), doubts=tuple(one for one in self.doubts if one.label != old))
+        doubts = [one for one in self.doubts if one.label != old and (one.label, one.other) != (new, old)]
+        doubts = [replace(one, other=new) if one.other == old else one for one in doubts]
+        return replace(self, images=dict(images), doubts=tuple(doubts))
 
     def without(self, name: str) -> "Lesson":
         """Return the lesson without a class."""
         images = {other: count for other, count in self.images.items() if other != name}
-        return replace(self, images=images, doubts=tuple(one for one in self.doubts if one.label != name))
+        doubts = tuple(one for one in self.doubts if name not in (one.label, one.other))
+        return replace(self, images=images, doubts=doubts)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, without ``unread``, as a learner file holds no paths, and without the picture."""

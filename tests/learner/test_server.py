@@ -161,13 +161,12 @@ def test_a_doubt_about_a_label_is_told(taught, monkeypatch):
         taught.post("/teach", params={"label": "green"}, files=form("red")).json(),
         taught.get("/lessons").json()[-1],
     ):
-        assert told["doubts"] == [
-            {
-                "text": "0 of 4 images looked like green, 4 like red: is the label right?",
-                "label": "green",
-                "other": "red",
-            }
-        ]
+        says = "0 of 4 images looked like green, 4 like red: is the label right?"
+        assert told["doubts"] == [{"text": says, "label": "green", "other": "red"}]
+    taught.post("/rename?old=red&new=rose")
+    assert [one["other"] for one in taught.get("/lessons").json()[-1]["doubts"]] == ["rose"]
+    taught.post("/forget?name=rose")
+    assert taught.get("/lessons").json()[-1]["doubts"] == []
 
 
 def test_images_after_the_first_are_not_used_and_said(taught):
