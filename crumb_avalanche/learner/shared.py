@@ -226,6 +226,8 @@ class SharedLearner:
     def _change(self, action: Callable[[Learner], Result]) -> tuple[Result, int]:
         try:
             result = action(self._taught)
+            if self._taught.classes:
+                self._taught.predict(Image.new("RGB", (8, 8)))  # solves the statistics here, not in the next answer
             self._goes_on()
             try:
                 self._taught.save(self.path, self._weights, pictures=True)
@@ -233,8 +235,6 @@ class SharedLearner:
                 raise SaveError(
                     f"{self.path} cannot be written ({error.strerror or error}); nothing was changed"
                 ) from error
-            if self._taught.classes:
-                self._taught.predict(Image.new("RGB", (8, 8)))  # solves the statistics here, not in the next answer
         except BaseException:
             with self._asking:
                 self._taught = _copy(self._asked, self._networks[0])

@@ -366,6 +366,9 @@ def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch
         response = taught.post("/teach", params={"label": "blue"}, files=form("blue"))
         assert response.status_code == 507 and "No space left" in response.json()["error"]
         assert taught.post("/forget", params={"name": "red"}).status_code == 507
+        patch.undo()
+        patch.setattr(Learner, "predict", lambda self, source: int(""))  # as statistics that cannot be solved
+        assert taught.post("/teach", params={"label": "blue"}, files=form("blue")).status_code == 400
     assert taught.post("/predict", content=data).json() == before and shared.path.read_bytes() == kept
     assert taught.post("/teach", params={"label": "blue"}, files=form("blue")).status_code == 200
     assert names(taught) == {"red": 4, "green": 4, "blue": 4}
