@@ -301,7 +301,7 @@ def split_timm(
     stages = [one["module"] for one in getattr(network, "feature_info", None) or ()]
     modules = ", ".join(name for name, _ in network.named_children())
     if isinstance(cut_layer, int):
-        if cut_layer > len(stages):
+        if not 0 <= cut_layer <= len(stages):
             raise ValueError(
                 f"cut_layer is {cut_layer}, but {name} has {len(stages)} stages to cut after ({', '.join(stages)}); "
                 f"give 0 to {len(stages)}, or the name of a module"

@@ -123,6 +123,7 @@ def test_preprocessing_is_timms_unless_a_size_is_given():
         ("timm:resnet18.nothing", None, "nothing.*resnet18.a1_in1k"),
         ("timm:test_convnext", "stages.9", "cannot be cut after 'stages.9'.*--cut-layer.*stages.0, stages.1"),
         ("timm:test_convnext", 9, "cut_layer is 9.*4 stages.*give 0 to 4"),
+        ("timm:test_convnext", -1, "cut_layer is -1.*give 0 to 4"),
         ("timm:levit_128s", None, "2 linear or convolutional layers.*not distilled"),
         ("resnet18", "layer3", "'layer3'.*give a number"),
         ("resnet", None, "'resnet' is unknown.*timm:NAME"),
