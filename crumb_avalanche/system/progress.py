@@ -53,10 +53,10 @@ def counted(count: int, noun: str) -> str:
 def bytes_text(count: float) -> str:
     """Bytes in decimal units: ``2.27 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+        if count < 999.5:  # else three digits would be written as 1e+03
+            return f"{count:.3g} {unit}"
         count /= 1000
-    return ""
+    return f"{count:,.1f} TB"
 
 
 def listed(names: list[str], most: int = 20) -> str:

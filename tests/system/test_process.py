@@ -11,7 +11,7 @@ import torch
 
 from crumb_avalanche.system import progress
 from crumb_avalanche.system.process import get_rng_state, limit_openmp_spin, set_rng_state
-from crumb_avalanche.system.progress import counted, progress_bar
+from crumb_avalanche.system.progress import bytes_text, counted, progress_bar
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 
@@ -85,6 +85,8 @@ def test_a_new_text_is_a_line_if_wanted(monkeypatch):
     assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == ["run0", "run2"]
 
 
-def test_one_is_no_plural():
+def test_numbers_are_written_in_words_and_units():
+    sizes = [bytes_text(count) for count in (999, 999_700, 2_268_000, 1_500_000_000_000)]
+    assert sizes == ["999 B", "1 MB", "2.27 MB", "1.5 TB"]
     cases = [(0, "image"), (1, "image"), (1234, "image"), (2, "class"), (2, "memory")]
     assert [counted(*case) for case in cases] == ["0 images", "1 image", "1,234 images", "2 classes", "2 memories"]
