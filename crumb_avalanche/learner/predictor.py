@@ -78,7 +78,7 @@ class Predictor:
 
     @property
     def clips_missing(self) -> int:
-        """Clips of known classes to be learned until the line between known and unknown is fitted to them.
+        """Clips of known classes to be learned until the threshold of unknown images is fitted to them.
 
         A usual one holds until then. A clip counts if at least two classes are known and its own is one of them.
         """

@@ -29,7 +29,7 @@ def calibrate(
         model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``, ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3, h, w)`` images as for
             ``SplitModel.extract``.
-        codebook_init: a name in ``codebook_init.INITIALISERS``.
+        codebook_init: a name in ``codebook.INITIALISERS``.
         seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set.
 

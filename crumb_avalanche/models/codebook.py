@@ -55,8 +55,8 @@ class Codebook(nn.Module):
         ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is below 1.
 
     Attributes:
-        blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of the ``init_`` functions of
-            ``codebook_init`` (or a state dict) fills it.
+        blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of ``INITIALISERS`` or a
+            state dict fills it.
     """
 
     def __init__(self, codebook_size: int = 256, codebook_dim: int = 16):
