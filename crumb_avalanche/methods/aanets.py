@@ -4,6 +4,8 @@ One level is blended: all plastic layers before the head. Training is a single p
 """
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch.func import functional_call
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, distillation_loss, draw, draw_from
 from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
@@ -148,17 +151,16 @@ class AggregatedLayers(nn.Module):
 class OldBranches(OldNetwork):
     """The old network without the weights of the stable branch, which never change."""
 
-    @staticmethod
-    def bytes_of(model, half=True):
-        layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
-        changing, state = layers.changing(), layers.state_dict()
-        tensors = [state[name] for name in changing]
-        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
-
     def take(self, model):
         super().take(model)
         changing = model.plastic_layers.changing()
         self.state = {name: value for name, value in self.state.items() if name in changing}
+
+
+def fixed_bytes(model: SplitModel, method: Any, n_classes: int) -> int:
+    """Return the bytes of the old network and of the stable branch."""
+    layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
+    return OldBranches.bytes_of(SimpleNamespace(plastic_layers=layers)) + layers.stable_bytes
 
 
 @register(
@@ -166,9 +168,7 @@ class OldBranches(OldNetwork):
     summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
     source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
     stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
-    fixed_bytes=lambda model, method, n_classes: (
-        OldBranches.bytes_of(model) + AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head).stable_bytes
-    ),
+    fixed_bytes=fixed_bytes,
 )
 class AANetsPlugin(HerdingPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.

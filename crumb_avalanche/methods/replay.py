@@ -5,7 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 
@@ -238,11 +239,12 @@ class OldNetwork:
         self.half = half
         self.state: dict[str, Tensor] = {}
 
-    @staticmethod
-    def bytes_of(model: SplitModel, half: bool = True) -> int:
-        """Return the bytes of a copy."""
-        tensors = model.plastic_layers.state_dict().values()
-        return sum(t.numel() * (2 if half and t.is_floating_point() else t.element_size()) for t in tensors)
+    @classmethod
+    def bytes_of(cls, model: Any) -> int:
+        """Return the bytes of a copy of ``model.plastic_layers``."""
+        old = cls()
+        old.take(model)
+        return tensor_bytes(old.state.values())
 
     def take(self, model: SplitModel) -> None:
         """Copy the current weights."""
