@@ -18,7 +18,6 @@ LAYOUT = Layout(
         r"(?P<folder>train|test)/(?P<class_name>[^/]+)/(?P<name>[^/.][^/]*)\.(?:png|jpe?g)", re.IGNORECASE
     ),
     folders=("train", "test"),
-    places=("cifar100",),
     counts={"classes": 100, "train": 50_000, "test": 10_000},
     url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     md5="eb9058c3a382ffc7106e4002c42a8d85",

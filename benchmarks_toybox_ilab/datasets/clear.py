@@ -43,7 +43,6 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
         ignored=re.compile(r"[^/]+/(?:labeled_images/0|all_images)/.*"),
         rule=rule,
         folders=SPLITS,
-        places=(name,),
         counts={"classes": number, **{f"{split}_sessions": number * len(BUCKETS) for split in SPLITS}},
         owner="the data set",
     )

@@ -36,7 +36,6 @@ LAYOUT = Layout(
     key=_key,
     folders=tuple(f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)),
     whole=False,
-    places=("eth80",),
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
     classes=CLASSES,

@@ -50,7 +50,6 @@ LAYOUT = Layout(
     key=_key,
     folders=(*PARTS, *CLASSES),
     whole=False,
-    places=("icub",),
     counts={"classes": 20, "train_clips": 800, "test_clips": 200},
     classes=CLASSES,
 )

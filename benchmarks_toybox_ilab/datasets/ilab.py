@@ -54,7 +54,7 @@ LAYOUT = Layout(
     key=_key,
     folders=("train_img",),
     inside=True,
-    places=(FOLDER, "ilab"),
+    places=(FOLDER,),
     counts={"classes": 14, "train": 35_280, "test": 11_760},
     classes=CLASSES,
 )

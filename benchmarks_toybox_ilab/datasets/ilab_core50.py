@@ -28,7 +28,6 @@ LAYOUT = Layout(
     tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
     source=f"`crumb prepare ilab --dataset-root ROOT/{ILAB}` and `crumb prepare core50 --dataset-root ROOT/{CORE50}`",
     folders=(ILAB, CORE50),
-    places=("ilab_core50",),
     counts={"classes": 24, "train": 14_400, "test": 5_400},
 )
 

@@ -23,7 +23,6 @@ LAYOUT = Layout(
     'in the development kit name the classes: torchvision.datasets.ImageNet(root, split="val") sorts them if '
     "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root",
     folders=("train", "val"),
-    places=("imagenet",),
     counts={"classes": 1000, "train": 1_281_167, "test": 50_000},
 )
 

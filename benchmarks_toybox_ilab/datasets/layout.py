@@ -38,7 +38,7 @@ class Layout:
         folders: Folders directly in that of the data set.
         whole: Whether all of `folders` are needed, and other folders are ignored; otherwise any of them is enough.
         inside: Whether the root may be the only one of `folders` itself.
-        places: Folders below a root that may be that of the data set, besides the root itself.
+        places: Folders below a root that may be that of the data set, besides the root itself and the folder `name`.
         counts: Numbers of the whole data set that do not vary: of "classes", of "train" and "test" images, of clips
             ("train_clips", "test_clips"), and of sessions of each class ("train_sessions", "test_sessions").
         owner: Whose numbers `counts` are.
@@ -72,7 +72,7 @@ class Layout:
     def find(self, root: Path, every: bool = False) -> Path | None:
         """The folder of the data set: root or a folder below it that holds any (or every one) of `folders`, or None."""
         enough = all if every else any
-        places = [root / place for place in ("", *self.places)]
+        places = [root / place for place in ("", *self.places, self.name)]
         found = next((place for place in places if enough((place / top).is_dir() for top in self.folders)), None)
         return root if found is None and self.inside and root.absolute().name in self.folders else found
 

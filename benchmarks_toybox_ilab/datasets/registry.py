@@ -38,7 +38,6 @@ class Benchmark:
         budget_images: Number of images that a replay buffer may hold, or as many bytes in another form.
         class_groups: `class_groups(table, reference)` returns the groups that `protocols.plan_stream` takes.
         protocol: Protocol of its generator by default.
-        image_size: Side in pixels of the default transforms of its generator.
     """
 
     files: Layout
@@ -48,7 +47,6 @@ class Benchmark:
     budget_images: int
     class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = lambda table, reference: None
     protocol: str = "class_instance"
-    image_size: int = 224
 
     @property
     def name(self) -> str:
@@ -132,7 +130,7 @@ class Benchmark:
         if download and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **own)
-        transform = imagenet_transform(own.get("size", self.image_size))
+        transform = imagenet_transform(own.get("size", 224))
         defaults = {"protocol": self.protocol, "train_transform": transform, "eval_transform": transform}
         if keywords.get("n_experiences") is None:
             defaults["classes_per_experience"] = self.classes_per_experience

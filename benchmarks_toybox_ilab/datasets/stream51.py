@@ -39,7 +39,7 @@ LAYOUT = Layout(
         rf"{'|'.join(map(re.escape, LISTS.values()))}"
     ),
     folders=("train", "test"),
-    places=("Stream-51", "stream51"),
+    places=("Stream-51",),
     counts={"classes": 51, "train": 150_736, "test": 2_550},
     owner="the data set",
     url="http://klab.cis.rit.edu/files/Stream-51.zip",

@@ -30,7 +30,7 @@ LAYOUT = Layout(
     ),
     rule="<wnid> is the class: n and 8 digits",
     folders=("train", "val", "test"),
-    places=(FOLDER, "tiny_imagenet"),
+    places=(FOLDER,),
     counts={"classes": 200, "train": 100_000, "test": 10_000},
     owner="the data set",
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",

@@ -63,7 +63,6 @@ LAYOUT = Layout(
     "count from 1",
     key=_key,
     folders=("images",),
-    places=("toybox",),
     counts={"classes": 12, "train": 36_540, "test": 15_660},
     classes=CLASSES,
     archived=_archived,

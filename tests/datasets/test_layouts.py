@@ -73,7 +73,9 @@ def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
     assert (BENCHMARKS[name].class_groups(table, False) is None) == (name != "ilab_core50")
 
 
-@pytest.mark.parametrize(("name", "place"), [(name, at) for name in LAYOUTS for at in ("", *LAYOUTS[name].places)])
+@pytest.mark.parametrize(
+    ("name", "place"), [(name, at) for name in LAYOUTS for at in ("", name, *LAYOUTS[name].places)]
+)
 def test_the_folder_is_found_in_every_place(tmp_path, name, place):
     frames, names = FRAMES[name][0], ODD.get(name, fake.TINY[name])
     fake.write_tiny(name, tmp_path / place) if names is None else fake.write_files(tmp_path / place, names)
