@@ -27,7 +27,7 @@ from support.replay_cost import ALL_MAPS, COSTS, CRUMB, SINGLE, Part, measure
 from support.tables import PaperNumbers, write_table
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 
 TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
 QUICK = Part(experiences=3, stream_images=24, table_images=80, measured_images=8)
@@ -67,7 +67,7 @@ def measure_once(settings: RunSettings, part: Part) -> None:
     """Measure a run, unless its folder holds the measurement."""
     folder = Path(settings.output)
     left_out = NON_RESULT_SETTINGS - {"feature_cache", "threads"}  # these change seconds and bytes
-    made_with = {name: value for name, value in {**as_dict(settings), **asdict(part)}.items() if name not in left_out}
+    made_with = {name: value for name, value in {**vars(settings), **asdict(part)}.items() if name not in left_out}
     made_with["feature_cache"] = settings.feature_cache is not None
     notes = folder / "made_with.json"
     if (folder / COSTS).exists():

@@ -145,19 +145,6 @@ def _write(path: Path, pixels: np.ndarray) -> None:
             Image.fromarray(pixels).save(file, "PNG")
 
 
-@dataclass(frozen=True)
-class Report:
-    """Result of `check`.
-
-    Attributes:
-        lines: What exists and what is missing.
-        complete: Whether everything that the paper uses exists.
-    """
-
-    lines: list[str]
-    complete: bool
-
-
 def prepare(
     name: str,
     root: str | Path,
@@ -220,8 +207,8 @@ def prepare(
     return failures
 
 
-def check(name: str, root: str | Path) -> Report:
-    """Report what exists of a data set below root, and what is missing of the one that the paper uses.
+def check(name: str, root: str | Path) -> tuple[list[str], bool]:
+    """Return lines that say what exists of a data set below root and what is missing, and whether nothing is.
 
     Raises:
         FrameTableError: If there is no data set of that name.
@@ -229,7 +216,7 @@ def check(name: str, root: str | Path) -> Report:
     data = _data_set(name)
     lines, problems = gaps(data, Path(root))
     whole = f"complete: everything that {data.files.owner} {'uses' if data.files.owner == 'the paper' else 'has'}"
-    return Report([*lines, *(problems or [whole])], not problems)
+    return [*lines, *(problems or [whole])], not problems
 
 
 def _data_set(name: str) -> Benchmark:

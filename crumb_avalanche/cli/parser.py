@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs import command_settings as commands
-from crumb_avalanche.runs.settings import GROUPS, RunSettings, Value, as_dict, load_yaml, meanings
+from crumb_avalanche.runs.settings import GROUPS, RunSettings, Value, load_yaml, meanings
 
 COMMANDS: dict[str, tuple[type, str]] = {
     "teach": (commands.TeachSettings, "teach a learner what images show"),
@@ -170,7 +170,7 @@ def parsed(given: list[str]) -> tuple[str, dict[str, Any]]:
     if missing := [flag_of(key) for key in needed if key not in values]:
         made.error(f"give {' and '.join(missing)}")
     if prints:
-        whole = as_dict(settings(**values))
+        whole = vars(settings(**values))
         print(yaml.safe_dump({one.name: whole[one.name] for one in items}, sort_keys=False), end="")
         raise SystemExit(0)
     return name, values

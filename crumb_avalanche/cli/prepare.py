@@ -16,10 +16,10 @@ from crumb_avalanche.system.progress import progress_bar
 def main(settings: PrepareSettings) -> None:
     """Prepare or check a data set; raise ListedError for files that are missing or failed."""
     if settings.check:
-        report = check(settings.name, settings.dataset_root)
-        if not report.complete:
-            raise ListedError(f"{settings.name} is not complete below {settings.dataset_root}", report.lines)
-        print(*map(printable, report.lines), sep="\n")
+        lines, complete = check(settings.name, settings.dataset_root)
+        if not complete:
+            raise ListedError(f"{settings.name} is not complete below {settings.dataset_root}", lines)
+        print(*map(printable, lines), sep="\n")
         return
     with sole_writer(Path(settings.dataset_root)):
         failures = prepare(

@@ -52,7 +52,12 @@ def main(settings: TeachSettings) -> None:
             if settings.nothing is not None:
                 lesson = learner.teach_nothing(settings.nothing, **plain)
             else:
-                lesson = learner.teach(source_of(settings), settings.label, new_class=settings.new_class, **plain)
+                source: str | Clip | None = settings.source
+                if settings.camera is not None:
+                    from crumb_avalanche.learner.camera import camera_clip
+
+                    source = camera_clip(settings.camera, settings.seconds)
+                lesson = learner.teach(source, settings.label, new_class=settings.new_class, **plain)
         learner.save(path, weights=not lean, pictures=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
@@ -157,12 +162,3 @@ def check_same(settings: ConnectSettings | ServeSettings | TeachSettings, learne
                 f"{settings.model} was made with {flag} {made[0]} and keeps it: leave {flag} {given} out, or name "
                 "a new file"
             )
-
-
-def source_of(settings: TeachSettings) -> str | Clip | None:
-    """Return what to learn from."""
-    if settings.camera is None:
-        return settings.source
-    from crumb_avalanche.learner.camera import camera_clip
-
-    return camera_clip(settings.camera, settings.seconds)

@@ -193,7 +193,7 @@ class Learner(Predictor):
             self._take_fastest_runtime()
             strip, kept, named = Strip(), Kept(self._history.room), read(unread.append)
             if self.keep_pictures:
-                named = ((name, strip.seeing(clip)) for name, clip in named)
+                named = ((name, replace(clip, frames=strip.noting(clip.frames))) for name, clip in named)
             compute = partial(self._values, report=unread.append if on_bad == "skip" else None)
             clips = ((name, compute(clip)) for name, clip in named)
             lesson = learn(self._classifier, clips, unread, progress, kept.add)

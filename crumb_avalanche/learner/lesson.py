@@ -213,11 +213,8 @@ class Strip:
         self._images: list[Image.Image] = []
         self._seen, self._step = 0, 1
 
-    def seeing(self, clip: Clip) -> Clip:
-        """Return a clip; its images are noted as they are read."""
-        return replace(clip, frames=self._noting(clip.frames))
-
-    def _noting(self, frames: Frames) -> Frames:
+    def noting(self, frames: Frames) -> Frames:
+        """Yield frames, and note them as they are read."""
         for path, image in frames:
             if self._seen % self._step == 0:
                 small = image.copy()

@@ -13,7 +13,7 @@ import yaml
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
 from crumb_avalanche.models.backbone_names import PREPROCESSING, full_name, is_timm, preprocessing_of, published_by
-from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, as_dict, flat, part_for
+from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, flat, part_for
 from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import Replay
 
@@ -123,7 +123,7 @@ class RunPlan(RunSettings):
     @property
     def sha256(self) -> str:
         """SHA-256 of all settings that can change a result."""
-        decides = {name: value for name, value in as_dict(self).items() if name not in NON_RESULT_SETTINGS}
+        decides = {name: value for name, value in vars(self).items() if name not in NON_RESULT_SETTINGS}
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> 
     Defaults of the method stand in its file, whose libraries may be missing where runs are only reported: then they are
     left out.
     """
-    usual = as_dict(RunSettings()) | DEFAULTS | rows()["presets"].get(preset, {}) | {"preset": preset, "method": {}}
+    usual = vars(RunSettings()) | DEFAULTS | rows()["presets"].get(preset, {}) | {"preset": preset, "method": {}}
     usual["replay_weight"] = Replay(replay_compute=usual["replay_compute"]).factor
     with suppress(ImportError):
         if strategy in STRATEGIES:

@@ -19,7 +19,7 @@ from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import settings_of_backbone
 from crumb_avalanche.runs.session import build_model
-from crumb_avalanche.runs.settings import as_dict, part_for
+from crumb_avalanche.runs.settings import part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.folder_lock import LOCK, locked
@@ -67,7 +67,7 @@ def with_defaults(settings: PretrainSettings) -> PretrainSettings:
     """Fill in the settings that are ``None``."""
     side, dim = settings.image_size or preprocessing_of(settings.backbone).size, settings.codebook_dim or CODEBOOK_DIM
     filled = replace(settings, image_size=side, codebook_dim=dim)
-    return replace(filled, **settings_of_backbone(settings, as_dict(filled), True))
+    return replace(filled, **settings_of_backbone(settings, vars(filled), True))
 
 
 def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
@@ -88,7 +88,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     samples = getattr(images, "samples", None)
     names = files_key(path for path, _ in samples) if samples else f"{settings.data} {settings.dataset_root}"
     key = f"{names} {len(images)} {transform_of(settings)!r}"
-    decides = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
+    decides = {name: value for name, value in vars(settings).items() if name not in NON_RESULT_SETTINGS}
     decides["frozen_weights"] = weights_hash(model.feature_extractor)  # a file of the same name may hold others
     if samples:
         decides["files"] = names
@@ -100,7 +100,7 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
         maps = store.dataset(chosen, rows, labels[rows].tolist())
         chosen_settings = PretrainingSettings(**part_for(PretrainingSettings, settings))
         history = pretrain(model, maps, chosen_settings, settings.progress, checkpoints)
-    made_with = {**as_dict(settings), "classes": classes, "images": len(rows), "history": history}
+    made_with = {**vars(settings), "classes": classes, "images": len(rows), "history": history}
     save_pretrained(output, model, made_with)
     checkpoints.clear(but=LOCK)
     lines = [

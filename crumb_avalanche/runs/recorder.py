@@ -18,7 +18,7 @@ from crumb_avalanche.models.backbone_names import Preprocessing, is_timm, prepro
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import RESUME, versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.progress import progress_bar
@@ -69,7 +69,7 @@ class Resume:
     """
 
     def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
-        compared = {name: value for name, value in as_dict(settings).items() if name not in NON_RESULT_SETTINGS}
+        compared = {name: value for name, value in vars(settings).items() if name not in NON_RESULT_SETTINGS}
         self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
         self.settings = settings
         self.position, self.progress, self.runtime = Position(0), Progress(), ""

@@ -126,7 +126,7 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
         head = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
         write_text(folder / "config.yaml", f"{head}{plan}")
         try:
-            learn(session, folder, recorder.ledger, resume, count_divergence)
+            learn(session, recorder.ledger, resume, count_divergence)
         finally:
             recorder.bar.close()
         ledger = recorder.write(folder, session, resume.progress)
@@ -169,7 +169,7 @@ def build_session(plan: RunPlan, stream: Stream, recorder: Recorder, resume: Res
     return session
 
 
-def learn(session: Session, folder: Path, ledger: LedgerMetric, resume: Resume, count_divergence: bool) -> None:
+def learn(session: Session, ledger: LedgerMetric, resume: Resume, count_divergence: bool) -> None:
     """Train on each remaining experience and evaluate on all classes seen so far.
 
     Adds the results to ``resume.progress`` and writes a checkpoint after each experience. The number of evaluations

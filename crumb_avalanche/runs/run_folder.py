@@ -12,7 +12,7 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, as_dict, flat, load_yaml
+from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.system.atomic_file import write_text
 
 RESULT = "result.json"
@@ -189,7 +189,7 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 def finished_result(folder: Path, plan: RunPlan) -> dict:
     """Read the result of a finished run; ``FinishedRunError`` if its settings, input files or frames are others."""
     result = read_result(folder)
-    now = {name: value for name, value in flat(as_dict(plan)).items() if name not in NON_RESULT_SETTINGS}
+    now = {name: value for name, value in flat(vars(plan)).items() if name not in NON_RESULT_SETTINGS}
     hashes = provenance(plan)
     # A file is compared by its content, which may be at another path.
     now |= {name: value for name, value in hashes.items() if name in result["provenance"]}

@@ -239,8 +239,3 @@ def meanings(settings: type) -> dict[str, str]:
         if item.default not in (None, False, MISSING) and "default" not in found[item.name]:
             found[item.name] = f"{found[item.name].rstrip('.')} (default: {item.default})"
     return found
-
-
-def as_dict(settings) -> dict:
-    """Return settings as plain values, in the order of their declaration."""
-    return {item.name: getattr(settings, item.name) for item in fields(settings)}

@@ -63,8 +63,7 @@ class FeatureCache(StatefulPlugin):
     def after_train_dataset_adaptation(self, strategy, **kwargs):
         strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
 
-    def after_eval_dataset_adaptation(self, strategy, **kwargs):
-        strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
+    after_eval_dataset_adaptation = after_train_dataset_adaptation
 
     def _cached(self, images: AvalancheDataset) -> AvalancheDataset:
         if not hasattr(images, "frame_row"):

@@ -43,7 +43,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_csv, write_json
-from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.runs.settings import RunSettings
 
 PAPER = PaperNumbers()
 
@@ -143,7 +143,7 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
     folder = made_run(tmp_path / "rows" / "run1", 170)
     own = dict(strategy="image_replay", mem_size=200, run=1, threads=1)
     elsewhere = dict(weights="/x/squeezenet.npz", dataset_root="/x/eth80", output="/x/out", feature_cache="/x/cache")
-    (folder / "config.yaml").write_text(yaml.safe_dump(as_dict(RunSettings(**own, **elsewhere))))
+    (folder / "config.yaml").write_text(yaml.safe_dump(vars(RunSettings(**own, **elsewhere))))
     provenance = {"weights": "sha256:0123456789abcdef"}
     changed(folder, seconds=12.3456, frame_table_sha256="abc", provenance=provenance)
     made_run(tmp_path / "rows" / "run0", 160)

@@ -16,7 +16,7 @@ from table4_ablations import ROWS, cells_of, folder_of, settings_of
 
 from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import RunSettings, as_dict
+from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
@@ -197,7 +197,7 @@ def test_rows_are_those_of_the_paper_and_change_existing_settings():
 
 def written_start(folder, name, **changes):
     """A file with these settings in its notes."""
-    settings = as_dict(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
+    settings = vars(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
     state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
     made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
     write_tensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})

@@ -13,7 +13,7 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs import session
 from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
 from crumb_avalanche.runs.session import build_model, capacity_of
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, as_dict
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import tune
 
@@ -149,7 +149,7 @@ def test_the_hash_covers_settings_that_change_a_result():
 
 
 def test_a_plan_leaves_only_optional_settings_at_none():
-    plan, settings = as_dict(RunPlan.of(RunSettings())), as_dict(RunSettings())
+    plan, settings = vars(RunPlan.of(RunSettings())), vars(RunSettings())
     still_open = {name for name, value in plan.items() if value is None}
     assert still_open == {
         *("dataset_root", "runs", "budget_images", "budget_bytes", "mem_size", "feature_cache", "family", "fps"),
