@@ -57,8 +57,7 @@ def read_ratio(folder: str, rounds: int) -> float:
     bare = ImageFolder(folder, imagenet_transform())
     paths = [Path(path).relative_to(folder) for path, _ in bare.samples]
     frames = [Frame(str(path), path.parts[0], str(path), "0", 0, "train") for path in paths]
-    # Every class needs a test frame; these are never read.
-    frames += [Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes]
+    frames += [Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes]  # each needs one
     stream = make_benchmark(FrameTable(frames, folder), "class_iid", 0, len(bare.classes)).train_stream[0].dataset
     order, workers = list(stream.frame_row)[:READ], dict(batch_size=32, num_workers=2)
     plain = DataLoader(Subset(bare, order), **workers)

@@ -76,6 +76,7 @@ def curves(panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], ti
                 elif points:
                     style |= dict(marker=MARKERS[place % len(MARKERS)], ms=4, capsize=2)
                     handles[name] = axes.errorbar(list(points), means, yerr=errors, **style)
+            axes.locator_params("x", integer=True)  # places are counts; a scale that is set brings ticks of its own
             axes.set(title=text, **settings)
             axes.grid(axis="y", color="0.9", lw=0.6)
             axes.label_outer()

@@ -246,6 +246,7 @@ def test_curves_of_made_runs(tmp_path):
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
     line, *_ = figure.axes[0].containers[0]
     assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
+    assert {float(place).is_integer() for place in figure.axes[0].get_xticks()} == {True}
     assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
     assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
     assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
