@@ -128,13 +128,13 @@ def _frames(
     usual = {"train_transform": None, "eval_transform": None, "dataset_root": root}
     usual["run" if "run" in taken else "seed"] = run
     given = {key: value for key, value in usual.items() if key in taken}
+    names = {*given, *dict(arguments)}
+    if (unknown := sorted(names - taken.keys())) or (
+        unknown := [one.name for one in taken.values() if one.default is one.empty and one.name not in names]
+    ):
+        raise ValueError(f"{name} takes {', '.join(taken)}; {', '.join(unknown)} is unknown, or is missing.")
     try:
-        given |= {key: yaml.safe_load(value) for key, value in arguments}
-        if (unknown := sorted(given.keys() - taken.keys())) or (
-            unknown := [one.name for one in taken.values() if one.default is one.empty and one.name not in given]
-        ):
-            raise ValueError(f"{name} takes {', '.join(taken)}; {', '.join(unknown)} is unknown, or is missing.")
-        stream = call(**given)
+        stream = call(**given | {key: yaml.safe_load(value) for key, value in arguments})
     except (AssertionError, LookupError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"Avalanche cannot make {name} ({reason}); give other arguments in the name.") from error

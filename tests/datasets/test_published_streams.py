@@ -277,7 +277,7 @@ def test_a_run_on_a_stream_of_avalanche(monkeypatch, crumb, tiny, tmp_path):
         "avalanche:Didgits": "Avalanche has no generator 'Didgits'; it has CLEAR",
         "avalanche:Digits": "avalanche:Digits takes n_experiences, seed.*; n_experiences is unknown, or is missing",
         "avalanche:Digits:seed": "is not avalanche:GENERATOR or avalanche:GENERATOR:KEY=VALUE",
-        "avalanche:Digits:seed=[": "cannot make avalanche:Digits:seed=. .ParserError: while parsing a flow node",
+        "avalanche:Digits:n_experiences=[": "cannot make avalanche:Digits:n_.* .ParserError: while parsing a flow node",
         "avalanche:CORe50:scenario=x": "cannot make avalanche:CORe50:scenario=x .AssertionError: The selected",
     }.items():
         with pytest.raises(ValueError, match=words):
