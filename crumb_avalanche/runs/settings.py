@@ -18,16 +18,24 @@ MOST_CHARACTERS = 1_000_000  # of a file of settings
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases: a few lines of them stand for more values than any memory holds."""
+    """Refuses aliases, a few lines of which stand for more values than any memory holds, and keys that are repeated."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it names a value by an alias (*); write the value out")
         return super().compose_node(parent, index)
 
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node, seen = super().compose_mapping_node(anchor), set()
+        for key, _ in node.value:
+            if isinstance(key.value, str) and (key.tag, key.value) in seen:
+                raise ValueError(f"line {key.start_mark.line + 1} gives {key.value[:60]} again; give it once")
+            seen.add((key.tag, str(key.value)))
+        return node
+
 
 def load_yaml(text: str) -> Any:
-    """Return what a YAML text holds; ``ValueError`` if it is none, too long, nested too deep, or has aliases."""
+    """Return what a YAML text holds; ``ValueError`` if it is none, too long or deep, or has aliases or a key twice."""
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"it has {len(text):,} characters; settings take at most {MOST_CHARACTERS:,}")
     try:

@@ -215,14 +215,20 @@ BOMB = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"[" * 500, "\n".join(BOMB).encode(), b"weights: \xff", b"weights: " + b"1" * 5000, b"weights: 2000-13-45"],
-    ids=lambda content: str(content[:12]),
+    ("words", "content"),
+    [
+        ("it is nested too deeply", b"[" * 500),
+        ("it names a value by an alias", "\n".join(BOMB).encode()),
+        ("invalid start byte", b"weights: \xff"),
+        ("5000 digits", b"weights: " + b"1" * 5000),
+        ("month must be in 1..12", b"weights: 2000-13-45"),
+        ("line 3 gives json again; give it once", b"json: true\nweights: a\njson: false"),
+    ],
 )
-def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, content):
+def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, words, content):
     (tmp_path / "odd.yaml").write_bytes(content)
     code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
-    assert code not in (0, None) and err.startswith("crumb ") and err.count("\n") == 1
+    assert code not in (0, None) and err.startswith("crumb ") and err.count("\n") == 1 and words in err
 
 
 @pytest.mark.parametrize("error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")])
