@@ -17,7 +17,8 @@ from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
-ANSWERS = ("", "backbones", "predict", "serve", "strategies")  # commands whose work is what they print
+# Commands whose work is what they print.
+ANSWERS = {"", "backbones", "learner show", "learner lessons", "predict", "serve", "strategies"}
 STOPPED = {
     **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
     **dict.fromkeys(("connect", "serve"), "every change that was answered is saved"),
@@ -52,15 +53,14 @@ def main(arguments: list[str] | None = None) -> int:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     given = sys.argv[1:] if arguments is None else arguments
-    name = given[0] if given else ""
     with safe_output(), terminated_as_interrupted():
         try:
             code = run_command(given)
         except SystemExit as end:  # of the parser, whose --help is an answer of any command
-            if end.code or not (lost := lost_output("")):
+            if end.code or not (lost := lost_output([])):
                 raise
             return lost
-        return lost_output(name) or code
+        return lost_output(given) or code
 
 
 def run_command(given: list[str]) -> int:
@@ -84,7 +84,7 @@ def run_command(given: list[str]) -> int:
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
         return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
     except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
-        if isinstance(error, OSError) and (lost := lost_output(name)):
+        if isinstance(error, OSError) and (lost := lost_output(given)):
             return lost
         if (text := words_for(error)) is None:
             raise  # a bug, not bad input: show the traceback
@@ -93,7 +93,7 @@ def run_command(given: list[str]) -> int:
         return 1
 
 
-def lost_output(name: str) -> int:
+def lost_output(given: list[str]) -> int:
     """Return the exit code of a command whose standard output takes no more, and say so; 0 if it takes all.
 
     Nothing is said of a reader that has read enough of an answer.
@@ -109,8 +109,8 @@ def lost_output(name: str) -> int:
         output.error = None  # type: ignore[attr-defined]
         with suppress(OSError):  # Python's own flush at the end would fail, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        closed = isinstance(error, BrokenPipeError)
-        if not (closed and name in ANSWERS):
+        name, closed = given[0] if given else "", isinstance(error, BrokenPipeError)
+        if not closed or ANSWERS.isdisjoint({name, " ".join(given[:2])}):
             words = f"standard output takes no more ({error.strerror}): what it says is lost, what it saves is saved"
             print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
         return CLOSED_PIPE if closed else OUTPUT_LOST

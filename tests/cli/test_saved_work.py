@@ -37,7 +37,8 @@ def test_a_lesson_that_cannot_be_reported_is_said_to_be_saved(mine, place, capsy
     assert "standard output takes no more" in err and err.endswith("what it saves is saved\n") and err.count("\n") == 1
     assert len(Learner.load(mine).lessons) == 2
     # Answers that nobody reads end the command; of a reader that has read enough, as before ``| head``, without a word.
-    for asked in (["predict", str(mine), str(place / "photos")], ["--help"], ["run", "--help"]):
+    of_mine = ["predict", str(mine), str(place / "photos")], ["learner", "show", str(mine)]
+    for asked in (*of_mine, ["--help"], ["run", "--help"]):
         monkeypatch.setattr(sys, "stdout", output_that_takes_nothing(kind))
         assert main(asked) == code
         assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")
