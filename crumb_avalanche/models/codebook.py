@@ -178,11 +178,6 @@ class Codebook(nn.Module):
         """Count how often each row was used in ``codes`` of any shape: ``(n,)`` int64 (paper, Fig. 5b)."""
         return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
 
-    @torch.no_grad()
-    def relative_error(self, feature_map: Tensor) -> float:
-        """Compute ``|Z - Z~|^2 / |Z|^2`` of a ``(B, C, H, W)`` ``feature_map``; 0 is a perfect reconstruction."""
-        return float((feature_map - self(feature_map)).square().sum() / feature_map.square().sum())
-
 
 def check_codebook(codebook: Codebook | None, channels: int) -> None:
     """Raise TypeError or ValueError for a codebook that is none, or does not fit maps with ``channels`` channels."""
