@@ -52,7 +52,7 @@ POSITIONAL: dict[str, dict[str, str | None]] = {
     "report": {"folders": "+"},
     "strategies": {"name": "?"},
     "backbones": {"names": "*"},
-    "teach": {"model": None, "source": "?"},
+    "teach": {"model": None, "sources": "*"},
     "predict": {"model": None, "sources": "*"},
     "serve": {"model": None},
     "connect": {"service": None, "model": None},

@@ -1,6 +1,8 @@
 """``crumb teach``: teach a learner what images show."""
 
+import os
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from crumb_avalanche.system.progress import counted, progress_bar
 
 def main(settings: TeachSettings) -> None:
     """Learn the source and write the learner's file; print what was learned."""
-    if [settings.source, settings.camera, settings.nothing].count(None) != 2:
+    if [settings.sources or None, settings.camera, settings.nothing].count(None) != 2:
         raise ValueError(
             "give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label NAME), or show an empty scene "
             "(--nothing SOURCE)"
@@ -31,10 +33,13 @@ def main(settings: TeachSettings) -> None:
         raise ValueError("an empty scene has no class: leave --label out")
     if settings.nothing is not None:
         check_source(settings.nothing, "nothing", True)
-    if settings.source is not None:
-        check_source(settings.source, settings.label, settings.new_class)
+    source: Any = [list(some) for _, some in groupby(settings.sources, os.path.dirname)]  # a clip of each folder
+    if len(settings.sources) == 1:
+        source = settings.sources[0]
+    if settings.sources:
+        check_source(source, settings.label, settings.new_class)
         if settings.label is None:
-            tell_level(settings.source)
+            tell_level(source)
     keep_freed_memory()
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -45,14 +50,13 @@ def main(settings: TeachSettings) -> None:
         lean = settings.without_weights
         if lean is None:
             lean = path.exists() and not holds_weights(path)
-        start_runtime(learner, settings.runtime, settings.source or settings.nothing)
+        start_runtime(learner, settings.runtime, *(settings.sources or (settings.nothing,)))
         learner.keep_pictures = settings.keep_pictures
         with progress_bar(None, "learning", show=settings.progress) as bar:
             plain: dict[str, Any] = {"on_bad": settings.on_bad_frame, "progress": bar.update}
             if settings.nothing is not None:
                 lesson = learner.teach_nothing(settings.nothing, **plain)
             else:
-                source: str | Clip | None = settings.source
                 if settings.camera is not None:
                     from crumb_avalanche.learner.camera import camera_clip
 
@@ -83,14 +87,14 @@ def main(settings: TeachSettings) -> None:
     print(f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes")
 
 
-def check_source(source: str, label: str | None, new_class: bool) -> None:
+def check_source(source: Any, label: str | None, new_class: bool) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught, before the network is loaded."""
     if label is None and not new_class:
         check_class_folders(source)
     label_of(next(clips_of(source, label, on_bad="skip", report=lambda bad: None)))
 
 
-def tell_level(source: str) -> None:
+def tell_level(source: Any) -> None:
     """Say on stderr what is taken as the class if the classes may be the folders one level below."""
     if (found := only_class_folder(source)) is not None:
         folder, inner = found

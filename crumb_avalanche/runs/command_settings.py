@@ -184,9 +184,10 @@ class TeachSettings(NewLearnerSettings):
 
     Attributes:
         model: the learner's file, such as mine.safetensors; made if absent.
-        source: an image, video, folder or glob pattern; without --label a folder with a folder for each class.
-        label: name of the class that the source shows.
-        nothing: instead of a source, images of the empty scene, which is called unknown then.
+        sources: images, of which those of a folder are one clip, videos, folders or glob patterns; without --label one
+            folder with a folder for each class.
+        label: name of the class that the sources show.
+        nothing: instead of sources, images of the empty scene, which is called unknown then.
         new_class: take names as given, also if one is nearly that of another class or folders look like splits.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
@@ -197,7 +198,7 @@ class TeachSettings(NewLearnerSettings):
     """
 
     model: str
-    source: str | None = None
+    sources: list[str] = field(default_factory=list)
     label: str | None = None
     nothing: str | None = None
     new_class: bool = False

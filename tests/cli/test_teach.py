@@ -46,8 +46,9 @@ def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, done):
     out = done("teach", path, place / "tree" / "red", "--label", "red", *new)
     assert "learned red: 6 images" in out and "1 class," in out
     assert "known from unknown until a second class, and then clips of 5 more objects" in out
-    out = done("teach", path, place / "tree" / "blue", "--label", "sky", *QUIET)
-    assert "2 classes" in out and "known from unknown until clips of 4 more objects" in out
+    out = done("teach", path, *(place / "tree" / "blue").rglob("*.*"), "--label", "sky", *QUIET)
+    assert "learned sky: 6 images" in out and "2 classes" in out
+    assert "known from unknown until clips of 4 more objects" in out
     assert "blue.png  sky" in done("predict", path, place / "photos" / "blue.png")
 
 
@@ -150,6 +151,7 @@ def test_bad_input_is_a_line_and_nothing_is_lost(mine, place, tmp_path, done, re
     early = [  # before the network is loaded
         (["teach", mine, "absent.jpg", "--label", "x"], "no file or folder absent.jpg"),
         (["teach", mine, photos / "red.png"], "has no class: give"),
+        (["teach", mine, photos / "red.png", photos / "blue.png"], "has no class: give"),
         (["teach", mine, photos, "--label", "a/b"], f"class name 'a/b'.*{RULE}"),
         (["teach", mine, photos, "--label", "two\nlines"], RULE),
         (["teach", mine, photos], "has no class: give .* and no photo or video beside them"),
