@@ -12,15 +12,21 @@ from itertools import accumulate, combinations
 from pathlib import Path
 
 from crumb_avalanche.report.pictures import Curve
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, read_result
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, flat, load_yaml
-from crumb_avalanche.runs.tables import cell
+from crumb_avalanche.runs.run_folder import PERCENT, RESULT, DamagedRunError, read_result, read_settings
+from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.system.schema import check, each, real, record, whole
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
 NOT_COMPARED = {"run", "runs", *NON_RESULT_SETTINGS}
 IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.yaml
 IDENTITY += ["pretrained", "budget_images", "budget_bytes", "mem_size"]  # and first in labels
 JOINT = "joint"  # protocol of a learner of all classes at once, an upper bound for every protocol
+LEDGER_READ = record(
+    further=True,
+    **dict.fromkeys(("buffer_items", *LEDGER_BYTES, "derived_bytes?"), whole()),
+    **dict.fromkeys(("train_seconds", "images_per_second", *LEDGER_SECONDS), real(-1, 1e12)),  # the rest may be -1e-9
+)
 CONFIG, ERROR = "config.yaml", "error.txt"  # of a run that was started, by crumb run or in a sweep
 
 
@@ -128,14 +134,18 @@ def _nothing_finished(given: Path, started: list[Path]) -> str:
 def read_run(folder: Path) -> Run:
     """Read a finished run; ``DamagedRunError`` if a file is missing, or not what the run wrote."""
     result = read_result(folder)
-    settings, ledger, matrix = (
-        (folder / name).read_text(encoding="utf-8") for name in ("config.yaml", "ledger.json", "accuracy_matrix.csv")
-    )
+    ledger, matrix = ((folder / name).read_text(encoding="utf-8") for name in ("ledger.json", "accuracy_matrix.csv"))
     try:
         _, *rows = csv.reader(io.StringIO(matrix))
         cells = [[float(cell) for cell in row[1:] if cell] for row in rows]  # none where it was not tested
-        return Run(folder, flat(load_yaml(settings)), result, json.loads(ledger), cells)
-    except (AttributeError, RecursionError, ValueError, csv.Error) as error:
+        check(each(each(PERCENT)), cells, "matrix")
+        numbers = [len(row) or place for place, row in enumerate(cells, 1)]
+        last = [round(value, 4) for value in result["final_accuracy_per_experience"]]
+        if len(cells) != len(result["accuracy_after"]) or cells[-1] != last or numbers[:-1] != [*range(1, len(cells))]:
+            raise ValueError("the matrix is not of the accuracies in the result")
+        check(LEDGER_READ, costs := json.loads(ledger), "ledger")
+        return Run(folder, read_settings(folder), result, costs, cells)
+    except (RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
             f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or remove it"
         ) from error

@@ -14,6 +14,7 @@ from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.system.atomic_file import write_text
+from crumb_avalanche.system.schema import PLAIN_VALUES, check, each, maybe, real, record, table, text, whole
 
 RESULT = "result.json"
 SUMMARY = "summary.json"  # of several runs
@@ -24,6 +25,21 @@ _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
 DIGESTS = (_FILES, _RESULT_SHA256)
 PLAN = "# sha256 of the plan: "  # begins a config.yaml
 MARKS = {"config.yaml": PLAN, RESULT: f'"{_RESULT_SHA256}"'}  # texts by which a run's files are known
+FRAMES = "frame_table_sha256"  # entry of a result
+PERCENT = real(0, 100)
+# What is read of a result, and of the settings.
+RESULT_READ = record(
+    further=True,
+    run=whole(),
+    final_accuracy=PERCENT,
+    accuracy_after=each(maybe(PERCENT)),
+    final_accuracy_per_experience=each(PERCENT),
+    provenance=table(text(), text()),
+    bad_frames=each(str),
+    **{FRAMES: text(), "classes_order?": each(str), "classes_per_experience?": each(whole())},
+)
+NAMES = dict.fromkeys(("benchmark", "protocol", "strategy", "preset"), text())
+SETTINGS_READ = record(further=True, **NAMES, **{"method?": maybe(PLAIN_VALUES)})
 
 
 class FinishedRunError(ValueError):
@@ -68,6 +84,13 @@ def read_result(folder: Path) -> dict:
             path = folder / name
             if _sha256(path) != digest:
                 raise ValueError(changed)
+        path = folder / RESULT
+        check(RESULT_READ, result)
+        after, last = result["accuracy_after"], result["final_accuracy_per_experience"]
+        classes = result.get("classes_per_experience", [1] * len(last))
+        fits = len(last) == len(classes) > 0 < classes[0] and len(after) in (1, len(last))
+        if not fits or after[-1] != result["final_accuracy"]:
+            raise ValueError("its accuracies and numbers of classes do not agree")
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
         raise DamagedRunError(
@@ -75,6 +98,12 @@ def read_result(folder: Path) -> dict:
             f"with --overwrite true, or move {folder} elsewhere"
         ) from error
     return result
+
+
+def read_settings(folder: Path) -> dict:
+    """Read the settings of a run, those of the method as ``method.NAME``; ValueError if no run has such ones."""
+    check(SETTINGS_READ, settings := load_yaml((folder / "config.yaml").read_text(encoding="utf-8")), "config")
+    return flat(settings)
 
 
 def _sha256(path: Path) -> str:
@@ -119,7 +148,6 @@ def tidy_up(folder: Path) -> None:
 
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
-FRAMES = "frame_table_sha256"  # entry of a result
 LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
 
 
@@ -193,10 +221,10 @@ def finished_result(folder: Path, plan: RunPlan) -> dict:
     hashes = provenance(plan)
     # A file is compared by its content, which may be at another path.
     now |= {name: value for name, value in hashes.items() if name in result["provenance"]}
-    then = flat(load_yaml((folder / "config.yaml").read_text(encoding="utf-8")))
+    then = read_settings(folder)
     then |= {name: value for name, value in result["provenance"].items() if name in hashes}
     if plan.runtime == "auto":
-        now["runtime"] = then["runtime"]  # whichever it chose
+        now["runtime"] = then.get("runtime")  # whichever it chose
     if not result["bad_frames"]:  # only reading all images again would find those left out
         given = plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps
         then[FRAMES] = result[FRAMES]

@@ -8,16 +8,19 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
-from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
-from crumb_avalanche.system.tensor_file import StateError
+if TYPE_CHECKING:  # reports check their files without torch
+    import torch
 
 LARGEST = 1e30  # of a value in float32, whose products are finite in float64
+
+
+class StateError(ValueError):
+    """A state that cannot be stored, or does not belong to this object; says where in it."""
 
 
 def check(kind: Any, value: Any, place: str = "") -> None:
@@ -56,7 +59,7 @@ _adapter = lru_cache(maxsize=64)(TypeAdapter)  # making one takes milliseconds
 
 def shown(value: Any) -> str:
     """Return a value as text of at most 80 characters, safe to print."""
-    if isinstance(value, Tensor):
+    if hasattr(value, "dtype"):
         return f"{_name(value.dtype)} {tuple(value.shape)}"
     if isinstance(value, dict | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
@@ -67,18 +70,18 @@ def shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _name(dtype: torch.dtype) -> str:
+def _name(dtype: "torch.dtype") -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def record(**kinds: Any) -> Any:
-    """Return the type of a dictionary with these keys; one that ends in ``?`` may be absent."""
+def record(further: bool = False, **kinds: Any) -> Any:
+    """Return the type of a dictionary with these keys, or also others; one that ends in ``?`` may be absent."""
     members = {
         name.rstrip("?"): NotRequired[kind] if name.endswith("?") else kind  # type: ignore[valid-type]
         for name, kind in kinds.items()
     }
     made = TypedDict("made", members)  # type: ignore[misc]
-    made.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    made.__pydantic_config__ = ConfigDict(extra="allow" if further else "forbid")  # type: ignore[attr-defined]
     return made
 
 
@@ -130,11 +133,13 @@ def array(dtypes: Any, *shape: Any, low: float = -LARGEST, high: float = LARGEST
         low, high: of its values.
         but: a value besides these.
     """
+    import torch
+
     dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
     sizes, further = (shape[:-1], True) if shape[-1:] == (...,) else (shape, False)
 
-    def allowed(value: Any) -> Tensor:
-        fits = isinstance(value, Tensor) and value.dtype in dtypes
+    def allowed(value: Any) -> torch.Tensor:
+        fits = isinstance(value, torch.Tensor) and value.dtype in dtypes
         fits = fits and (value.dim() == len(sizes) or (further and value.dim() > len(sizes)))
         if not fits or not all(size in (None, found) for size, found in zip(sizes, value.shape)):
             words = ", ".join("..." if size in (None, ...) else str(size) for size in shape)

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from crumb_avalanche.system.atomic_file import atomic_write
+from crumb_avalanche.system.schema import StateError
 
 CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
 DIGEST = "metadata_checksum"  # metadata entry: checksum of all others
@@ -25,10 +26,6 @@ DIGEST = "metadata_checksum"  # metadata entry: checksum of all others
 
 class TensorFileError(ValueError):
     """A tensor file that is absent, damaged or of another kind."""
-
-
-class StateError(ValueError):
-    """A state that cannot be stored, or does not belong to this object; says where in it."""
 
 
 def checksum(name: str, tensor: Tensor) -> str:

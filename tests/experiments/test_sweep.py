@@ -35,12 +35,14 @@ def collected():
     gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
 
 
-def finish(settings: RunSettings, config: str = "{}\n") -> None:
+def finish(settings: RunSettings, config: str = "{benchmark: a, protocol: b, strategy: c, preset: d}") -> None:
     """Write the result of a run."""
     folder = Path(settings.output)
     write_text(folder / "config.yaml", config)
-    result = {"final_accuracy": 10.0 + settings.run, "process": os.getpid(), "provenance": {}, "bad_frames": []}
-    write_json(folder / RESULT, with_digests(folder, {**result, FRAMES: ""}))
+    final = 10.0 + settings.run
+    result = {"run": settings.run, "final_accuracy": final, "process": os.getpid(), "provenance": {}, "bad_frames": []}
+    result |= {"accuracy_after": [final], "final_accuracy_per_experience": [final], FRAMES: ""}
+    write_json(folder / RESULT, with_digests(folder, result))
 
 
 def raise_in_run_1(settings: RunSettings) -> None:
@@ -195,7 +197,7 @@ def test_wrong_calls_are_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
     with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
         sweep([cell, cell])
-    finish(cell, "epochs: 7\n")
+    finish(cell)
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
         sweep([cell])
     with pytest.raises(ValueError, match="processes is -1; give 0 or more"):

@@ -41,8 +41,10 @@ def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger=None, resul
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
     (folder / "accuracy_matrix.csv").write_text("\n".join(lines) + "\n")
-    usual = {"run": run, "final_accuracy": final, "accuracy_after": after, "classes_order": CLASSES}
-    usual |= {"classes_per_experience": [4] if joint else [2, 2], "frame_table_sha256": "abc", **(result or {})}
+    last = [float(value) for value in lines[-1].split(",")[1:] if value]
+    usual = {"run": run, "final_accuracy": final, "accuracy_after": after, "final_accuracy_per_experience": last}
+    usual |= {"classes_order": CLASSES, "classes_per_experience": [2] * len(last), "frame_table_sha256": "abc"}
+    usual |= {"provenance": {}, "bad_frames": [], **(result or {})}
     written = {name: value for name, value in usual.items() if value is not ...}
     (folder / "result.json").write_text(json.dumps(with_digests(folder, written)))
     return folder

@@ -53,15 +53,13 @@ def test_pictures_go_into_the_run_folder_or_to_output(tmp_path, capsys):
     assert (tmp_path / "new/place/report.svg").read_bytes() == (folder / "report.svg").read_bytes()
 
 
-def test_the_joint_learner_and_one_without_memory_or_classes(tmp_path, capsys):
+def test_the_joint_learner_without_memory(tmp_path, capsys):
     nothing = dict.fromkeys(["buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"], 0)
     joint = fake_run(tmp_path / "a", strategy="offline", ledger=nothing)
     assert read_run(joint).classes_seen == [4]
     report(joint)
     assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
     check_pictures(tmp_path / "a")
-    untold = fake_run(tmp_path / "b", result=dict(classes_order=..., classes_per_experience=...))
-    report(untold)
 
 
 def test_comparison(tmp_path, capsys):
@@ -132,11 +130,13 @@ def test_no_finished_run(tmp_path):
 def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys):
     sweep(tmp_path)
     (tmp_path / "crumb/run2/result.json").write_text("{")
-    fake_run(tmp_path / "odd", rows=["0,x"])
+    fake_run(tmp_path / "odd", rows=["0,x,", "1,9,9"])
+    fake_run(tmp_path / "text", result=dict(final_accuracy="x"))
     words = r"the rest is written:\n.*run2/result\.json is not what the run wrote"
     with pytest.raises(ValueError, match=words) as error:
         report(tmp_path)
     assert "odd holds settings, a ledger or a matrix that no run writes" in str(error.value)
+    assert "text/result.json is not what the run wrote: final_accuracy is 'x', but has to be" in str(error.value)
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
     check_pictures(tmp_path)
