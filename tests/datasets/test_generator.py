@@ -202,7 +202,7 @@ def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, t
         assert code == 0, err
         assert "benchmark: toy_tree" in (tmp_path / "run/config.yaml").read_text()
         (root / "test/dog/2.png").unlink()
-        assert "class dog: 0 of 1 test images" in check("toy_tree", root).lines
+        assert "class dog: 0 of 1 test images" in check("toy_tree", root)[0]
         (root / "test/dog/odd.png").touch()
         code, _, err = crumb("prepare", "toy_tree", "--dataset-root", root, "--check")
         assert code == 1 and "image test/dog/odd.png does not fit the layout of the toy tree" in err

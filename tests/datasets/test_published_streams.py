@@ -158,8 +158,8 @@ def test_images_of_stream51_are_cut_as_in_avalanche(tmp_path):
     novel = Stream51Novel(tmp_path)
     assert novel.classes == ("novel",) and novel.path == ("test/000900.jpg", "test/000901.jpg")
     assert not set(novel.path) & set(table.path) and table.counts()["bear"] == {"train": 6, "test": 2}
-    report = check("stream51", tmp_path)
-    assert "2 classes; the data set has 51" in report.lines and not report.complete
+    lines, complete = check("stream51", tmp_path)
+    assert "2 classes; the data set has 51" in lines and not complete
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_user_of_orbit(tmp_path):
     assert ORBITFrames(tmp_path, 17).content_hash() == ORBITFrames(tmp_path, user="P177").content_hash()
     write_orbit(tmp_path, frames=(1100, 50), absent=0, users=["P177"], things=["bag"])
     assert ORBITFrames(tmp_path).counts()["bag"] == {"train": 34, "test": 50}
-    lines = check("orbit", tmp_path).lines
+    lines, _ = check("orbit", tmp_path)
     assert lines[1:3] == ["user P177: 3 of 7 objects", "user P198: 0 of 10 objects"] and len(lines) == 18
 
 
