@@ -53,13 +53,15 @@ def test_pictures_go_into_the_run_folder_or_to_output(tmp_path, capsys):
     assert (tmp_path / "new/place/report.svg").read_bytes() == (folder / "report.svg").read_bytes()
 
 
-def test_the_joint_learner_without_memory(tmp_path, capsys):
+def test_the_joint_learner_and_one_without_memory_or_classes(tmp_path, capsys):
     nothing = dict.fromkeys(["buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes", "memory_bytes"], 0)
     joint = fake_run(tmp_path / "a", strategy="offline", ledger=nothing)
     assert read_run(joint).classes_seen == [4]
     report(joint)
     assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
     check_pictures(tmp_path / "a")
+    untold = fake_run(tmp_path / "b", result=dict(classes_order=..., classes_per_experience=...))
+    report(untold)
 
 
 def test_comparison(tmp_path, capsys):
