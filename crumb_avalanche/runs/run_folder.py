@@ -88,7 +88,7 @@ def read_result(folder: Path) -> dict:
         check(RESULT_READ, result)
         after, last = result["accuracy_after"], result["final_accuracy_per_experience"]
         classes = result.get("classes_per_experience", [1] * len(last))
-        fits = len(last) == len(classes) > 0 < classes[0] and len(after) in (1, len(last))
+        fits = 0 < len(last) == len(classes) and classes[0] > 0 and len(after) in (1, len(last))
         if not fits or after[-1] != result["final_accuracy"]:
             raise ValueError("its accuracies and numbers of classes do not agree")
     except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
