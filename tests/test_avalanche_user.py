@@ -3,6 +3,7 @@
 import gzip
 import re
 import struct
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import models, transforms
 
+from benchmarks_toybox_ilab import ToyShapes
 from crumb_avalanche import (
     ClassBalancedReservoir,
     Codebook,
@@ -87,13 +89,27 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
         evaluator=evaluator,
     )
     for number, experience in enumerate(benchmark.train_stream):
-        strategy.train(experience)
+        strategy.train(experience, shuffle=True)
         results = strategy.eval(benchmark.test_stream)
         assert len(policy) <= 20 and len(policy.classes) == 2 * (number + 1)
     assert any(key.startswith("Top1_Acc_Stream/eval_phase") for key in results)
     assert results["Ledger/buffer_bytes"] == policy.buffer_bytes > 0
     assert "Top1_Acc_Stream" in capsys.readouterr().out
     assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
+
+
+def test_classes_one_after_the_other_give_a_warning_unless_they_are_shuffled(tmp_path):
+    write_mnist(tmp_path)
+    model = split_backbone("small_cnn", None, n_classes=10, image_size=SIZE)
+    shapes = dict(classes=("fish", "key", "mug", "star"), objects_per_class=1, sessions=2, held_out_sessions=1)
+    ours = ToyShapes(**shapes, size=SIZE).train_stream[0]  # a clip for each class
+    theirs = SplitMNIST(5, dataset_root=tmp_path, return_task_id=False, train_transform=GREY).train_stream[0]
+    with pytest.warns(UserWarning, match=r"one class after the other.*train\(experience, shuffle=True\)"):
+        our_strategy("CRUMBStrategy", model).train(theirs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*one class after the other")
+        our_strategy("CRUMBStrategy", model).train(theirs, shuffle=True)
+        our_strategy("CRUMBStrategy", model).train(ours)
 
 
 def assert_stops_untrained(strategy, experience, error, words):

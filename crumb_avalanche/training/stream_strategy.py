@@ -1,7 +1,9 @@
 """Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,7 +15,12 @@ from torch import Tensor, nn
 from crumb_avalanche.memory.buffers import MemoryBuffer
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.setting_ranges import check_count
-from crumb_avalanche.training.avalanche_fixes import check_strategy, group_frozen_weights, keep_training_mode
+from crumb_avalanche.training.avalanche_fixes import (
+    check_strategy,
+    group_frozen_weights,
+    keep_training_mode,
+    labels_of,
+)
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
 from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
@@ -27,7 +34,10 @@ def _cpu_by_default() -> AbstractContextManager:
 class StreamStrategy(SupervisedTemplate):
     """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
-    ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles.
+    ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles. Classes
+    that come one after the other, as in Avalanche's class-incremental benchmarks, give a warning: training on one
+    forgets the one before, also within an experience.
+
     The first ten arguments are those of Avalanche's strategies in their order, with the same defaults except for the
     sizes of batches: new images come in batches of 21, as in the paper, and 128 images are evaluated at a time.
 
@@ -123,6 +133,17 @@ class StreamStrategy(SupervisedTemplate):
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
         """Make Avalanche's data loader, in the order of the stream unless ``shuffle`` is given to ``train``."""
         self.frames_in_order = not shuffle
+        dataset = self.experience.dataset
+        labels = labels_of(dataset)
+        sorted_by_class = 1 < len(set(labels)) == len(list(groupby(labels)))
+        # Benchmarks of this package, whose data sets have frame rows, are in the order that their protocol says.
+        if self.frames_in_order and sorted_by_class and not hasattr(dataset, "frame_row"):
+            warnings.warn(
+                "the images of this experience come one class after the other, and the network forgets the first "
+                "classes while it learns the last: call train(experience, shuffle=True), unless these are clips whose "
+                "order is to be kept",
+                stacklevel=2,
+            )
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def _unpack_minibatch(self):
