@@ -3,7 +3,6 @@
 import gzip
 import re
 import struct
-import warnings
 from collections import OrderedDict
 from pathlib import Path
 
@@ -98,18 +97,16 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
 
 
+@pytest.mark.filterwarnings("error:.*one class after the other")
 def test_classes_one_after_the_other_give_a_warning_unless_they_are_shuffled(tmp_path):
     write_mnist(tmp_path)
-    model = split_backbone("small_cnn", None, n_classes=10, image_size=SIZE)
-    shapes = dict(classes=("fish", "key", "mug", "star"), objects_per_class=1, sessions=2, held_out_sessions=1)
-    ours = ToyShapes(**shapes, size=SIZE).train_stream[0]  # a clip for each class
+    model = split_backbone("small_cnn", None, n_classes=12, image_size=SIZE)
+    ours = ToyShapes(objects_per_class=1, sessions=2, held_out_sessions=1, size=SIZE).train_stream[0]  # a clip a class
     theirs = SplitMNIST(5, dataset_root=tmp_path, return_task_id=False, train_transform=GREY).train_stream[0]
     with pytest.warns(UserWarning, match=r"one class after the other.*train\(experience, shuffle=True\)"):
         our_strategy("CRUMBStrategy", model).train(theirs)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*one class after the other")
-        our_strategy("CRUMBStrategy", model).train(theirs, shuffle=True)
-        our_strategy("CRUMBStrategy", model).train(ours)
+    our_strategy("CRUMBStrategy", model).train(theirs, shuffle=True)
+    our_strategy("CRUMBStrategy", model).train(ours)
 
 
 def assert_stops_untrained(strategy, experience, error, words):

@@ -5,7 +5,7 @@ import warnings
 import zipfile
 import zlib
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,8 @@ from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.training.checkpoint import CheckpointFolder, CheckpointPlugin, Position
+from crumb_avalanche.system.schema import PLAIN_VALUES, check, each, maybe, real, record, table, text, whole
+from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, CheckpointPlugin, Position
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -52,6 +53,11 @@ class Progress:
     diverged: int | None = None
 
 
+PERCENT, SECONDS = real(0, 100), real(0, 1e12)
+TRIAL = record(learning_rate=real(0, 1e12), accuracy=PERCENT, loss=float)
+SERIES = record(steps=each(whole()), values=each(float))  # of a metric
+
+
 class Resume:
     """Write checkpoints of a run, and resume it from the newest.
 
@@ -60,6 +66,7 @@ class Resume:
         settings: settings before tuning; a checkpoint with other settings is refused.
         files: hashes of the run's input files and other values that must be the same.
         start: start of the run in this process, by ``time.perf_counter``.
+        experiences: number of experiences of the stream.
 
     Attributes:
         found: the checkpoint that the run goes on from, or ``None``.
@@ -68,18 +75,35 @@ class Resume:
         runtime: name and version of what ran F before, empty without a checkpoint.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float):
+    def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float, experiences: int):
         compared = {name: value for name, value in vars(settings).items() if name not in NON_RESULT_SETTINGS}
         self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
         self.settings = settings
         self.position, self.progress, self.runtime = Position(0), Progress(), ""
-        self.found = self.files.newest() if settings.checkpoint and not settings.overwrite else None
+        self.experiences, self.found = experiences, None
+        if settings.checkpoint and not settings.overwrite:
+            self.found = self.files.newest(self._check_notes)
         if self.found is not None:
             notes = self.found.notes
             self.position, self.runtime = Position(**notes["position"]), notes["runtime"]
             self.progress = Progress(**notes["progress"])
             self.progress.trials = [Trial(**trial) for trial in notes["progress"]["trials"]]
         self._clock = start - self.progress.seconds
+
+    def _check_notes(self, notes: dict) -> None:
+        position = record(experience=whole(0, self.experiences), epoch=whole(), step=whole(-1))
+        check(record(position=position, progress=dict, metrics=table(text(), SERIES), runtime=text()), notes)
+        done = notes["position"]["experience"]
+        progress = record(
+            matrix=each(each(PERCENT), done),
+            accuracy_after=each(maybe(PERCENT), done),
+            ledgers=each(PLAIN_VALUES, done),
+            trials=each(TRIAL),
+            tuning_seconds=SECONDS,
+            seconds=SECONDS,
+            diverged=type(None),
+        )
+        check(progress, notes["progress"], "progress")
 
     @property
     def seconds(self) -> float:
@@ -105,14 +129,27 @@ class Resume:
             return
         self.found = None  # its tensors are not needed after the strategy has them
 
+        compared = 3 if self.position.inside else 1  # between experiences the counts within one mean nothing
+
         def restore() -> None:
-            strategy.load_state_dict(found.state["strategy"])
-            set_rng_state(found.state["random"])
-            collected, latest = strategy.evaluator.get_all_metrics(), strategy.evaluator.last_metric_results
-            collected.clear()
-            collected.update({name: (list(steps), list(values)) for name, (steps, values) in found.notes["metrics"]})
-            latest.clear()
-            latest.update({name: values[-1] for name, (_, values) in found.notes["metrics"]})
+            try:
+                strategy.load_state_dict(found.state["strategy"])
+                set_rng_state(found.state["random"])
+                clock = strategy.clock
+                place = clock.train_exp_counter, clock.train_exp_epochs, clock.train_epoch_iterations
+                if place[:compared] != astuple(self.position)[:compared]:
+                    raise ValueError(f"its clock is at {place}, its note at {astuple(self.position)}")
+                collected, latest = strategy.evaluator.get_all_metrics(), strategy.evaluator.last_metric_results
+                collected.clear()
+                latest.clear()
+                for name, series in found.notes["metrics"].items():
+                    collected[name] = list(series["steps"]), list(series["values"])
+                    latest[name] = series["values"][-1]
+            except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"the state in {self.files.path(found.number)} does not fit this run "
+                    f"({' '.join(str(error).split())}); remove that file to resume from the one before it"
+                ) from error
 
         restore()
         if self.position.inside:
@@ -127,7 +164,10 @@ class Resume:
         notes = {
             "position": asdict(position),
             "progress": asdict(self.progress),
-            "metrics": list(self.strategy.evaluator.get_all_metrics().items()),
+            "metrics": {
+                name: {"steps": steps, "values": values}
+                for name, (steps, values) in self.strategy.evaluator.get_all_metrics().items()
+            },
             "runtime": str(self.strategy.model.runtime),
         }
         self.files.write(notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()})

@@ -115,8 +115,9 @@ def _run(plan: RunPlan, verbose: bool, finished: Finished | None, count_divergen
     images, text = describe(stream)
     if verbose:
         print(text, flush=True)
-    recorder = Recorder(len(stream.benchmark.train_stream), plan.progress)
-    resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start)
+    experiences = len(stream.benchmark.train_stream)
+    recorder = Recorder(experiences, plan.progress)
+    resume = Resume(folder, plan, {**hashes, "frames": stream.table.content_hash()}, start, experiences)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
         # Of an earlier run, after all checks have passed.

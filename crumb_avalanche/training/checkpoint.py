@@ -86,8 +86,11 @@ class CheckpointFolder:
             self.path(number).unlink(missing_ok=True)
         return path
 
-    def newest(self) -> Checkpoint | None:
+    def newest(self, check_notes: Callable[[dict], None] = lambda notes: None) -> Checkpoint | None:
         """Read the newest undamaged checkpoint, with a warning for each damaged one; ``None`` if the folder has none.
+
+        Args:
+            check_notes: raises ``StateError`` for notes of a damaged one.
 
         Raises:
             CheckpointError: the checkpoint has other settings, or all are damaged.
@@ -101,6 +104,7 @@ class CheckpointFolder:
                 found = {name: loaded_json(metadata[name]) for name in ABOUT}
                 check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), found)
                 self._check(found["settings"])
+                check_notes(found["notes"])
             except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)
                 warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)

@@ -1,7 +1,9 @@
 """Interrupted runs resume with the same bits; finished ones are known by settings, frames and content, not by paths."""
 
 import json
+import re
 import shutil
+import warnings
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from crumb_avalanche.runs import run, session
 from crumb_avalanche.runs.recorder import Resume
 from crumb_avalanche.runs.run_folder import with_digests
 from crumb_avalanche.system.folder_lock import in_use
-from crumb_avalanche.system.tensor_file import checksum, write_tensors
+from crumb_avalanche.system.tensor_file import checksum, read_state, write_state, write_tensors
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 
@@ -81,6 +83,26 @@ def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(done, commands,
     ledgers = [values_of(folder, "ledger") for folder in (whole, cut)]
     assert ledgers[0]["feature_cache_images_filled"] == ledgers[1]["feature_cache_images_filled"] == 120
     assert ledgers[1]["feature_cache_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda notes, state: notes["position"].update(experience=3), "position.experience is 3.* equal to 2"),
+        (lambda notes, state: notes["progress"]["matrix"].clear(), "progress.matrix is a list of 0"),
+        (lambda notes, state: notes["position"].update(step=99), r"its clock is at \(1, .*its note at \(1, 0, 99\)"),
+    ],
+)
+def test_a_checkpoint_of_other_values_is_refused(refused, commands, cut_off, change, words):
+    cut_off(12, *commands[2])  # two steps into the second experience
+    [path] = (commands[1] / "resume").glob("*.safetensors")
+    state, metadata = read_state(path)
+    change(notes := json.loads(metadata["notes"]), state)
+    write_state(path, state, metadata | {"notes": json.dumps(notes)})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        error = refused("remove that", *commands[2])
+    assert path.exists() and re.search(words, error + str([one.message for one in said]))
 
 
 def test_finished_experiences_stay_and_seconds_add_up_over_processes(done, commands, cut_off, monkeypatch):
@@ -164,12 +186,11 @@ def several(tiny, done, clips, tmp_path):
     """The arguments of a finished `--runs 0`, some of them changed; the clips are a copy."""
     root = tmp_path / "clips"
     shutil.copytree(clips, root)
-    usual = {"--dataset-root": root, "--method.own": 0.0, "--output": tmp_path / "out"}
+    usual = {"--dataset-root": root, "--method.own": 0.0, "--output": tmp_path / "out", "--runs": "0"}
+    usual |= {"--strategy": "rda", "--budget-images": "40"}
 
     def arguments(changes=()):
-        changed = {**usual, **dict(changes)}
-        common = (*tiny, "--strategy", "rda", "--budget-images", "40", "--runs", "0")
-        return *common, *(text for pair in changed.items() for text in pair)
+        return *tiny, *(text for pair in (usual | dict(changes)).items() for text in pair)
 
     assert "already" not in done(*arguments())
     return arguments
@@ -235,8 +256,7 @@ def test_changed_files_of_a_run_are_noticed(several, done, refused, tmp_path):
         assert change(whole) != whole
         (folder / name).write_bytes(change(whole))
         for command in (several(), ("report", folder, "--output", tmp_path / "report")):
-            words = f"{folder / name} is not what the run wrote.*repeat the run with --overwrite true, or move"
-            refused(words, *command)
+            refused(f"{folder / name} is not what the run wrote.*repeat.* --overwrite true, or move", *command)
         (folder / name).write_bytes(whole)
     done("report", folder, "--output", tmp_path / "report")
     with_other_frames = with_digests(folder, {**result, "frame_table_sha256": "0" * 64})
