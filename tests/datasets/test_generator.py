@@ -6,6 +6,7 @@ import pickle
 import shutil
 import sys
 
+import jedi
 import pytest
 from avalanche.benchmarks.classic import ccifar100
 from mypy import api
@@ -14,7 +15,7 @@ from PIL import Image
 from site_parts.result_tables import data_sets
 
 import benchmarks_toybox_ilab as streams
-from benchmarks_toybox_ilab import FrameDataset, OnlineCIFAR100, pixel_transform
+from benchmarks_toybox_ilab import FrameDataset, OnlineCIFAR100, StreamKeywords, pixel_transform
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.prepare.core import check
 
@@ -70,6 +71,9 @@ def test_a_generator_shows_all_its_arguments():
         assert [*inspect.signature(generator).parameters] == ["dataset_root", *own, "host"]
         assert not hasattr(generator, "__signature__") and generator.__name__ == name
         assert pickle.loads(pickle.dumps(generator)) is generator
+        editor = jedi.Script(f"from benchmarks_toybox_ilab import {name}\n{name}(", project=jedi.Project(ROOT))
+        completed = {one.name[:-1] for one in editor.complete() if one.name.endswith("=")}
+        assert completed == {"dataset_root", *own, *StreamKeywords.__annotations__}
 
 
 @pytest.mark.slow  # as that of all the code
@@ -134,8 +138,7 @@ def test_class_names_stand_for_labels_and_groups_keep_their_order(cifar):
     assert (named.classes_order, named.n_classes, named.run, len(named.train_stream)) == ([7, 3], 2, 4, 2)
     renamed = OnlineCIFAR100(cifar, seed=1, class_ids_from_zero_from_first_exp=True)
     assert renamed.classes_order == [*range(100)] and renamed.protocol == "class_iid" and renamed.run == 1
-    order = OnlineCIFAR100(cifar, seed=1).classes_order
-    assert [*renamed.class_names] == [f"class_{label:02d}" for label in order]
+    assert [*renamed.class_names] == [f"class_{label:02d}" for label in OnlineCIFAR100(cifar, seed=1).classes_order]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,7 @@ def test_where_the_data_are_and_what_is_no_keyword(cifar, tmp_path, monkeypatch)
         OnlineCIFAR100(cifar, experiences=5)
 
 
-def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, tiny):
+def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, done, refused, tiny):
     (tmp_path / "tree_of_a_user.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     module, root = __import__("tree_of_a_user"), tmp_path / "tree"
@@ -195,17 +198,15 @@ def test_a_data_set_of_one_file_is_known_by_name(tmp_path, monkeypatch, crumb, t
         assert "| `toy_tree` | the toy tree | 3 | 6 | 3 | 1 | 3 | drawn by hand |" in data_sets()
         stream = module.ToyTree(root, run=1)
         assert stream.protocol == "class_iid" and stream.n_classes_per_exp == [1, 1, 1]
-        code, out, _ = crumb("prepare", "toy_tree", "--dataset-root", root, "--check")
-        assert code == 0 and "complete" in out
+        assert "complete" in done("prepare", "toy_tree", "--dataset-root", root, "--check")
         values = {"clip_folder": "toy_tree", tiny[tiny.index("--dataset-root") + 1]: str(root)}
-        code, _, err = crumb(*(values.get(word, word) for word in tiny), "--output", tmp_path / "run")
-        assert code == 0, err
+        done(*(values.get(word, word) for word in tiny), "--output", tmp_path / "run")
         assert "benchmark: toy_tree" in (tmp_path / "run/config.yaml").read_text()
         (root / "test/dog/2.png").unlink()
         assert "class dog: 0 of 1 test images" in check("toy_tree", root)[0]
         (root / "test/dog/odd.png").touch()
-        code, _, err = crumb("prepare", "toy_tree", "--dataset-root", root, "--check")
-        assert code == 1 and "image test/dog/odd.png does not fit the layout of the toy tree" in err
+        words = "image test/dog/odd.png does not fit the layout of the toy tree"
+        refused(words, "prepare", "toy_tree", "--dataset-root", root, "--check")
     finally:
         BENCHMARKS.pop("toy_tree")
         sys.modules.pop("tree_of_a_user")

@@ -236,7 +236,6 @@ def test_a_report_separates_runs_by_content(tmp_path):
 
 
 CHANGES = {
-    "truncated config": ("config.yaml", lambda content: content[: len(content) // 2]),
     "other count": ("ledger.json", lambda content: content.replace(b'"buffer_items": 0', b'"buffer_items": 7')),
     "other accuracy": ("accuracy_matrix.csv", lambda content: content.replace(b"1,", b"1,5.5000,", 1)),
     "other result": ("result.json", lambda content: content.replace(b'"run": 0', b'"run": 1')),
