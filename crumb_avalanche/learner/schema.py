@@ -46,12 +46,11 @@ def _sha256(text: str) -> None:
 IMAGES = whole(0, MOST_IMAGES)
 SHA256 = text(64, _sha256)
 NAME = text(LONGEST_NAME, _stored_name)
-THREE = each(real(-100, 100), 3)
 TRANSFORM = {
     "size": whole(1, 4096),
     "interpolation": Literal[tuple(one.name.lower() for one in Image.Resampling)],
-    "mean": THREE,
-    "std": THREE,
+    "mean": each(real(-100, 100), 3),
+    "std": each(real(1e-6, 100), 3),
 }
 NETWORK = {
     "name": text(),
