@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import io
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -258,6 +259,7 @@ class SharedLearner:
         with tempfile.TemporaryDirectory() as folder, self._asking:
             path = Path(folder) / self.path.name
             self._asked.save(path, self._weights)
+            del self._asked._files[os.path.realpath(path)]  # the folder goes, and all copies share this table
             return path.read_bytes()
 
     def close(self) -> None:

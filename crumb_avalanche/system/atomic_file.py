@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -54,7 +55,7 @@ def atomic_write(path: Path, mode: int | None = None) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     before = replaceable(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
+    temporary = path.with_name(f"{path.name}.{threading.get_native_id()}.part")  # two threads may write the same file
     _remove_leftovers(path, temporary)
     try:
         temporary.touch(mode or (0o666 if before is None else 0o600))  # until it is known who may read it
@@ -117,7 +118,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _remove_leftovers(path: Path, temporary: Path) -> None:
-    """Remove temporary files of killed processes: one with this process's number, and those not written to lately."""
+    """Remove temporary files of killed processes: one with this thread's number, and those not written to lately."""
     if temporary.is_file():  # its permissions may be unusual
         temporary.unlink()
     # A leftover that vanished meanwhile or belongs to another user does not stop the write.

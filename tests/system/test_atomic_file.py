@@ -42,7 +42,7 @@ def test_two_writers_do_not_interfere(tmp_path, monkeypatch):
     path = tmp_path / "file.txt"
     with atomic_write(path) as one:
         one.write_text("one")
-        monkeypatch.setattr("os.getpid", lambda: -1)
+        monkeypatch.setattr("threading.get_native_id", lambda: 7)  # another thread
         with atomic_write(path) as other:
             other.write_text("other")
         assert path.read_text() == "other"
@@ -52,7 +52,7 @@ def test_two_writers_do_not_interfere(tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(tmp_path, monkeypatch):
     path, asked = tmp_path / "mine.safetensors", []
-    left = tmp_path / f"{path.name}.{os.getpid()}.part"
+    left = tmp_path / f"{path.name}.{threading.get_native_id()}.part"
     left.touch(0o600)
     before = os.umask(0o027)
     write_tensors(path, {"rows": torch.ones(2)}, {})
