@@ -16,7 +16,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, LearnerHeader, probabilities, save_learner
 from crumb_avalanche.models.backbone_names import Preprocessing, is_timm, preprocessing_of
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import RESUME, versions, write_csv, write_json
+from crumb_avalanche.runs.run_folder import PERCENT, RESUME, versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
@@ -53,7 +53,7 @@ class Progress:
     diverged: int | None = None
 
 
-PERCENT, SECONDS = real(0, 100), real(0, 1e12)
+SECONDS = real(0, 1e12)
 TRIAL = record(learning_rate=real(0, 1e12), accuracy=PERCENT, loss=float)
 SERIES = record(steps=each(whole()), values=each(float))  # of a metric
 

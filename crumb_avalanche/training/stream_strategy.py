@@ -134,16 +134,17 @@ class StreamStrategy(SupervisedTemplate):
         """Make Avalanche's data loader, in the order of the stream unless ``shuffle`` is given to ``train``."""
         self.frames_in_order = not shuffle
         dataset = self.experience.dataset
-        labels = labels_of(dataset)
-        sorted_by_class = 1 < len(set(labels)) == len(list(groupby(labels)))
         # Benchmarks of this package, whose data sets have frame rows, are in the order that their protocol says.
-        if self.frames_in_order and sorted_by_class and not hasattr(dataset, "frame_row"):
-            warnings.warn(
-                "the images of this experience come one class after the other, and the network forgets the first "
-                "classes while it learns the last: call train(experience, shuffle=True), unless these are clips whose "
-                "order is to be kept",
-                stacklevel=2,
-            )
+        if self.frames_in_order and not hasattr(dataset, "frame_row"):
+            labels = labels_of(dataset)
+            classes = len(set(labels))
+            if classes > 1 and len(list(groupby(labels))) == classes:
+                warnings.warn(
+                    "the images of this experience come one class after the other, and the network forgets the first "
+                    "classes while it learns the last: call train(experience, shuffle=True), unless these are clips "
+                    "whose order is to be kept",
+                    stacklevel=2,
+                )
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def _unpack_minibatch(self):

@@ -150,6 +150,8 @@ def test_crafted_files_of_runs(run_files, data):
         ("names.1", "c0", "names does not agree with the rest, but has to be different ones"),
         ("names.1", "a\x1b[2J", "names[1] is 'a\\x1b[2J', but has to be another text: class name"),
         ("lessons.1.images.c1", -3, "lessons[1].images.c1 is -3, but has to be greater than or equal to 0"),
+        ("features.cells", 100_000, "features.cells is 100000, but has to be less than or equal to 8"),
+        ("network.arguments.image_size", 10**9, "network.arguments.image_size is 1000000000, but has to be less"),
         ("network.arguments.preprocessing", Preprocessing(9, std=(0, 1, 1)).as_dict(), "std[0] is 0, but has to be"),
         ("state.history.kept.0.features", torch.zeros(6, 5), "history.kept[0].features does not agree with the rest"),
         ("network.arguments.cut_layer", 1001, "cut_layer is 1001, but has to be a valid string or has to be less"),

@@ -60,8 +60,7 @@ def test_the_joint_learner_and_one_without_memory_or_classes(tmp_path, capsys):
     report(joint)
     assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
     check_pictures(tmp_path / "a")
-    untold = fake_run(tmp_path / "b", result=dict(classes_order=..., classes_per_experience=...))
-    report(untold)
+    report(fake_run(tmp_path / "b", result=dict(classes_order=..., classes_per_experience=...)))
 
 
 def test_comparison(tmp_path, capsys):

@@ -99,8 +99,7 @@ def test_a_checkpoint_of_other_values_is_refused(refused, commands, cut_off, cha
     state, metadata = read_state(path)
     change(notes := json.loads(metadata["notes"]), state)
     write_state(path, state, metadata | {"notes": json.dumps(notes)})
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as said:
         error = refused("remove that", *commands[2])
     assert path.exists() and re.search(words, error + str([one.message for one in said]))
 
@@ -184,8 +183,7 @@ def test_a_resumed_run_keeps_the_runtime_that_auto_chose(done, ran, tiny, tmp_pa
 @pytest.fixture
 def several(tiny, done, clips, tmp_path):
     """The arguments of a finished `--runs 0`, some of them changed; the clips are a copy."""
-    root = tmp_path / "clips"
-    shutil.copytree(clips, root)
+    root = shutil.copytree(clips, tmp_path / "clips")
     usual = {"--dataset-root": root, "--method.own": 0.0, "--output": tmp_path / "out", "--runs": "0"}
     usual |= {"--strategy": "rda", "--budget-images": "40"}
 
@@ -236,6 +234,7 @@ def test_a_report_separates_runs_by_content(tmp_path):
 
 
 CHANGES = {
+    "truncated config": ("config.yaml", lambda content: content[: len(content) // 2]),
     "other count": ("ledger.json", lambda content: content.replace(b'"buffer_items": 0', b'"buffer_items": 7')),
     "other accuracy": ("accuracy_matrix.csv", lambda content: content.replace(b"1,", b"1,5.5000,", 1)),
     "other result": ("result.json", lambda content: content.replace(b'"run": 0', b'"run": 1')),
@@ -254,8 +253,8 @@ def test_changed_files_of_a_run_are_noticed(several, done, refused, tmp_path):
         whole = (folder / name).read_bytes()
         assert change(whole) != whole
         (folder / name).write_bytes(change(whole))
-        for command in (several(), ("report", folder, "--output", tmp_path / "report")):
-            refused(f"{folder / name} is not what the run wrote.*repeat.* --overwrite true, or move", *command)
+        for one in (several(), ("report", folder, "--output", tmp_path / "report")):
+            refused(f"{folder / name} is not what the run wrote.*repeat the run with --overwrite true, or move", *one)
         (folder / name).write_bytes(whole)
     done("report", folder, "--output", tmp_path / "report")
     with_other_frames = with_digests(folder, {**result, "frame_table_sha256": "0" * 64})
