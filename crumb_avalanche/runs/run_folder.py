@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Iterable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.system.atomic_file import write_text
+from crumb_avalanche.system.process import cpu_name
 from crumb_avalanche.system.schema import PLAIN_VALUES, check, each, maybe, real, record, table, text, whole
 
 RESULT = "result.json"
@@ -187,14 +189,31 @@ def _table_hash(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the libraries that influence results."""
-    found = {}
-    for name in LIBRARIES:
+    """Return what influences the last digits of a result: versions of libraries, the commit of a checkout, the CPU."""
+    installed = {}
+    for library in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[library] = version(library)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            installed[library] = "not installed"
+    return {**installed, "commit": commit_of_checkout(), "cpu": cpu_name()}
+
+
+@lru_cache(maxsize=1)
+def commit_of_checkout() -> str:
+    """Return the first 8 digits of the commit that the package runs from, ``-dirty`` behind them where files differ.
+
+    Empty if the package does not lie in a git checkout of its own, or git is not installed.
+    """
+    checkout = Path(__file__).parents[2]
+    if not (checkout / ".git").exists():
+        return ""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip()
 
 
 @lru_cache(maxsize=64)

@@ -6,9 +6,11 @@ Importing this file does not import torch, whose threads have settings to be mad
 import contextlib
 import ctypes
 import os
+import platform
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 
@@ -71,6 +73,19 @@ def return_freed_memory() -> None:
     """Return the C library's free memory to the system; without glibc nothing changes."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def cpu_name() -> str:
+    """Return the model of this machine's CPU and the widest instructions that torch uses on it."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def get_rng_state() -> dict:

@@ -14,7 +14,7 @@ from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import DEFAULTS, usual_settings
 from crumb_avalanche.runs.recorder import PREDICTIONS, read_predictions
-from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, read_result
+from crumb_avalanche.runs.run_folder import DIGESTS, PLAN, RESULT, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
 from crumb_avalanche.system.tensor_file import read_tensors
 
@@ -48,6 +48,17 @@ class FinishedRun:
     def split(self) -> str:
         """Hash of the table of frames, which runs may share; empty if the result has none."""
         return self.result.get("frame_table_sha256", "")
+
+    def version(self, name: str) -> str:
+        """Version of a library, the commit or the CPU that the run was made with; empty if it was not recorded."""
+        return self.result.get("versions", {}).get(name, "")
+
+    @property
+    def plan_sha256(self) -> str:
+        """Hash of all settings of the run, from the first line of `config.yaml`; empty if there is none."""
+        path = self.folder / "config.yaml"
+        first = path.read_text().partition("\n")[0] if path.exists() else ""
+        return first.removeprefix(PLAN) if first.startswith(PLAN) else ""
 
     @cached_property
     def ledger(self) -> dict:

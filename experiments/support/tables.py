@@ -305,14 +305,41 @@ def shown(findings: Sequence[Finding]) -> list[tuple[str, list[str], list[list[s
     return out
 
 
+RUN_COLUMNS = (
+    "row",
+    "benchmark",
+    "protocol",
+    "run",
+    "final_accuracy",
+    "seconds",
+    "frame_table_sha256",
+    "plan_sha256",
+    "commit",
+    "cpu",
+    "settings",
+)
+
+
 def run_rows(findings: Iterable[Finding]) -> list[list[object]]:
-    """Header and a row for every run, with seed, settings and hash of the frame table."""
-    rows = [["row", "benchmark", "protocol", "run", "final_accuracy", "seconds", "frame_table_sha256", "settings"]]
-    for item in findings:
-        for run in item.runs:
-            seconds, frames = (run.result.get(name) for name in ("seconds", "frame_table_sha256"))
-            line = [item.cell.row, item.cell.benchmark, item.cell.protocol, run.number, round(run.final, 4)]
-            rows.append([*line, None if seconds is None else round(seconds, 1), frames, run.settings])
+    """Header and a row for every run, with all that is needed to repeat it and to compare what comes of that."""
+    rows: list[list[object]] = [list(RUN_COLUMNS)]
+    for finding in findings:
+        for run in finding.runs:
+            cell = finding.cell
+            columns = {
+                "row": cell.row,
+                "benchmark": cell.benchmark,
+                "protocol": cell.protocol,
+                "run": run.number,
+                "final_accuracy": round(run.final, 4),
+                "seconds": round(run.result.get("seconds", 0), 1),
+                "frame_table_sha256": run.split,
+                "plan_sha256": run.plan_sha256,
+                "commit": run.version("commit"),
+                "cpu": run.version("cpu"),
+                "settings": run.settings,
+            }
+            rows.append([columns[name] for name in RUN_COLUMNS])
     return rows
 
 
