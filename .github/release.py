@@ -1,10 +1,10 @@
 """Check that the present commit can be released, and print what to do next.
 
-    python .github/release.py                # all checks; the tests take most of the time
-    python .github/release.py --skip tests   # or without some of them
+    python .github/release.py                # all checks; the tests take most of the
+    time python .github/release.py --skip tests   # or without some of them
 
-Needs the extras "test" and "docs", and the packages build and twine. It changes nothing in the checkout, publishes
-nothing, and leaves sdist and wheel in dist/.
+Needs the extras "test" and "docs", and the packages build and twine. It changes nothing
+in the checkout, publishes nothing, and leaves sdist and wheel in dist/.
 """
 
 import argparse
@@ -38,9 +38,13 @@ def run(*words: str, cwd: Path = ROOT, **variables: str) -> str:
         Failure: it ended with another status than 0.
     """
     environment = {**os.environ, **variables}
-    done = subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        words, cwd=cwd, env=environment, capture_output=True, text=True
+    )
     if done.returncode:
-        raise Failure(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        raise Failure(
+            f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+        )
     return done.stdout
 
 
@@ -54,14 +58,22 @@ def check_versions(root: Path = ROOT) -> str:
     """Package, citation and changelog name the same version, and the changelog says what is new."""
     now = version(root)
     if not VERSION.fullmatch(now):
-        raise Failure(f"the version is {now!r}; a release has three numbers, such as 0.2.0")
-    cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))["version"]
+        raise Failure(
+            f"the version is {now!r}; a release has three numbers, such as 0.2.0"
+        )
+    cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))[
+        "version"
+    ]
     if cited != now:
         raise Failure(f"CITATION.cff has version {cited}, crumb_avalanche {now}")
-    sections = re.split(r"^## ", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    sections = re.split(
+        r"^## ", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )[1:]
     title, _, text = sections[0].partition("\n")
     if title.split()[0] != now:
-        raise Failure(f"the first section of CHANGELOG.md is {title!r}; rename it to {now}")
+        raise Failure(
+            f"the first section of CHANGELOG.md is {title!r}; rename it to {now}"
+        )
     if text.count("\n- ") < 1:
         raise Failure(f"the section {now} of CHANGELOG.md is empty")
     return f"{now}, {text.count(chr(10) + '- ')} entries in the changelog"
@@ -70,12 +82,30 @@ def check_versions(root: Path = ROOT) -> str:
 def check_citation(root: Path = ROOT) -> str:
     """CITATION.cff has the keys that version 1.2.0 of its schema requires, and no others."""
     cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
-    known = {"cff-version", "message", "title", "type", "license", "version", "authors", "preferred-citation"}
+    known = {
+        "cff-version",
+        "message",
+        "title",
+        "type",
+        "license",
+        "version",
+        "authors",
+        "preferred-citation",
+    }
     required = {"cff-version", "message", "title", "authors"}
-    if required - cited.keys() or cited.keys() - known - {"abstract", "date-released", "keywords", "repository-code"}:
-        raise Failure(f"CITATION.cff has the keys {sorted(cited)}; {sorted(required)} are required")
+    if required - cited.keys() or cited.keys() - known - {
+        "abstract",
+        "date-released",
+        "keywords",
+        "repository-code",
+    }:
+        raise Failure(
+            f"CITATION.cff has the keys {sorted(cited)}; {sorted(required)} are required"
+        )
     for entry in (cited, cited["preferred-citation"]):
-        if not entry["authors"] or not all("name" in one or "family-names" in one for one in entry["authors"]):
+        if not entry["authors"] or not all(
+            "name" in one or "family-names" in one for one in entry["authors"]
+        ):
             raise Failure("an author in CITATION.cff has neither name nor family-names")
     return "required keys and authors"
 
@@ -100,7 +130,15 @@ def built(place: Path) -> tuple[Path, Path]:
         file.extractall(source, filter="data")
     epoch = run("git", "log", "-1", "--format=%ct").strip()
     options = os.environ.get("BUILD_ARGS", "").split()
-    words = [sys.executable, "-m", "build", *options, "--outdir", str(place / "dist"), str(source)]
+    words = [
+        sys.executable,
+        "-m",
+        "build",
+        *options,
+        "--outdir",
+        str(place / "dist"),
+        str(source),
+    ]
     run(*words, cwd=place, SOURCE_DATE_EPOCH=epoch, PYTHONHASHSEED=str(len(place.name)))
     return next((place / "dist").glob("*.tar.gz")), next((place / "dist").glob("*.whl"))
 
@@ -110,7 +148,9 @@ def check_files() -> str:
     with tempfile.TemporaryDirectory() as folder:
         sdist, wheel = built(Path(folder, "one"))
         _, again = built(Path(folder, "another"))
-        digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, again)]
+        digests = [
+            hashlib.sha256(path.read_bytes()).hexdigest() for path in (wheel, again)
+        ]
         if len(set(digests)) > 1:
             raise Failure(f"two builds of the wheel differ: {digests}")
         names = set(zipfile.ZipFile(wheel).namelist())
@@ -139,7 +179,10 @@ def check_site() -> str:
 
 def check_tests() -> str:
     """All tests pass, the slow ones too."""
-    lines = [run(sys.executable, "-m", "pytest", *more).strip().splitlines()[-1] for more in ([], ["-m", "slow"])]
+    lines = [
+        run(sys.executable, "-m", "pytest", *more).strip().splitlines()[-1]
+        for more in ([], ["-m", "slow"])
+    ]
     return "; ".join(lines)
 
 
@@ -155,8 +198,16 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Do the checks; return 1 if one fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--skip", nargs="*", default=[], choices=list(CHECKS), help="checks to leave out")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--skip",
+        nargs="*",
+        default=[],
+        choices=list(CHECKS),
+        help="checks to leave out",
+    )
     skipped = parser.parse_args().skip
     failed = False
     for name, check in CHECKS.items():
@@ -171,7 +222,9 @@ def main() -> int:
     if failed or skipped:
         print("\nNot ready." if failed else "\nNot everything was checked.")
         return int(failed)
-    print(f"\nReady. Next:\n  git tag -a v{version()} -m v{version()} && git push origin v{version()}")
+    print(
+        f"\nReady. Next:\n  git tag -a v{version()} -m v{version()} && git push origin v{version()}"
+    )
     print("  python -m twine upload dist/*")
     return 0
 

@@ -1,14 +1,17 @@
 """Online streams of video frames for Avalanche: data sets as tables of frames, and protocols that order them.
 
-Names are imported on first use, so tables can be used without importing torch and Avalanche, which takes seconds. They
-stand in `__init__.pyi`, which type checkers and editors read.
+Names are imported on first use, so tables can be used without importing torch and
+Avalanche, which takes seconds. They stand in `__init__.pyi`, which type checkers and
+editors read.
 """
 
 import importlib
 from pathlib import Path
 
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-_LINES = [line.split() for line in _STUB.splitlines() if line.startswith("from ")]  # from MODULE import NAME as NAME
+_LINES = [
+    line.split() for line in _STUB.splitlines() if line.startswith("from ")
+]  # from MODULE import NAME as NAME
 _HOMES = {words[3]: words[1] for words in _LINES}
 __all__ = sorted(_HOMES)
 

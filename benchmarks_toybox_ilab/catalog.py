@@ -15,5 +15,7 @@ def get_benchmark(name: str) -> Benchmark:
     if name.startswith(PREFIX):
         return host_benchmark(name)
     if name not in BENCHMARKS:
-        raise ValueError(f"unknown benchmark {name!r}; known are {', '.join(BENCHMARKS)}.")
+        raise ValueError(
+            f"unknown benchmark {name!r}; known are {', '.join(BENCHMARKS)}."
+        )
     return BENCHMARKS[name]

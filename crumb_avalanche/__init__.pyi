@@ -1,4 +1,4 @@
-"""The exported names: read at run time by `__init__.py`, and by type checkers and editors."""
+"""The exported names, for `__init__.py`, type checkers and editors."""
 
 from crumb_avalanche.connect.hub import from_pretrained as from_pretrained
 from crumb_avalanche.connect.hub import push_to_hub as push_to_hub
@@ -6,11 +6,15 @@ from crumb_avalanche.learner.learner import Learner as Learner
 from crumb_avalanche.memory.buffers import CodeBuffer as CodeBuffer
 from crumb_avalanche.memory.buffers import ImageBuffer as ImageBuffer
 from crumb_avalanche.memory.buffers import MapBuffer as MapBuffer
-from crumb_avalanche.memory.selection import ClassBalancedReservoir as ClassBalancedReservoir
+from crumb_avalanche.memory.selection import (
+    ClassBalancedReservoir as ClassBalancedReservoir,
+)
 from crumb_avalanche.memory.selection import EveryJth as EveryJth
 from crumb_avalanche.memory.selection import ReferenceRule as ReferenceRule
 from crumb_avalanche.methods.registry import build_strategy as build_strategy
-from crumb_avalanche.methods.registry import recommended_strategy as recommended_strategy
+from crumb_avalanche.methods.registry import (
+    recommended_strategy as recommended_strategy,
+)
 from crumb_avalanche.models.backbones import split_backbone as split_backbone
 from crumb_avalanche.models.calibration import calibrate as calibrate
 from crumb_avalanche.models.codebook import Codebook as Codebook

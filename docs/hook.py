@@ -21,13 +21,23 @@ def on_files(files: Files, config) -> Files:
     made = {**commands.pages(), **notebooks.pages_with_outputs(), **reference.pages()}
     for path, shown in links.PAGES.items():
         if (ROOT / path).exists():
-            made[shown] = links.moved((ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None)
+            made[shown] = links.moved(
+                (ROOT / path).read_text(encoding="utf-8"), path, shown, lambda _: None
+            )
     for shown, text in made.items():
         files.append(File.generated(config, shown, content=text))
-    sources = [*links.PAGES, *[f"docs/{page.src_uri}" for page in files.documentation_pages()]]
+    sources = [
+        *links.PAGES,
+        *[f"docs/{page.src_uri}" for page in files.documentation_pages()],
+    ]
     for path in sources:
         if (ROOT / path).exists():
-            links.moved((ROOT / path).read_text(encoding="utf-8"), path, path, lambda used: add(files, used, config))
+            links.moved(
+                (ROOT / path).read_text(encoding="utf-8"),
+                path,
+                path,
+                lambda used: add(files, used, config),
+            )
     return files
 
 
@@ -41,7 +51,10 @@ def add(files: Files, path: str, config) -> None:
 def on_page_markdown(markdown: str, page, config, files) -> str:
     """Fill in tables, rewrite links to files outside docs/, and rank the page in the search."""
     found = {"Guide": 4, "API": 0.2}  # what people ask about is in the guide
-    page.meta.setdefault("search", {"boost": found.get(page.ancestors[-1].title if page.ancestors else "", 1)})
+    page.meta.setdefault(
+        "search",
+        {"boost": found.get(page.ancestors[-1].title if page.ancestors else "", 1)},
+    )
     text = MARK.sub(lambda match: made_text(match[1], match[2].split()), markdown)
     if page.file.generated_by:
         return text
@@ -53,7 +66,9 @@ def on_page_content(page_html: str, page, config, files) -> str:
     """Convert equations, keep short code in one line, and let pictures load when seen and open at their full size."""
     linked = PICTURE.sub(r'<a class="picture" href="\2">\1</a>', page_html)
     linked = re.sub(r"(<img [^>]*?)( ?/?>)", r'\1 loading="lazy"\2', linked)
-    whole = re.sub(r"<code>([^<\n]{1,24})</code>", r'<code class="whole">\1</code>', linked)
+    whole = re.sub(
+        r"<code>([^<\n]{1,24})</code>", r'<code class="whole">\1</code>', linked
+    )
     return equations.with_mathml(whole)
 
 

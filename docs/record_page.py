@@ -2,12 +2,14 @@
 
     python docs/record_page.py FRAMES
 
-The camera of the browser plays FRAMES: a folder for each clip, in order of their names, such as ``1-mug``, with its
-pictures. The first clips are lessons under their names, the others are only asked. What the page answers is what the
-learner answers. Needs the extras "serve", "onnx" and "weights", and Chromium.
+The camera of the browser plays FRAMES: a folder for each clip, in order of their names,
+such as ``1-mug``, with its pictures. The first clips are lessons under their names, the
+others are only asked. What the page answers is what the learner answers. Needs the
+extras "serve", "onnx" and "weights", and Chromium.
 
-The frames of docs/page.webp are scans of real objects of the YCB set (B. Calli and others, 2015; CC BY 4.0), drawn on
-tables in photographed rooms (Poly Haven, CC0); each clip begins with the empty table.
+The frames of docs/page.webp are scans of real objects of the YCB set (B. Calli and
+others, 2015; CC BY 4.0), drawn on tables in photographed rooms (Poly Haven, CC0); each
+clip begins with the empty table.
 """
 
 import argparse
@@ -29,8 +31,14 @@ sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 from camera_browser import PROGRAM, Chromium, write_y4m  # noqa: E402
 
 RATE = 5  # frames a second
-LESSONS, TAUGHT, ASKED = 4, 2.0, 5.0  # number of clips that are taught, and seconds of a lesson and of another clip
-BEGUN = 2.0  # seconds until the object of a clip is in its place and has been answered for
+LESSONS, TAUGHT, ASKED = (
+    4,
+    2.0,
+    5.0,
+)  # number of clips that are taught, and seconds of a lesson and of another clip
+BEGUN = (
+    2.0  # seconds until the object of a clip is in its place and has been answered for
+)
 PAUSE = 0.18  # seconds between pictures
 WIDTH, HEIGHT, SHOWN = 1000, 760, 760  # of the page, and width of the picture in pixels
 MOST_BYTES = 1_500_000
@@ -55,9 +63,14 @@ class Recorder:
     def __init__(self, browser: Chromium, clips: list):
         self.browser, self.pictures = browser, []
         self.names = [name for name, _ in clips]
-        self.numbers = np.repeat(range(len(clips)), [len(frames) for _, frames in clips])
+        self.numbers = np.repeat(
+            range(len(clips)), [len(frames) for _, frames in clips]
+        )
         frames = np.concatenate([frames for _, frames in clips])
-        small = [np.asarray(Image.fromarray(frame).resize((8, 8), Image.Resampling.BOX)) for frame in frames]
+        small = [
+            np.asarray(Image.fromarray(frame).resize((8, 8), Image.Resampling.BOX))
+            for frame in frames
+        ]
         self.small = np.stack(small).reshape(len(frames), -1).astype(float)
 
     def clip(self) -> int:
@@ -70,8 +83,12 @@ class Recorder:
         if self.pictures and time.monotonic() < self.pictures[-1][0] + PAUSE:
             time.sleep(0.02)
             return
-        data = base64.b64decode(self.browser.send("Page.captureScreenshot", format="png")["data"])
-        self.pictures.append((time.monotonic(), Image.open(io.BytesIO(data)).convert("RGB")))
+        data = base64.b64decode(
+            self.browser.send("Page.captureScreenshot", format="png")["data"]
+        )
+        self.pictures.append(
+            (time.monotonic(), Image.open(io.BytesIO(data)).convert("RGB"))
+        )
 
     def until(self, clip: int) -> None:
         """Wait until a clip has begun."""
@@ -100,7 +117,10 @@ def record(recorder: Recorder, address: str) -> None:
     size = dict(width=WIDTH, height=HEIGHT, deviceScaleFactor=1, mobile=False)
     browser.send("Emulation.setDeviceMetricsOverride", **size)
     browser.send("Page.navigate", url=address)
-    browser.wait_for("document.readyState === 'complete' && !document.getElementById('none').hidden", 120)
+    browser.wait_for(
+        "document.readyState === 'complete' && !document.getElementById('none').hidden",
+        120,
+    )
     recorder.take()
     browser.click("#camera")
     browser.wait_for("document.getElementById('video').videoWidth")
@@ -112,7 +132,10 @@ def record(recorder: Recorder, address: str) -> None:
         browser.wait_for("document.getElementById('count').className !== 'lead'", 60)
         recorder.during(TAUGHT)
         browser.click("#teach")
-        browser.wait_for("document.getElementById('teach-news').textContent.startsWith('Learned')", 300)
+        browser.wait_for(
+            "document.getElementById('teach-news').textContent.startsWith('Learned')",
+            300,
+        )
         recorder.take()
     for number in range(LESSONS, len(recorder.names)):
         recorder.until(number)
@@ -127,20 +150,42 @@ def write(pictures: list, path: Path) -> None:
             shown.append((moment, picture))
     ends = [moment for moment, _ in shown[1:]] + [pictures[-1][0] + 1.5]
     # A wait for the server is no more than a second long.
-    lengths = [min(1000, max(40, round(1000 * (end - start)))) for (start, _), end in zip(shown, ends)]
-    small = [picture.resize((SHOWN, SHOWN * HEIGHT // WIDTH), Image.Resampling.LANCZOS) for _, picture in shown]
+    lengths = [
+        min(1000, max(40, round(1000 * (end - start))))
+        for (start, _), end in zip(shown, ends)
+    ]
+    small = [
+        picture.resize((SHOWN, SHOWN * HEIGHT // WIDTH), Image.Resampling.LANCZOS)
+        for _, picture in shown
+    ]
     for quality in (80, 65, 50, 35, 20):
-        small[0].save(path, save_all=True, append_images=small[1:], duration=lengths, loop=0, quality=quality, method=4)
+        small[0].save(
+            path,
+            save_all=True,
+            append_images=small[1:],
+            duration=lengths,
+            loop=0,
+            quality=quality,
+            method=4,
+        )
         if path.stat().st_size <= MOST_BYTES:
             break
-    print(f"{path}: {len(small)} pictures, {sum(lengths) / 1000:.0f} s, {path.stat().st_size:,} bytes")
+    print(
+        f"{path}: {len(small)} pictures, {sum(lengths) / 1000:.0f} s, {path.stat().st_size:,} bytes"
+    )
 
 
 def main() -> None:
     """Record a session."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("frames", type=Path, help="a folder for each clip, such as 1-mug, with its pictures")
-    parser.add_argument("--output", default=str(ROOT / "docs" / "page.webp"), help="the file to write")
+    parser.add_argument(
+        "frames",
+        type=Path,
+        help="a folder for each clip, such as 1-mug, with its pictures",
+    )
+    parser.add_argument(
+        "--output", default=str(ROOT / "docs" / "page.webp"), help="the file to write"
+    )
     chosen = parser.parse_args()
     if PROGRAM is None:
         sys.exit("there is no Chromium; install one")
@@ -148,16 +193,37 @@ def main() -> None:
         clips = [
             (
                 clip.name.split("-")[1],
-                np.stack([np.asarray(Image.open(path).convert("RGB")) for path in sorted(clip.iterdir())]),
+                np.stack(
+                    [
+                        np.asarray(Image.open(path).convert("RGB"))
+                        for path in sorted(clip.iterdir())
+                    ]
+                ),
             )
             for clip in sorted(chosen.frames.iterdir())
         ]
-        write_y4m(f"{folder}/camera.y4m", np.concatenate([frames for _, frames in clips]), RATE)
-        command = [sys.executable, "-m", "crumb_avalanche.cli", "serve", f"{folder}/mine.safetensors", "--port", "0"]
+        write_y4m(
+            f"{folder}/camera.y4m",
+            np.concatenate([frames for _, frames in clips]),
+            RATE,
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "crumb_avalanche.cli",
+            "serve",
+            f"{folder}/mine.safetensors",
+            "--port",
+            "0",
+        ]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
-            address = next(found[1] for line in server.stdout if (found := re.match("Open (.*)", line)))
+            address = next(
+                found[1]
+                for line in server.stdout
+                if (found := re.match("Open (.*)", line))
+            )
             with Chromium(f"{folder}/profile", f"{folder}/camera.y4m") as browser:
                 recorder = Recorder(browser, clips)
                 record(recorder, address)

@@ -4,8 +4,8 @@
 
 Images per second, pixels to maps, with random weights; with --json, one object:
   {network: {batch: {runtime: images per second}, "auto_over_eager": {batch: ratio}}}
-``eager`` is F in channels-last order in parts of 8 images, normalisation included, as the library ran it before it had
-runtimes. ``auto`` is what --runtime auto chooses here.
+``eager`` is F in channels-last order in parts of 8 images, normalisation included, as
+the library ran it before it had runtimes. ``auto`` is what --runtime auto chooses here.
 """
 
 import os
@@ -31,7 +31,11 @@ def eager(model: SplitModel, pixels: Tensor) -> Tensor:
     maps = []
     for some in pixels.split(8):
         images = (some.float() / 255 - model.pixel_mean) / model.pixel_std
-        maps.append(model.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float())
+        maps.append(
+            model.feature_extractor(
+                images.contiguous(memory_format=torch.channels_last)
+            ).float()
+        )
     return torch.cat(maps)
 
 
@@ -40,13 +44,20 @@ def noise(count: int) -> Tensor:
     return torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
 
 
-def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor], Tensor]], list[str]]:
+def opened(
+    network: str, names: list[str]
+) -> tuple[dict[str, Callable[[Tensor], Tensor]], list[str]]:
     """Return F in each runtime, and a note about each."""
     torch.manual_seed(0)
-    model, notes = split_backbone(network, weights=None, n_classes=2, codebook=None).eval(), []
+    model, notes = (
+        split_backbone(network, weights=None, n_classes=2, codebook=None).eval(),
+        [],
+    )
     functions: dict[str, Callable[[Tensor], Tensor]] = {"eager": partial(eager, model)}
     for name in names:
-        own = SplitModel(model.feature_extractor, model.plastic_layers, model.head).eval()
+        own = SplitModel(
+            model.feature_extractor, model.plastic_layers, model.head
+        ).eval()
         try:
             notes.append(f"  {name}: {use_runtime(own, name).described}")
         except RuntimeRefusedError as error:
@@ -58,12 +69,27 @@ def opened(network: str, names: list[str]) -> tuple[dict[str, Callable[[Tensor],
 
 def main() -> None:
     parser = bench_parser(__doc__, repeats=20)
-    parser.add_argument("--networks", nargs="+", default=list(NETWORKS), help="backbones")
-    parser.add_argument("--batches", nargs="+", type=int, default=list(BATCHES), help="numbers of images")
-    parser.add_argument("--compiled", action="store_true", help="measure torch.compile too: half a minute more each")
+    parser.add_argument(
+        "--networks", nargs="+", default=list(NETWORKS), help="backbones"
+    )
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        type=int,
+        default=list(BATCHES),
+        help="numbers of images",
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="measure torch.compile too: half a minute more each",
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    names = ["auto", *(name for name in RUNTIMES if options.compiled or name != "compiled")]
+    names = [
+        "auto",
+        *(name for name in RUNTIMES if options.compiled or name != "compiled"),
+    ]
     os.environ.pop("CRUMB_RUNTIME", None)
     figures: dict[str, dict] = {}
     lines = []
@@ -72,12 +98,19 @@ def main() -> None:
         lines += [network, *notes]
         speeds, ratios = {}, {}
         for batch in options.batches:
-            calls = {name: partial(function, noise(batch)) for name, function in functions.items()}
+            calls = {
+                name: partial(function, noise(batch))
+                for name, function in functions.items()
+            }
             found = fastest(calls, options.repeats, clock_of(options))
             speeds[batch] = {name: batch / seconds for name, seconds in found.items()}
             ratios[batch] = speeds[batch]["auto"] / speeds[batch]["eager"]
-            row = "  ".join(f"{name} {speed:.0f}" for name, speed in speeds[batch].items())
-            lines.append(f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}")
+            row = "  ".join(
+                f"{name} {speed:.0f}" for name, speed in speeds[batch].items()
+            )
+            lines.append(
+                f"  {batch:3d} images  {row}  auto over eager {ratios[batch]:.2f}"
+            )
         figures[network] = {**speeds, "auto_over_eager": ratios}
     report(options, figures, lines)
 

@@ -1,17 +1,26 @@
 """Table 3 of the paper: replay of n CRUMB codes against replay of n raw images.
 
-    python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80 --feature-cache CACHE
+    python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80
+    --feature-cache CACHE
 
-Blocks are 256x8. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper does not have; on the others it is
-the count of the published scripts (`rows/mem_sizes.yaml`). In the paper, CRUMB starts from CRUMB pretraining on
-ImageNet and image replay from stock weights; without `--pretrained`, both start from stock weights. Writes the table as
-`.csv` and `.md`, its picture, `table3_runs.csv` with every run, and a folder for each run to --output.
+Blocks are 256x8. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper
+does not have; on the others it is the count of the published scripts
+(`rows/mem_sizes.yaml`). In the paper, CRUMB starts from CRUMB pretraining on ImageNet
+and image replay from stock weights; without `--pretrained`, both start from stock
+weights. Writes the table as `.csv` and `.md`, its picture, `table3_runs.csv` with every
+run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.common_options import PROTOCOLS, CommonOptions, common_options, parser_for, run_script
+from support.common_options import (
+    PROTOCOLS,
+    CommonOptions,
+    common_options,
+    parser_for,
+    run_script,
+)
 from support.sweep import exit_code
 from support.tables import Cell, PaperNumbers, publish, rows_of
 
@@ -21,7 +30,9 @@ NAMES = {"crumb": "Ours", "image_replay": "Im. replay"}
 PUBLISHED_MEM_SIZES = rows_of("mem_sizes")["published"]
 
 
-def paper_row(paper: PaperNumbers, benchmark: str, protocol: str, method: str, count: int):
+def paper_row(
+    paper: PaperNumbers, benchmark: str, protocol: str, method: str, count: int
+):
     """The paper's number of a cell and its data set: CORe50 where the paper does not have the benchmark."""
     dataset = benchmark if paper.has(TABLE, benchmark) else "core50"
     value = paper.find(TABLE, dataset, protocol, f"{method}@n_x={count}")
@@ -31,7 +42,10 @@ def paper_row(paper: PaperNumbers, benchmark: str, protocol: str, method: str, c
 
 
 def cells_of(
-    options: CommonOptions, protocols: Sequence[str], counts: Sequence[int], pretrained: str | None
+    options: CommonOptions,
+    protocols: Sequence[str],
+    counts: Sequence[int],
+    pretrained: str | None,
 ) -> list[Cell]:
     """The cells of the table, codes and images of each count."""
     paper, benchmark, cells = PaperNumbers(), options.benchmark, []
@@ -40,14 +54,26 @@ def cells_of(
             folder = options.output / protocol / f"n{count}"
             for method, name in NAMES.items():
                 value, dataset = paper_row(paper, benchmark, protocol, method, count)
-                settings = dict(protocol=protocol, strategy=method, mem_size=count, codebook_dim=8)
+                settings = dict(
+                    protocol=protocol, strategy=method, mem_size=count, codebook_dim=8
+                )
                 if method == "crumb" and pretrained:
                     settings["pretrained"] = pretrained
                 cells.append(
                     Cell(
-                        *(f"n={count} {name}", benchmark, protocol, folder / method, settings, value, dataset),
+                        *(
+                            f"n={count} {name}",
+                            benchmark,
+                            protocol,
+                            folder / method,
+                            settings,
+                            value,
+                            dataset,
+                        ),
                         reference=folder / "crumb",
-                        paper_reference=paper_row(paper, benchmark, protocol, "crumb", count)[0],
+                        paper_reference=paper_row(
+                            paper, benchmark, protocol, "crumb", count
+                        )[0],
                         category=f"n={count}",
                     )
                 )
@@ -56,16 +82,36 @@ def cells_of(
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/table3")
-    parser.add_argument("--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS)
-    parser.add_argument("--counts", nargs="+", type=int, metavar="N", help="memories; default those of the paper")
-    parser.add_argument("--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from")
+    parser.add_argument(
+        "--protocols", nargs="+", default=list(PROTOCOLS), choices=PROTOCOLS
+    )
+    parser.add_argument(
+        "--counts",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="memories; default those of the paper",
+    )
+    parser.add_argument(
+        "--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from"
+    )
     chosen = parser.parse_args()
     options = common_options(chosen)
     one_count = options.benchmark in PUBLISHED_MEM_SIZES.keys() - {"core50"}
-    usual = [PUBLISHED_MEM_SIZES[options.benchmark]] if one_count else COUNTS[: 2 if options.quick else None]
+    usual = (
+        [PUBLISHED_MEM_SIZES[options.benchmark]]
+        if one_count
+        else COUNTS[: 2 if options.quick else None]
+    )
     protocols = options.protocols(options.benchmark, chosen.protocols)
-    findings, failed = options.found(cells_of(options, protocols, chosen.counts or usual, chosen.pretrained))
-    start = f"from {Path(chosen.pretrained).name}" if chosen.pretrained else "from stock weights, as image replay"
+    findings, failed = options.found(
+        cells_of(options, protocols, chosen.counts or usual, chosen.pretrained)
+    )
+    start = (
+        f"from {Path(chosen.pretrained).name}"
+        if chosen.pretrained
+        else "from stock weights, as image replay"
+    )
     heading = f"Table 3, n codes against n images on {options.benchmark}; CRUMB starts {start}"
     publish(findings, heading, options.output, TABLE)
     return exit_code(failed)

@@ -26,30 +26,42 @@ torch.set_num_threads(1)
 
 CLASSES = ("apple", "box", "cup", "dice")
 
-# The same examples in every run; pytest --hypothesis-profile explore  draws others, and more of them.
+# The same examples in every run; pytest --hypothesis-profile explore  draws others, and
+# more of them.
 slow_machine = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", max_examples=40, derandomize=True, **slow_machine)
 settings.register_profile("explore", max_examples=400, **slow_machine)
 settings.load_profile("same")
 
 
-# No wait for the disk, of which a run has 22: no test cuts the power. A closed file is an error as in fsync.
+# No wait for the disk, of which a run has 22: no test cuts the power. A closed file is
+# an error as in fsync.
 os.fsync = os.fstat
 
 
 def pytest_collection_finish(session):
     gc.collect()
-    gc.freeze()  # a run collects garbage at its end: with the objects of all libraries and tests in 0.3 s, else in 0.02
+    # a run collects garbage at its end: with the objects of all libraries and tests in
+    # 0.3 s, else in 0.02
+    gc.freeze()
 
 
 def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or nextitem.path != item.path:
-        gc.collect()  # a forked worker that collects a decoded frame or an ONNX session waits for threads that it lacks
+        # a forked worker that collects a decoded frame or an ONNX session waits for
+        # threads that it lacks
+        gc.collect()
 
 
 def pytest_runtest_setup(item):
-    torch.set_num_threads(1)  # a command that a test before ran may have set its own number
-    for seed in (random.seed, np.random.seed, torch.manual_seed):  # alike, whichever tests ran before in this process
+    torch.set_num_threads(
+        1
+    )  # a command that a test before ran may have set its own number
+    for seed in (
+        random.seed,
+        np.random.seed,
+        torch.manual_seed,
+    ):  # alike, whichever tests ran before in this process
         seed(0)
 
 
@@ -74,7 +86,9 @@ def model():
 def pixels():
     """A batch of 6 images, ``(6, 3, 16, 16)`` ``uint8``."""
     size = (6, 3, small_models.SIZE, small_models.SIZE)
-    return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    return torch.randint(
+        0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(3)
+    )
 
 
 @pytest.fixture(scope="session")
@@ -93,15 +107,24 @@ def clips(tmp_path_factory) -> Path:
     """4 classes x 3 objects x 2 clips x 5 frames of 32 pixels; each class has its own pattern, each frame its noise."""
     root = tmp_path_factory.mktemp("clips")
     rows, columns = np.mgrid[:32, :32]
-    patterns = [rows % 8 < 4, columns % 8 < 4, (rows + columns) % 12 < 6, (rows // 8 + columns // 8) % 2 == 0]
+    patterns = [
+        rows % 8 < 4,
+        columns % 8 < 4,
+        (rows + columns) % 12 < 6,
+        (rows // 8 + columns // 8) % 2 == 0,
+    ]
     noise = np.random.default_rng(0)
     for name, pattern in zip(CLASSES, patterns):
         for clip in range(6):
             folder = root / name / f"object{clip // 2}" / f"clip{clip % 2}"
             folder.mkdir(parents=True)
             for frame in range(5):
-                pixels = 60 + 120 * pattern[..., None] + noise.integers(0, 60, (32, 32, 3))
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"frame{frame}.png")
+                pixels = (
+                    60 + 120 * pattern[..., None] + noise.integers(0, 60, (32, 32, 3))
+                )
+                Image.fromarray(pixels.astype(np.uint8)).save(
+                    folder / f"frame{frame}.png"
+                )
     return root
 
 
@@ -139,7 +162,11 @@ def refused(crumb):
 
     def call(words, *arguments) -> str:
         code, _, err = crumb(*arguments)
-        assert code in (1, 2) and re.search(words, err, re.DOTALL) and "Traceback" not in err, (arguments, err)
+        assert (
+            code in (1, 2)
+            and re.search(words, err, re.DOTALL)
+            and "Traceback" not in err
+        ), (arguments, err)
         return err
 
     return call
@@ -160,7 +187,17 @@ def ran(done, tiny):
 def tiny(clips) -> list[str]:
     """Settings of a run that takes a second."""
     return [
-        *("run", "--benchmark", "clip_folder", "--dataset-root", str(clips), "--preset", "paper", "--weights", "none"),
+        *(
+            "run",
+            "--benchmark",
+            "clip_folder",
+            "--dataset-root",
+            str(clips),
+            "--preset",
+            "paper",
+            "--weights",
+            "none",
+        ),
         *("--backbone", "small_cnn", "--image-size", "32", "--batch-size", "8"),
         *("--first-epochs", "2", "--threads", "1", "--progress", "false"),
     ]

@@ -10,7 +10,20 @@ from pathlib import Path
 if __name__ == "__main__":
     settings = ConfigParser()
     settings.read(Path(__file__).parents[1] / "setup.cfg")
-    for section, name in (("options", "install_requires"), ("options.extras_require", "test")):
-        found = re.findall(r"^\s*([\w.-]+)(?:\[\w+\])? *>= *([\w.]+)", settings[section][name], re.MULTILINE)
-        for package, version in dict(found).items():  # with any later numbers: not all have a release .0
-            print(f"{package}=={version}.*" if "." in version else f"{package}=={version}.0.*")
+    for section, name in (
+        ("options", "install_requires"),
+        ("options.extras_require", "test"),
+    ):
+        found = re.findall(
+            r"^\s*([\w.-]+)(?:\[\w+\])? *>= *([\w.]+)",
+            settings[section][name],
+            re.MULTILINE,
+        )
+        for package, version in dict(
+            found
+        ).items():  # with any later numbers: not all have a release .0
+            print(
+                f"{package}=={version}.*"
+                if "." in version
+                else f"{package}=={version}.0.*"
+            )

@@ -10,12 +10,21 @@ import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks.classic import SplitMNIST
-from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, timing_metrics
+from avalanche.evaluation.metrics import (
+    accuracy_metrics,
+    forgetting_metrics,
+    timing_metrics,
+)
 from avalanche.evaluation.metrics.mean_scores import MeanNewOldScores
 from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.models import IncrementalClassifier, MultiHeadClassifier, as_multitask
 from avalanche.training.losses import MaskedCrossEntropy
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LRSchedulerPlugin, LwFPlugin
+from avalanche.training.plugins import (
+    EvaluationPlugin,
+    EWCPlugin,
+    LRSchedulerPlugin,
+    LwFPlugin,
+)
 from host_benchmarks import STORING, our_strategy
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -39,7 +48,9 @@ DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 SIZE = 32
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Avalanche's MNIST gives (1, 28, 28) tensors.
-GREY = transforms.Compose([transforms.Resize((SIZE, SIZE)), lambda image: image.expand(3, -1, -1), NORMALIZE])
+GREY = transforms.Compose(
+    [transforms.Resize((SIZE, SIZE)), lambda image: image.expand(3, -1, -1), NORMALIZE]
+)
 
 
 def write_mnist(root: Path, per_class: int = 6) -> None:
@@ -53,8 +64,12 @@ def write_mnist(root: Path, per_class: int = 6) -> None:
         image[2 * label : 2 * label + 6] += 180
     for part in ("train", "t10k"):
         name = f"{part}-images-idx3-ubyte"
-        content = {name: struct.pack(">IIII", 2051, len(labels), 28, 28) + images.tobytes()}
-        content[f"{part}-labels-idx1-ubyte"] = struct.pack(">II", 2049, len(labels)) + labels.tobytes()
+        content = {
+            name: struct.pack(">IIII", 2051, len(labels), 28, 28) + images.tobytes()
+        }
+        content[f"{part}-labels-idx1-ubyte"] = (
+            struct.pack(">II", 2049, len(labels)) + labels.tobytes()
+        )
         for file, data in content.items():
             (raw / file).write_bytes(data)
             (raw / f"{file}.gz").write_bytes(gzip.compress(data))
@@ -64,8 +79,12 @@ def write_mnist(root: Path, per_class: int = 6) -> None:
 def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     write_mnist(tmp_path)
     transforms = dict(train_transform=GREY, eval_transform=GREY)
-    benchmark = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False, **transforms)
-    model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=SIZE)
+    benchmark = SplitMNIST(
+        5, dataset_root=tmp_path, seed=1, return_task_id=False, **transforms
+    )
+    model = split_backbone(
+        "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=SIZE
+    )
     calibrate(model, benchmark.train_stream[0].dataset)
     optimizer = torch.optim.SGD(model.to(device).parameters(), lr=1e-3, momentum=0.9)
     policy = CodeBuffer(20, ClassBalancedReservoir())
@@ -74,9 +93,15 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
         forgetting_metrics(experience=True, stream=True),
         timing_metrics(epoch=True),
         LedgerMetric(policy),
-        loggers=[InteractiveLogger(), TensorboardLogger(tmp_path / "tb"), CSVLogger(str(tmp_path / "csv"))],
+        loggers=[
+            InteractiveLogger(),
+            TensorboardLogger(tmp_path / "tb"),
+            CSVLogger(str(tmp_path / "csv")),
+        ],
     )
-    schedule = LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), reset_scheduler=False)
+    schedule = LRSchedulerPlugin(
+        torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), reset_scheduler=False
+    )
     strategy = CRUMBStrategy(
         model=model,
         optimizer=optimizer,
@@ -84,7 +109,11 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
         first_epochs=2,
         train_mb_size=6,
         device=device,
-        plugins=[LwFPlugin(alpha=0.5, temperature=2), EWCPlugin(ewc_lambda=0.1), schedule],
+        plugins=[
+            LwFPlugin(alpha=0.5, temperature=2),
+            EWCPlugin(ewc_lambda=0.1),
+            schedule,
+        ],
         evaluator=evaluator,
     )
     for number, experience in enumerate(benchmark.train_stream):
@@ -94,27 +123,43 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
     assert any(key.startswith("Top1_Acc_Stream/eval_phase") for key in results)
     assert results["Ledger/buffer_bytes"] == policy.buffer_bytes > 0
     assert "Top1_Acc_Stream" in capsys.readouterr().out
-    assert list((tmp_path / "tb").rglob("events.out*")) and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
+    assert (
+        list((tmp_path / "tb").rglob("events.out*"))
+        and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
+    )
 
 
 @pytest.mark.filterwarnings("error:.*one class after the other")
 def test_classes_one_after_the_other_give_a_warning_unless_they_are_shuffled(tmp_path):
     write_mnist(tmp_path)
     model = split_backbone("small_cnn", None, n_classes=12, image_size=SIZE)
-    ours = ToyShapes(objects_per_class=1, sessions=2, held_out_sessions=1, size=SIZE).train_stream[0]  # a clip a class
-    theirs = SplitMNIST(5, dataset_root=tmp_path, return_task_id=False, train_transform=GREY).train_stream[0]
-    with pytest.warns(UserWarning, match=r"one class after the other.*train\(experience, shuffle=True\)"):
+    ours = ToyShapes(
+        objects_per_class=1, sessions=2, held_out_sessions=1, size=SIZE
+    ).train_stream[0]  # a clip a class
+    theirs = SplitMNIST(
+        5, dataset_root=tmp_path, return_task_id=False, train_transform=GREY
+    ).train_stream[0]
+    with pytest.warns(
+        UserWarning,
+        match=r"one class after the other.*train\(experience, shuffle=True\)",
+    ):
         our_strategy("CRUMBStrategy", model).train(theirs)
     our_strategy("CRUMBStrategy", model).train(theirs, shuffle=True)
     our_strategy("CRUMBStrategy", model).train(ours)
 
 
 def assert_stops_untrained(strategy, experience, error, words):
-    before = {name: weight.clone() for name, weight in strategy.model.named_parameters() if "plastic" in name}
+    before = {
+        name: weight.clone()
+        for name, weight in strategy.model.named_parameters()
+        if "plastic" in name
+    }
     with pytest.raises(error, match=words):
         strategy.train(experience)
     now = dict(strategy.model.named_parameters())
-    assert strategy.clock.train_iterations == 0 and all(torch.equal(now[name], before[name]) for name in before)
+    assert strategy.clock.train_iterations == 0 and all(
+        torch.equal(now[name], before[name]) for name in before
+    )
 
 
 @pytest.mark.parametrize("kind", STORING)
@@ -122,39 +167,76 @@ def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path
     write_mnist(tmp_path)
     grey = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False)
     words = r"\(6, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
-    for stream, size, said in ((make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"), (grey, 28, words)):
-        model = split_backbone("small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size)
-        calibrate(model, TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)))
-        assert_stops_untrained(our_strategy(kind, model, train_mb_size=6), stream.train_stream[0], ValueError, said)
+    for stream, size, said in (
+        (make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"),
+        (grey, 28, words),
+    ):
+        model = split_backbone(
+            "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size
+        )
+        calibrate(
+            model,
+            TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)),
+        )
+        assert_stops_untrained(
+            our_strategy(kind, model, train_mb_size=6),
+            stream.train_stream[0],
+            ValueError,
+            said,
+        )
 
 
 def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):
-    layers = nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=IncrementalClassifier(8 * 4 * 4)))
-    with pytest.raises(TypeError, match=r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream"):
+    layers = nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), head=IncrementalClassifier(8 * 4 * 4))
+    )
+    with pytest.raises(
+        TypeError,
+        match=r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream",
+    ):
         SplitModel(make_model().feature_extractor, layers, "head", image_size=16)
     network = models.resnet18(weights=None)
     network.fc = IncrementalClassifier(512)
     for whole in (network, as_multitask(models.resnet18(weights=None), "fc")):
-        with pytest.raises(TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"):
+        with pytest.raises(
+            TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"
+        ):
             split_at(whole, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
 
 
 @pytest.mark.parametrize("kind", STORING)
-def test_a_growing_head_put_in_later_stops_before_training(kind, make_model, make_stream):
+def test_a_growing_head_put_in_later_stops_before_training(
+    kind, make_model, make_stream
+):
     for head in (IncrementalClassifier(8), MultiHeadClassifier(8)):
         model = make_model()
         model.plastic_layers.head = head
         words = f"head.*{type(head).__name__}.*nn.Linear"
-        assert_stops_untrained(our_strategy(kind, model), make_stream().train_stream[0], TypeError, words)
+        assert_stops_untrained(
+            our_strategy(kind, model), make_stream().train_stream[0], TypeError, words
+        )
 
 
 def test_a_wrapped_split_model_is_refused(make_model, make_stream):
     for kind, own in ((CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})):
         wrapped = as_multitask(make_model(), "plastic_layers")
-        with pytest.raises(TypeError, match=r"SplitModel, not a MultiTaskDecorator.*as_multitask"):
-            kind(model=wrapped, optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1), **own)
-    strategy = our_strategy("Naive+CRUMBPlugin", as_multitask(make_model(), "plastic_layers"))
-    assert_stops_untrained(strategy, make_stream().train_stream[0], TypeError, "SplitModel, not a MultiTaskDecorator")
+        with pytest.raises(
+            TypeError, match=r"SplitModel, not a MultiTaskDecorator.*as_multitask"
+        ):
+            kind(
+                model=wrapped,
+                optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1),
+                **own,
+            )
+    strategy = our_strategy(
+        "Naive+CRUMBPlugin", as_multitask(make_model(), "plastic_layers")
+    )
+    assert_stops_untrained(
+        strategy,
+        make_stream().train_stream[0],
+        TypeError,
+        "SplitModel, not a MultiTaskDecorator",
+    )
 
 
 def test_classes_of_our_experiences_are_sets_and_lists(make_stream):
@@ -172,16 +254,28 @@ def test_classes_of_our_experiences_are_sets_and_lists(make_stream):
     head.adaptation(experience)
     loss.pre_adapt(None, experience)
     metric.update_new_classes(classes)
-    assert head.classifier.out_features == 4 and metric.new_classes == {2, 3} == loss.current_classes
+    assert (
+        head.classifier.out_features == 4
+        and metric.new_classes == {2, 3} == loss.current_classes
+    )
     assert head.active_units.nonzero().flatten().tolist() == [2, 3]
 
 
 def test_the_readme_example(monkeypatch, capsys):
     text = (Path(__file__).parent.parent / "README.md").read_text()
-    example = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CRUMBStrategy" in block)
+    example = next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if "CRUMBStrategy" in block
+    )
     assert len(example.strip().splitlines()) <= 20
     weights = models.get_model_weights("squeezenet1_0")
-    # The download itself is torchvision's; here its place is taken by untrained weights of the same network.
-    monkeypatch.setattr(weights, "get_state_dict", lambda self, **kwargs: models.squeezenet1_0().state_dict())
+    # The download itself is torchvision's; here its place is taken by untrained weights
+    # of the same network.
+    monkeypatch.setattr(
+        weights,
+        "get_state_dict",
+        lambda self, **kwargs: models.squeezenet1_0().state_dict(),
+    )
     exec(compile(example, "README.md", "exec"), {})
     assert "Top1_Acc_Stream" in capsys.readouterr().out

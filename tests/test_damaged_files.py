@@ -1,6 +1,7 @@
 """A damaged byte in any file that a command reads: the same result, or an error or a warning of ours.
 
-Each kind gives the files of which one is damaged, and what is done with it. The result of the undamaged one is right.
+Each kind gives the files of which one is damaged, and what is done with it. The result
+of the undamaged one is right.
 """
 
 import contextlib
@@ -33,7 +34,14 @@ from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import read_pretrained, save_pretrained
 
 PHOTO = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
-RECORDS = ("result.json", "config.yaml", "accuracy_matrix.csv", "ledger.json", "predictions.npz", "metrics.csv")
+RECORDS = (
+    "result.json",
+    "config.yaml",
+    "accuracy_matrix.csv",
+    "ledger.json",
+    "predictions.npz",
+    "metrics.csv",
+)
 
 
 def sums(tensors):
@@ -44,7 +52,13 @@ def write_clips(root):
     """Three classes of two objects of two frames, of which each class has another format."""
     for label, ending in enumerate((".png", ".jpg", ".tif")):
         for one in range(4):
-            path = root / "abc"[label] / f"object{one // 2}" / "clip" / f"{one % 2}{ending}"
+            path = (
+                root
+                / "abc"[label]
+                / f"object{one // 2}"
+                / "clip"
+                / f"{one % 2}{ending}"
+            )
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.roll(PHOTO, 10 * label + one)).save(path)
     return root
@@ -53,7 +67,11 @@ def write_clips(root):
 def checkpoint(folder):
     files = CheckpointFolder(folder / "resume", {"run": 3})
     for number in range(3):
-        state = {"weights": torch.arange(600.0) + number, "count": number, "rows": [1, (2, None)]}
+        state = {
+            "weights": torch.arange(600.0) + number,
+            "count": number,
+            "rows": [1, (2, None)],
+        }
         files.write({"position": number}, state)
 
     def act(_):
@@ -66,7 +84,11 @@ def checkpoint(folder):
 
 
 def pretrained(folder):
-    save_pretrained(folder / "a.safetensors", make_model(), {"classes": 3, "history": [{"loss": 1.5}]})
+    save_pretrained(
+        folder / "a.safetensors",
+        make_model(),
+        {"classes": 3, "history": [{"loss": 1.5}]},
+    )
 
     def act(path):
         tensors, notes = read_pretrained(path)
@@ -78,16 +100,25 @@ def pretrained(folder):
 def weights(folder):
     state = make_model().state_dict()
     torch.save(state, folder / "a.pth")
-    np.savez(folder / "a.npz", **{name: tensor.numpy() for name, tensor in state.items()})
+    np.savez(
+        folder / "a.npz", **{name: tensor.numpy() for name, tensor in state.items()}
+    )
     return [folder / "a.pth", folder / "a.npz"], lambda path: sums(read_weights(path))
 
 
 def maps(folder):
-    model, images = make_model(), torch.stack([torch.from_numpy(np.roll(PHOTO, n)).permute(2, 0, 1) for n in range(9)])
+    model, images = (
+        make_model(),
+        torch.stack(
+            [torch.from_numpy(np.roll(PHOTO, n)).permute(2, 0, 1) for n in range(9)]
+        ),
+    )
 
     def act(_):
         with MapStore(folder, model, 9, "images", progress=False) as store:
-            found = store.dataset(torch.utils.data.TensorDataset(images), np.arange(9), [0] * 9)
+            found = store.dataset(
+                torch.utils.data.TensorDataset(images), np.arange(9), [0] * 9
+            )
             return torch.stack([values for values, _ in found]).numpy().tobytes()
 
     act(None)
@@ -95,7 +126,9 @@ def maps(folder):
 
 
 def learners(folder):
-    paths = [folder / f"{method}.safetensors" for method in ("recommended", "ncm", "ranpac")]
+    paths = [
+        folder / f"{method}.safetensors" for method in ("recommended", "ncm", "ranpac")
+    ]
     for path in paths:
         learner = Learner(path.stem, "small_cnn", None, 32, budget_bytes=200_000)
         for number, label in enumerate(("Straße", "<b>mug")):
@@ -104,7 +137,11 @@ def learners(folder):
 
     def act(path):
         one = Learner.load(path)
-        return one.predict(PHOTO), one.classes, [dict(lesson.images) for lesson in one.lessons]
+        return (
+            one.predict(PHOTO),
+            one.classes,
+            [dict(lesson.images) for lesson in one.lessons],
+        )
 
     return paths, act
 
@@ -116,9 +153,22 @@ def index(folder):
 
 def run_of(folder):
     """Do a run on clips; return its folder, and what a rerun reads of it."""
-    options = {"preset": "paper", "weights": "none", "backbone": "small_cnn", "image_size": 32, "strategy": "ncm"}
-    options |= {"budget_images": 9, "threads": 1, "progress": False, "output": str(folder / "run")}
-    plan = RunPlan.of(RunSettings("clip_folder", dataset_root=str(folder / "clips"), **options))
+    options = {
+        "preset": "paper",
+        "weights": "none",
+        "backbone": "small_cnn",
+        "image_size": 32,
+        "strategy": "ncm",
+    }
+    options |= {
+        "budget_images": 9,
+        "threads": 1,
+        "progress": False,
+        "output": str(folder / "run"),
+    }
+    plan = RunPlan.of(
+        RunSettings("clip_folder", dataset_root=str(folder / "clips"), **options)
+    )
     with contextlib.redirect_stdout(io.StringIO()):
         run_once(plan)
     return folder / "run", lambda: finished_result(folder / "run", plan)
@@ -143,7 +193,9 @@ def run_learner(folder):
     def act(_):
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(["predict", str(run), str(folder / "photo.png"), "--threads", "1"])
+            code = main(
+                ["predict", str(run), str(folder / "photo.png"), "--threads", "1"]
+            )
         if code:
             assert err.getvalue().count("\n") == 1, err.getvalue()
             raise OtherWordsError(err.getvalue())
@@ -160,7 +212,10 @@ def images(folder):
 
     def act(_):
         table = ClipFolderFrames(root)
-        found = tuple(table), [np.asarray(table.read(row)).tobytes() for row in range(len(table))]
+        found = (
+            tuple(table),
+            [np.asarray(table.read(row)).tobytes() for row in range(len(table))],
+        )
         if usual and found != usual[0]:
             again()  # says that images were changed
         usual.append(found)
@@ -170,7 +225,10 @@ def images(folder):
 
 
 KINDS = [checkpoint, pretrained, index, learners]
-KINDS += [pytest.param(kind, marks=pytest.mark.slow) for kind in (weights, maps, records, run_learner, images)]
+KINDS += [
+    pytest.param(kind, marks=pytest.mark.slow)
+    for kind in (weights, maps, records, run_learner, images)
+]
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +240,9 @@ def prepared(tmp_path_factory):
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind.__name__)
             paths, act = kind(folder)
-            kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            kept = {
+                path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+            }
             made[kind] = folder, paths, act, kept, cache(act)
         return made[kind]
 
@@ -204,7 +264,9 @@ def test_damaged_files(prepared, kind, data):
     path = data.draw(st.sampled_from(paths))
     right, new = result_of(path), damaged(data.draw, kept[path])
     path.write_bytes(new)
-    for name, module in list(sys.modules.items()):  # digests that a process keeps by size and time of a file
+    for name, module in list(
+        sys.modules.items()
+    ):  # digests that a process keeps by size and time of a file
         if name.startswith(("crumb_avalanche.runs", "benchmarks_toybox_ilab.tables")):
             for value in vars(module).values():
                 if hasattr(value, "cache_clear"):

@@ -15,7 +15,18 @@ METHOD = Path(crumb_avalanche.__file__).parent
 STREAMS = Path(benchmarks_toybox_ilab.__file__).parent
 # Lowest first: a room imports itself and the rooms before it.
 ROOMS = {
-    METHOD: ["system", "models", "memory", "training", "methods", "learner", "connect", "runs", "report", "cli"],
+    METHOD: [
+        "system",
+        "models",
+        "memory",
+        "training",
+        "methods",
+        "learner",
+        "connect",
+        "runs",
+        "report",
+        "cli",
+    ],
     STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
 }
 TOP_LEVEL = {METHOD: {"__init__"}, STREAMS: {"__init__", "catalog"}}
@@ -42,7 +53,11 @@ def imported(path):
 
 def _imported(path):
     tree = ast.parse(path.read_text())
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     inside = {id(part) for function in functions for part in ast.walk(function)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -50,10 +65,21 @@ def _imported(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             # The name may be a module of the package that it is imported from.
-            yield from ((f"{node.module}.{name.name}", id(node) in inside) for name in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "import_module":
-            constants = [part for part in ast.walk(node) if isinstance(part, ast.Constant)]
-            yield from ((part.value, True) for part in constants if isinstance(part.value, str))
+            yield from (
+                (f"{node.module}.{name.name}", id(node) in inside)
+                for name in node.names
+            )
+        elif (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "attr", getattr(node.func, "id", ""))
+            == "import_module"
+        ):
+            constants = [
+                part for part in ast.walk(node) if isinstance(part, ast.Constant)
+            ]
+            yield from (
+                (part.value, True) for part in constants if isinstance(part.value, str)
+            )
 
 
 def files(package):
@@ -61,7 +87,11 @@ def files(package):
 
 
 def imports_of(path, package):
-    return [(name, inside) for name, inside in imported(path) if name.split(".")[0] == package]
+    return [
+        (name, inside)
+        for name, inside in imported(path)
+        if name.split(".")[0] == package
+    ]
 
 
 def room_of(path, package):
@@ -80,13 +110,17 @@ def test_a_room_imports_only_rooms_below_it(package):
     order, wrong = ROOMS[package], []
     for path in files(package):
         room = room_of(path, package)
-        if room is None:  # __init__ looks names up on first use, catalog knows all data sets
+        if (
+            room is None
+        ):  # __init__ looks names up on first use, catalog knows all data sets
             continue
         for module, _ in imports_of(path, package.name):
             other = below(module, package)
             above = other is not None and order.index(other) > order.index(room)
             if above or module == f"{package.name}.catalog":
-                wrong.append(f"{path.relative_to(package.parent)} in {room}/ imports {module}")
+                wrong.append(
+                    f"{path.relative_to(package.parent)} in {room}/ imports {module}"
+                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -101,7 +135,9 @@ def test_only_the_upper_rooms_know_the_streams_which_know_nothing_of_the_method(
     for path in files(STREAMS):
         assert not imports_of(path, "crumb_avalanche"), path
     for path in files(METHOD):
-        assert room_of(path, METHOD) in KNOW_STREAMS or not imports_of(path, "benchmarks_toybox_ilab"), path
+        assert room_of(path, METHOD) in KNOW_STREAMS or not imports_of(
+            path, "benchmarks_toybox_ilab"
+        ), path
 
 
 def test_nothing_installed_knows_the_experiments_and_the_tests():
@@ -112,17 +148,24 @@ def test_nothing_installed_knows_the_experiments_and_the_tests():
 
 def test_the_walk_sees_imports(tmp_path):
     path = tmp_path / "x.py"
-    path.write_text("import a.b\ndef f():\n    from c.d import e\n    return import_module(f'g.h.{e}')\n")
+    path.write_text(
+        "import a.b\ndef f():\n    from c.d import e\n    return import_module(f'g.h.{e}')\n"
+    )
     assert imported(path) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
 
 
 @pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
 def test_no_circles(package):
-    names = {".".join(path.relative_to(package.parent).with_suffix("").parts): path for path in files(package)}
+    names = {
+        ".".join(path.relative_to(package.parent).with_suffix("").parts): path
+        for path in files(package)
+    }
     arrows = {}
     for name, path in names.items():
         modules = {module for module, _ in imports_of(path, package.name)}
-        arrows[name] = {i if i in names else i.rpartition(".")[0] for i in modules} & names.keys()
+        arrows[name] = {
+            i if i in names else i.rpartition(".")[0] for i in modules
+        } & names.keys()
     while arrows:
         ready = [name for name, needs in arrows.items() if not needs & arrows.keys()]
         assert ready, f"these import each other: {sorted(arrows)}"
@@ -133,7 +176,10 @@ def test_no_circles(package):
 def test_what_comes_without_heavy_libraries():
     paths = [path for room in LIGHT for path in files(METHOD / room)]
     paths += [METHOD / "methods" / f"{name}.py" for name in LIGHT_METHODS.split()]
-    light = ", ".join(".".join(path.relative_to(METHOD.parent).with_suffix("").parts) for path in paths)
+    light = ", ".join(
+        ".".join(path.relative_to(METHOD.parent).with_suffix("").parts)
+        for path in paths
+    )
     program = "import sys\n"
     for code, left_out in (  # each after those before it
         ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
@@ -144,11 +190,16 @@ def test_what_comes_without_heavy_libraries():
         ),
         (HELP, "torch avalanche"),
         (HELP.replace("'crumb'", "'crumb', 'prepare'"), "torch avalanche"),
-        ("import crumb_avalanche.report.report", "torch avalanche tkinter matplotlib.pyplot"),
+        (
+            "import crumb_avalanche.report.report",
+            "torch avalanche tkinter matplotlib.pyplot",
+        ),
         (f"import torch, {light}", "avalanche torchvision"),
     ):
         program += f"{code}\nfound = {set(left_out.split())} & {{*sys.modules}}\nassert not found, found\n"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -156,5 +207,8 @@ def test_public_names_exist_and_others_are_told():
     for name in crumb_avalanche.__all__:
         assert getattr(crumb_avalanche, name) is not None
     assert set(dir(crumb_avalanche)) == set(crumb_avalanche.__all__)
-    with pytest.raises(AttributeError, match="module 'crumb_avalanche' has no attribute 'Codebok'; it has __version__"):
+    with pytest.raises(
+        AttributeError,
+        match="module 'crumb_avalanche' has no attribute 'Codebok'; it has __version__",
+    ):
         crumb_avalanche.Codebok  # noqa: B018

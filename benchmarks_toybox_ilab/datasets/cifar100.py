@@ -7,7 +7,13 @@ import re
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 
 LAYOUT = Layout(
     name="cifar100",
@@ -15,7 +21,8 @@ LAYOUT = Layout(
     tree="<root>/{train,test}/<class>/<image>.png, e.g. train/apple/apple_s_000022.png",
     source="https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` downloads and unpacks it",
     pattern=re.compile(
-        r"(?P<folder>train|test)/(?P<class_name>[^/]+)/(?P<name>[^/.][^/]*)\.(?:png|jpe?g)", re.IGNORECASE
+        r"(?P<folder>train|test)/(?P<class_name>[^/]+)/(?P<name>[^/.][^/]*)\.(?:png|jpe?g)",
+        re.IGNORECASE,
     ),
     folders=("train", "test"),
     counts={"classes": 100, "train": 50_000, "test": 10_000},
@@ -26,11 +33,16 @@ LAYOUT = Layout(
 
 CIFAR100Frames = LAYOUT.image_table
 """Make the table of CIFAR-100's images, as `Layout.image_table`."""
-BENCHMARK = register(Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid"))
+BENCHMARK = register(
+    Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid")
+)
 
 
 def OnlineCIFAR100(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
 

@@ -1,13 +1,14 @@
 """CLEAR-10 and CLEAR-100: photos of 2004 to 2014 in ten buckets, one experience each, with all classes in every one.
 
-CLEAR-10 has 10 classes and a background, CLEAR-100 has 100 classes; the numbers of images vary. Each bucket has a
-training and a test set of the same time.
+CLEAR-10 has 10 classes and a background, CLEAR-100 has 100 classes; the numbers of
+images vary. Each bucket has a training and a test set of the same time.
 
-The layout is that of the release of 2022, as `avalanche.benchmarks.datasets.clear` reads it; the classes of CLEAR-10
-are those of `clear_10_config.json` in https://github.com/linzhiqiu/continual-learning.
+The layout is that of the release of 2022, as `avalanche.benchmarks.datasets.clear`
+reads it; the classes of CLEAR-10 are those of `clear_10_config.json` in
+https://github.com/linzhiqiu/continual-learning.
 
-Lin, Shi, Pathak and Ramanan, "The CLEAR Benchmark: Continual LEArning on Real-World Imagery", NeurIPS 2021 Datasets and
-Benchmarks, arXiv:2201.06289.
+Lin, Shi, Pathak and Ramanan, "The CLEAR Benchmark: Continual LEArning on Real-World
+Imagery", NeurIPS 2021 Datasets and Benchmarks, arXiv:2201.06289.
 """
 
 import re
@@ -16,7 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -43,7 +50,10 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
         ignored=re.compile(r"[^/]+/(?:labeled_images/0|all_images)/.*"),
         rule=rule,
         folders=SPLITS,
-        counts={"classes": number, **{f"{split}_sessions": number * len(BUCKETS) for split in SPLITS}},
+        counts={
+            "classes": number,
+            **{f"{split}_sessions": number * len(BUCKETS) for split in SPLITS},
+        },
         owner="the data set",
     )
 
@@ -53,15 +63,24 @@ LAYOUTS = {
         *("clear10", "CLEAR-10", len(CLEAR10_CLASSES), "|".join(CLEAR10_CLASSES)),
         f"the classes are {', '.join(CLEAR10_CLASSES)}",
     ),
-    "clear100": _layout("clear100", "CLEAR-100", 100, "[^/]+", "every image lies in the folder of its class"),
+    "clear100": _layout(
+        "clear100",
+        "CLEAR-100",
+        100,
+        "[^/]+",
+        "every image lies in the folder of its class",
+    ),
 }
 
 
-def CLEARFrames(root: str | Path, paths: Iterable[str] | None = None, data_name: str = "clear10") -> FrameTable:
+def CLEARFrames(
+    root: str | Path, paths: Iterable[str] | None = None, data_name: str = "clear10"
+) -> FrameTable:
     """The table of CLEAR-10 or CLEAR-100: the official `train` and `test` folders in every run.
 
-    A session is a bucket, "1" to "10"; every image is a clip of its own. Images of bucket 0, which the official
-    protocol uses for pretraining without labels, are left out. Classes and buckets may be missing.
+    A session is a bucket, "1" to "10"; every image is a clip of its own. Images of
+    bucket 0, which the official protocol uses for pretraining without labels, are left
+    out. Classes and buckets may be missing.
 
     Args:
         root, paths: See `Layout.read`.
@@ -71,30 +90,52 @@ def CLEARFrames(root: str | Path, paths: Iterable[str] | None = None, data_name:
         ValueError: If there is no data set of that name.
     """
     if data_name not in LAYOUTS:
-        raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(LAYOUTS)}.")
+        raise ValueError(
+            f"unknown data_name {data_name!r}; known are {', '.join(LAYOUTS)}."
+        )
     root, images = LAYOUTS[data_name].read(root, paths)
-    frames = [Frame(image[0], *image.group("class_name", "name", "bucket"), 0, image["split"]) for image in images]
-    frames.sort(key=lambda frame: (frame.split == "test", int(frame.session), frame.path))
+    frames = [
+        Frame(image[0], *image.group("class_name", "name", "bucket"), 0, image["split"])
+        for image in images
+    ]
+    frames.sort(
+        key=lambda frame: (frame.split == "test", int(frame.session), frame.path)
+    )
     return LAYOUTS[data_name].table(frames, root)
 
 
 BENCHMARKS = {
-    name: register(Benchmark(layout, partial(CLEARFrames, data_name=name), None, 64, 100, protocol="class_iid"))
+    name: register(
+        Benchmark(
+            layout,
+            partial(CLEARFrames, data_name=name),
+            None,
+            64,
+            100,
+            protocol="class_iid",
+        )
+    )
     for name, layout in LAYOUTS.items()
 }
 
 
 def CLEAR(
-    dataset_root: str | Path | None = None, *, data_name: str = "clear10", **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    data_name: str = "clear10",
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """CLEAR as an Avalanche benchmark of 10 experiences with all classes each, and a test set for each.
 
-    With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of Avalanche gives the figures of
-    the paper. See `Benchmark.stream`, and `CLEARFrames` for `data_name`.
+    With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of
+    Avalanche gives the figures of the paper. See `Benchmark.stream`, and `CLEARFrames`
+    for `data_name`.
 
     Raises:
         ValueError: If there is no data set of that name.
     """
     if data_name not in BENCHMARKS:
-        raise ValueError(f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}.")
+        raise ValueError(
+            f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}."
+        )
     return BENCHMARKS[data_name].stream(dataset_root, **host)

@@ -1,9 +1,11 @@
 """CORe50: 10 classes x 5 objects x 11 sessions, objects turned in a hand in front of different backgrounds.
 
-6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15 frames per clip at one per
-second, in 5 experiences of 2 classes. The complete data set has 164,866 frames.
+6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15
+frames per clip at one per second, in 5 experiences of 2 classes. The complete data set
+has 164,866 frames.
 
-Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object Recognition", CoRL 2017, PMLR 78:17-26.
+Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
+Recognition", CoRL 2017, PMLR 78:17-26.
 """
 
 import re
@@ -12,12 +14,20 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets import registry
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_lists
-from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    DRAWN,
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-# In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50 remote controls.
+# In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50
+# remote controls.
 CLASSES = (
     *("plug_adapter", "mobile_phone", "scissor", "light_bulb", "can"),
     *("glass", "ball", "marker", "cup", "remote_control"),
@@ -25,19 +35,25 @@ CLASSES = (
 OBJECTS = 5  # per class
 SESSIONS = tuple(f"s{session}" for session in range(1, 12))
 TEST_SESSIONS = frozenset({"s3", "s7", "s10"})
-FRAMES = range(10, 300, 20)  # used of a clip: one per second, starting after the 134 frames that the data set lacks
+FRAMES = range(
+    10, 300, 20
+)  # used of a clip: one per second, starting after the 134 frames that the data set lacks
 
 IMAGES, MINI = "core50_128x128", "core50_32x32"  # folders of the images
 # The official protocols: folder of their lists, and the number of training experiences.
 LISTS = {"ni": ("batches_filelists/NI_inc", 8), "nc": ("batches_filelists/NC_inc", 9)}
 LISTS |= {f"nicv2_{number}": (f"NIC_v2_{number}", number) for number in (79, 196, 391)}
 _PAGE = "https://vlomonaco.github.io/core50/data"
-# Address and MD5 checksum of the lists of ni and nc, and of those of nicv2; of the small images.
+# Address and MD5 checksum of the lists of ni and nc, and of those of nicv2; of the
+# small images.
 LISTS_ARCHIVES = (
     (f"{_PAGE}/batches_filelists.zip", "e3297508a8998ba0c99a83d6b36bde62"),
     (f"{_PAGE}/batches_filelists_NICv2.zip", "460f980a6c85b86b1ec8e7c6067bb7a3"),
 )
-MINI_ARCHIVE = "http://vps.continualai.org/data/core50_32x32.zip", "d89d34cdc0281fa84074430e9a22b728"
+MINI_ARCHIVE = (
+    "http://vps.continualai.org/data/core50_32x32.zip",
+    "d89d34cdc0281fa84074430e9a22b728",
+)
 # The lookaheads ask for two digits, of which the first is 0 where the folder has one.
 PATTERN = re.compile(
     r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/o(?P<object>[1-9]|[1-4]\d|50)/"
@@ -48,7 +64,11 @@ PATTERN = re.compile(
 
 def _key(image: re.Match[str]) -> tuple | None:
     number, frame = int(image["object"]), int(image["frame"])
-    return (CLASSES[(number - 1) // OBJECTS], number, image["session"], frame) if frame in FRAMES else None
+    return (
+        (CLASSES[(number - 1) // OBJECTS], number, image["session"], frame)
+        if frame in FRAMES
+        else None
+    )
 
 
 LAYOUT = Layout(
@@ -70,16 +90,26 @@ LAYOUT = Layout(
 class_groups = paper_order(CLASSES)
 
 
-def CORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+def CORe50Frames(
+    root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
+) -> FrameTable:
     """The table of CORe50: sessions 3, 7 and 10 are the test split, the other eight the training split in every run.
 
-    Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are named "o1" to "o50" and sessions
-    "s1" to "s11" like their folders. Sessions, clips and frames may be missing. `reference` has no effect: the
-    published code uses the same frames. See `Layout.read` for the others.
+    Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are
+    named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions, clips
+    and frames may be missing. `reference` has no effect: the published code uses the
+    same frames. See `Layout.read` for the others.
     """
     root, images = LAYOUT.read(root, paths)
     frames = [
-        Frame(path, class_name, f"o{number}", session, frame, "test" if session in TEST_SESSIONS else "train")
+        Frame(
+            path,
+            class_name,
+            f"o{number}",
+            session,
+            frame,
+            "test" if session in TEST_SESSIONS else "train",
+        )
         for class_name, objects in LAYOUT.clips(images).items()
         for number, clips in sorted(objects.items())
         for session in SESSIONS
@@ -106,19 +136,27 @@ def CORe50Categories(
 
 
 def CORe50ListedFrames(
-    root: str | Path, scenario: str, run: int = 0, object_lvl: bool = True, mini: bool = False
+    root: str | Path,
+    scenario: str,
+    run: int = 0,
+    object_lvl: bool = True,
+    mini: bool = False,
 ) -> FrameTable:
     """The table of an official protocol of CORe50, from the text lists that the authors publish beside the images.
 
-    Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows in the order of the lists.
-    Labels are those of the lists, or the ten categories in their official order. No pickle is read.
+    Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows
+    in the order of the lists. Labels are those of the lists, or the ten categories in
+    their official order. No pickle is read.
 
     Args:
-        root: The folder that contains `batches_filelists` (ni, nc) or `NIC_v2_79` and the like, beside the images.
+        root: The folder that contains `batches_filelists` (ni, nc) or `NIC_v2_79` and
+            the like, beside the images.
         scenario: A key of `LISTS`.
         run: One of the ten published orders, 0 to 9.
-        object_lvl: Whether the 50 objects are the classes, instead of the ten categories.
-        mini: Take the images of 32 x 32 pixels in `core50_32x32` instead of those of 128 x 128.
+        object_lvl: Whether the 50 objects are the classes, instead of the ten
+            categories.
+        mini: Take the images of 32 x 32 pixels in `core50_32x32` instead of those of
+            128 x 128.
 
     Raises:
         FrameTableError: If lists or images are missing, or a line of a list is invalid.
@@ -127,9 +165,13 @@ def CORe50ListedFrames(
     if whole_number("run", run, 0) > 9:
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
     root, (folder, batches) = Path(root), LISTS[scenario]
-    root = next((place for place in (root, root / "core50") if (place / folder).is_dir()), root)
+    root = next(
+        (place for place in (root, root / "core50") if (place / folder).is_dir()), root
+    )
     images = root / (MINI if mini else IMAGES)
-    if absent := [str(place) for place in (root / folder, images) if not place.is_dir()]:
+    if absent := [
+        str(place) for place in (root / folder, images) if not place.is_dir()
+    ]:
         raise FrameTableError(
             f"there is no folder {' and no folder '.join(absent)}. Scenario {scenario!r} needs the images and the "
             f"official lists ({', '.join(url for url, _ in LISTS_ARCHIVES)}) side by side, as download=True does."
@@ -142,7 +184,9 @@ def CORe50ListedFrames(
         return class_name, f"o{thing + 1}", int(image["frame"])
 
     lists, example = root / folder / f"run{run}", "s1/o3/C_01_03_010.png 2"
-    frames, classes = read_lists(lists, "_filelist.txt", batches, PATTERN, example, names, object_lvl)
+    frames, classes = read_lists(
+        lists, "_filelist.txt", batches, PATTERN, example, names, object_lvl
+    )
     return FrameTable(frames, images, name="core50", classes=classes or CLASSES)
 
 
@@ -160,9 +204,9 @@ def CORe50(
 
     Args:
         dataset_root, reference: See `Benchmark.stream`; `reference` is for "paper".
-        scenario: "paper" is `CORe50Categories`; "ni", "nc", "nicv2_79", "nicv2_196" and "nicv2_391" have the
-            experiences and the one test experience of the authors' lists, as Avalanche's `CORe50` has, and `run`
-            chooses the list.
+        scenario: "paper" is `CORe50Categories`; "ni", "nc", "nicv2_79", "nicv2_196" and
+            "nicv2_391" have the experiences and the one test experience of the authors'
+            lists, as Avalanche's `CORe50` has, and `run` chooses the list.
         object_lvl, mini: See `CORe50ListedFrames`; "paper" has neither.
         download: Download the images (5 GB) and the lists, if they are not there.
         **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
@@ -172,11 +216,20 @@ def CORe50(
     """
     if scenario == "paper":
         if mini:
-            raise ValueError('mini=True is for the official protocols; scenario="paper" reads core50_128x128.')
-        return CORe50Categories(dataset_root, reference=reference, download=download, **host)
+            raise ValueError(
+                'mini=True is for the official protocols; scenario="paper" reads core50_128x128.'
+            )
+        return CORe50Categories(
+            dataset_root, reference=reference, download=download, **host
+        )
     if scenario not in LISTS:
-        raise ValueError(f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}.")
-    if drawn := [name for name in DRAWN if host.get(name) is not None] + ["reference"] * reference:
+        raise ValueError(
+            f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}."
+        )
+    if (
+        drawn := [name for name in DRAWN if host.get(name) is not None]
+        + ["reference"] * reference
+    ):
         raise ValueError(
             f"{' and '.join(drawn)} cannot be given with scenario {scenario!r}, whose experiences and order are in the "
             "official lists: choose one of these by run, from 0 to 9."
@@ -189,4 +242,6 @@ def CORe50(
             if not (root / folder).is_dir():
                 registry.download_whole(url, md5, root)
     listed = Benchmark(LAYOUT, CORe50ListedFrames, None, 21, 15, protocol=TABLE)
-    return listed.stream(root, {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}, **host)
+    return listed.stream(
+        root, {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}, **host
+    )

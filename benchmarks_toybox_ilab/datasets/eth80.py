@@ -1,18 +1,32 @@
 """ETH-80: 8 classes x 10 objects x 41 views on a grid around the object; a small set of real images.
 
-Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object Categorization", CVPR 2003.
+Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object
+Categorization", CVPR 2003.
 """
 
 import re
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, natural_key, whole_number
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
+from benchmarks_toybox_ilab.tables.frame import (
+    Frame,
+    FrameTableError,
+    natural_key,
+    whole_number,
+)
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
-LARGEST_NUMBER = 14  # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
+LARGEST_NUMBER = (
+    14  # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
+)
 TEST_OBJECTS = 2  # per class and run
 
 
@@ -34,7 +48,9 @@ LAYOUT = Layout(
     rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar angle and AAA the azimuth in three "
     "digits each",
     key=_key,
-    folders=tuple(f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)),
+    folders=tuple(
+        f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)
+    ),
     whole=False,
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
@@ -45,11 +61,13 @@ LAYOUT = Layout(
 def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     """The table of ETH-80: 3,280 frames; two objects of each class are held out.
 
-    A clip is one ring of views (one polar angle) around one object, sorted by azimuth: 1 to 16 turntable images, not
-    video. All views are used. In run r the test objects of a class are those at positions 2r and 2r + 1 of its
-    objects in natural order, in runs 5 to 9 those at positions r - 5 and r; run 10 repeats run 0. So ten runs have
-    ten different test splits, and every object is held out once in runs 0 to 4 and once in runs 5 to 9. In a class of n
-    other than ten objects, positions are modulo n, and runs 5 to 9 use r - 5 and r - 5 + n // 2.
+    A clip is one ring of views (one polar angle) around one object, sorted by azimuth:
+    1 to 16 turntable images, not video. All views are used. In run r the test objects
+    of a class are those at positions 2r and 2r + 1 of its objects in natural order, in
+    runs 5 to 9 those at positions r - 5 and r; run 10 repeats run 0. So ten runs have
+    ten different test splits, and every object is held out once in runs 0 to 4 and once
+    in runs 5 to 9. In a class of n other than ten objects, positions are modulo n, and
+    runs 5 to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
         root: See `Layout.read`.
@@ -69,19 +87,29 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
                 f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
                 f"{TEST_OBJECTS} are held out and at least one must remain for training; complete the data."
             )
-        # Two neighbours in runs 0 to 4, two positions half the number apart in runs 5 to 9.
-        first, apart = (2 * (run % 10), 1) if run % 10 < 5 else (run % 10 - 5, len(objects) // 2)
-        held_out = {objects[position % len(objects)] for position in (first, first + apart)}
+        # Two neighbours in runs 0 to 4, two positions half the number apart in runs 5
+        # to 9.
+        first, apart = (
+            (2 * (run % 10), 1) if run % 10 < 5 else (run % 10 - 5, len(objects) // 2)
+        )
+        held_out = {
+            objects[position % len(objects)] for position in (first, first + apart)
+        }
         for name in objects:
             split = "test" if name in held_out else "train"
             for ring, files in sorted(views[name].items()):
-                frames += [Frame(files[azimuth], class_name, name, ring, azimuth, split) for azimuth in sorted(files)]
+                frames += [
+                    Frame(files[azimuth], class_name, name, ring, azimuth, split)
+                    for azimuth in sorted(files)
+                ]
     return LAYOUT.table(frames, root)
 
 
 BENCHMARK = register(Benchmark(LAYOUT, ETH80Frames, 2, 21, 15))
 
 
-def ETH80(dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]) -> FrameBenchmark:
+def ETH80(
+    dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]
+) -> FrameBenchmark:
     """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, **host)

@@ -1,10 +1,11 @@
 """iCubWorld Transformations: 20 classes x 10 objects x 5 clips of objects that a person shows to a robot.
 
-800 training clips (four transformations of each object) and 200 test clips (a mix of them), at one frame per second, in
-10 experiences of 2 classes. Clips vary in length, so there are no totals of frames.
+800 training clips (four transformations of each object) and 200 test clips (a mix of
+them), at one frame per second, in 10 experiences of 2 classes. Clips vary in length, so
+there are no totals of frames.
 
-Pasquale, Ciliberto, Odone, Rosasco and Natale, "Are we done with object recognition? The iCub robot's perspective",
-Robotics and Autonomous Systems 112, 2019.
+Pasquale, Ciliberto, Odone, Rosasco and Natale, "Are we done with object recognition?
+The iCub robot's perspective", Robotics and Autonomous Systems 112, 2019.
 """
 
 import os
@@ -13,14 +14,45 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-PARTS = ("part1", "part2", "part3", "part4")  # as distributed; the parts have no meaning
+PARTS = (
+    "part1",
+    "part2",
+    "part3",
+    "part4",
+)  # as distributed; the parts have no meaning
 CLASSES = (
-    *("bodylotion", "book", "cellphone", "flower", "glass", "hairbrush", "hairclip", "mouse", "mug", "ovenglove"),
-    *("pencilcase", "perfume", "remote", "ringbinder", "soapdispenser", "sodabottle", "sprayer", "squeezer"),
+    *(
+        "bodylotion",
+        "book",
+        "cellphone",
+        "flower",
+        "glass",
+        "hairbrush",
+        "hairclip",
+        "mouse",
+        "mug",
+        "ovenglove",
+    ),
+    *(
+        "pencilcase",
+        "perfume",
+        "remote",
+        "ringbinder",
+        "soapdispenser",
+        "sodabottle",
+        "sprayer",
+        "squeezer",
+    ),
     *("sunglasses", "wallet"),
 )
 OBJECTS = 10  # per class
@@ -31,7 +63,11 @@ STEP = 10  # use every tenth frame: 10 per second become one
 
 def _key(image: re.Match[str]) -> tuple | None:
     class_name, number, transformation, day, camera, frame = image.groups()
-    return (class_name, int(number), transformation, (day, int(frame))) if camera == "left" else None
+    return (
+        (class_name, int(number), transformation, (day, int(frame)))
+        if camera == "left"
+        else None
+    )
 
 
 LAYOUT = Layout(
@@ -55,26 +91,34 @@ LAYOUT = Layout(
 )
 
 
-def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+def ICubFrames(
+    root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
+) -> FrameTable:
     """The table of iCubWorld Transformations: the clips MIX are the test split in every run.
 
-    A clip is one transformation of one object, seen by the left camera on the first day that has such images. Its files
-    are sorted by number, and those at positions 0, 10, 20, ... are used, so numbers may be missing. The frame is the
-    number of the file. Parts, classes, objects and clips may be missing.
+    A clip is one transformation of one object, seen by the left camera on the first day
+    that has such images. Its files are sorted by number, and those at positions 0, 10,
+    20, ... are used, so numbers may be missing. The frame is the number of the file.
+    Parts, classes, objects and clips may be missing.
 
     Args:
-        root, paths: See `Layout.read`; the folder may contain all categories without parts.
-        reference: Choose the first day as the published code does, which sorts the names as text: day10 before
-            day2. By default day2 comes before day10.
+        root, paths: See `Layout.read`; the folder may contain all categories without
+            parts.
+        reference: Choose the first day as the published code does, which sorts the
+            names as text: day10 before day2. By default day2 comes before day10.
     """
     root, images = LAYOUT.read(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
             for transformation, files in sorted(clips.items()):
-                first = min((day for day, _ in files), key=None if reference else natural_key)
+                first = min(
+                    (day for day, _ in files), key=None if reference else natural_key
+                )
                 split = "test" if transformation == TEST_TRANSFORMATION else "train"
-                for day, frame in sorted(place for place in files if place[0] == first)[::STEP]:
+                for day, frame in sorted(place for place in files if place[0] == first)[
+                    ::STEP
+                ]:
                     names = class_name, f"{class_name}{number}", transformation
                     frames.append(Frame(files[day, frame], *names, frame, split))
     return LAYOUT.table(frames, root)
@@ -83,11 +127,19 @@ def ICubFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
 def listing_order(root: str | Path) -> list[str]:
     """The categories below `root` in the order in which the operating system lists their folders, part by part.
 
-    The published code numbers the classes so, and its order of classes depends on the machine that holds the data.
+    The published code numbers the classes so, and its order of classes depends on the
+    machine that holds the data.
     """
     root = LAYOUT.folder(Path(root))
-    folders = [folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()]
-    listed = (name for folder in folders for name in os.listdir(folder) if (folder / name).is_dir())
+    folders = [
+        folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()
+    ]
+    listed = (
+        name
+        for folder in folders
+        for name in os.listdir(folder)
+        if (folder / name).is_dir()
+    )
     return list(dict.fromkeys(name for name in listed if name in CLASSES))
 
 
@@ -101,7 +153,10 @@ BENCHMARK = register(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
 
 
 def ICub(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
 

@@ -1,9 +1,11 @@
 """iLab-2M-Light: 14 classes of toy vehicles x 28 objects x 8 backgrounds on a turntable, stills of several cameras.
 
-35,280 training images (6 backgrounds of each object) and 11,760 test images (2 backgrounds), 15 per background, in 7
-experiences of 2 classes. The order within a background is a sweep over cameras and rotations, not a video.
+35,280 training images (6 backgrounds of each object) and 11,760 test images (2
+backgrounds), 15 per background, in 7 experiences of 2 classes. The order within a
+background is a sweep over cameras and rotations, not a video.
 
-Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate Deep Learning", CVPR 2016.
+Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate
+Deep Learning", CVPR 2016.
 """
 
 import hashlib
@@ -13,12 +15,19 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 FOLDER = "iLab-2M-Light"
-# The paper's class number is the position, from 1; "semi" has a number (11) but is not used.
+# The paper's class number is the position, from 1; "semi" has a number (11) but is not
+# used.
 CATEGORIES = (
     *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
     *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
@@ -49,7 +58,9 @@ LAYOUT = Layout(
         rf"(?P<class_name>{'|'.join(CATEGORIES)})-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g)",
         re.ASCII,
     ),
-    ignored=re.compile(rf"(?:{FOLDER}/)?test_img/.*"),  # the paper splits train_img alone
+    ignored=re.compile(
+        rf"(?:{FOLDER}/)?test_img/.*"
+    ),  # the paper splits train_img alone
     rule=f"images lie in train_img or in train_img/<class>, and the classes are {', '.join(CATEGORIES)}",
     key=_key,
     folders=("train_img",),
@@ -60,22 +71,27 @@ LAYOUT = Layout(
 )
 
 
-def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+def ILabFrames(
+    root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
+) -> FrameTable:
     """The table of iLab-2M-Light: 28 objects per class, 8 sessions per object, 15 images per session.
 
-    A session is one background behind one object; its images are numbered from 0 by camera, rotation, light and focus.
-    Sessions need at least 15 images; each object that has enough of them uses its first 8, and each class its first 28
-    such objects. The fourth and the eighth session of an object are the test split in every run. Class "semi" is left
-    out. Classes may be missing or have fewer objects.
+    A session is one background behind one object; its images are numbered from 0 by
+    camera, rotation, light and focus. Sessions need at least 15 images; each object
+    that has enough of them uses its first 8, and each class its first 28 such objects.
+    The fourth and the eighth session of an object are the test split in every run.
+    Class "semi" is left out. Classes may be missing or have fewer objects.
 
-    The 15 images are consecutive. The first is chosen by the SHA-256 of "class/object/session" (its first 8 bytes as a
-    big-endian number, modulo the number of possible starts), so each session is independent of the others.
+    The 15 images are consecutive. The first is chosen by the SHA-256 of
+    "class/object/session" (its first 8 bytes as a big-endian number, modulo the number
+    of possible starts), so each session is independent of the others.
 
     Args:
         root, paths: See `Layout.read`; root may also be `train_img` itself.
-        reference: Draw the starts with Python's generator, seeded with 0, for the sorted sessions. The published code
-            draws them from that generator in the order in which pandas groups its index file; whether the draws agree
-            file by file is not verified.
+        reference: Draw the starts with Python's generator, seeded with 0, for the
+            sorted sessions. The published code draws them from that generator in the
+            order in which pandas groups its index file; whether the draws agree file by
+            file is not verified.
 
     Raises:
         FrameTableError: Also if a class has no object with 8 sessions of 15 images.
@@ -85,10 +101,18 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         enough = {
-            number: sorted(background for background, views in sessions.items() if len(views) >= FRAMES)
+            number: sorted(
+                background
+                for background, views in sessions.items()
+                if len(views) >= FRAMES
+            )
             for number, sessions in sorted(objects.items())
         }
-        usable = {number: found[:SESSIONS] for number, found in enough.items() if len(found) >= SESSIONS}
+        usable = {
+            number: found[:SESSIONS]
+            for number, found in enough.items()
+            if len(found) >= SESSIONS
+        }
         if not usable:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with {SESSIONS} sessions "
@@ -98,12 +122,21 @@ def ILabFrames(root: str | Path, paths: Iterable[str] | None = None, reference: 
         for number, sessions in list(usable.items())[:OBJECTS]:
             for position, background in enumerate(sessions, 1):
                 names = class_name, f"i{number:04d}", f"b{background:04d}"
-                views = [path for _, path in sorted(objects[number][background].items())]
+                views = [
+                    path for _, path in sorted(objects[number][background].items())
+                ]
                 starts = len(views) - FRAMES + 1
                 digest = hashlib.sha256("/".join(names).encode()).digest()
-                start = generator.randrange(starts) if generator else int.from_bytes(digest[:8], "big") % starts
+                start = (
+                    generator.randrange(starts)
+                    if generator
+                    else int.from_bytes(digest[:8], "big") % starts
+                )
                 split = "test" if position in TEST_POSITIONS else "train"
-                frames += [Frame(views[frame], *names, frame, split) for frame in range(start, start + FRAMES)]
+                frames += [
+                    Frame(views[frame], *names, frame, split)
+                    for frame in range(start, start + FRAMES)
+                ]
     return LAYOUT.table(frames, root)
 
 
@@ -111,7 +144,10 @@ BENCHMARK = register(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
 
 
 def ILab(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -1,7 +1,7 @@
 """iLab followed by CORe50: 24 classes with equal numbers of clips, iLab's 14 toy vehicles before CORe50's 10 classes.
 
-14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15 images per clip, in 12 experiences
-of 2 classes.
+14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15
+images per clip, in 12 experiences of 2 classes.
 
 See `ilab` and `core50` for the two data sets and their references.
 """
@@ -17,7 +17,13 @@ from benchmarks_toybox_ilab.datasets import core50, ilab
 from benchmarks_toybox_ilab.datasets.core50 import CORe50Frames
 from benchmarks_toybox_ilab.datasets.ilab import ILabFrames
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -31,34 +37,52 @@ LAYOUT = Layout(
     counts={"classes": 24, "train": 14_400, "test": 5_400},
 )
 
-# The paper numbers iLab's categories from 1, including the unused one, and CORe50's from 16.
-_NUMBER = {name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)}
+# The paper numbers iLab's categories from 1, including the unused one, and CORe50's
+# from 16.
+_NUMBER = {
+    name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)
+}
 
 
-def ILabCORe50Frames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+def ILabCORe50Frames(
+    root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
+) -> FrameTable:
     """The table of iLab and CORe50 with the same number of clips in every class.
 
-    In each split every class keeps as many of its (object, session) clips as the class with the fewest. Clips are
-    ordered by the SHA-256 of "class/object/session" and the first ones kept, so another clip does not reorder them.
-    Frames, names and splits are those of `ILabFrames` and `CORe50Frames`.
+    In each split every class keeps as many of its (object, session) clips as the class
+    with the fewest. Clips are ordered by the SHA-256 of "class/object/session" and the
+    first ones kept, so another clip does not reorder them. Frames, names and splits are
+    those of `ILabFrames` and `CORe50Frames`.
 
     Args:
         root, paths: See `Layout.read`. Files outside the two folders are ignored.
-        reference: Choose the clips as pandas does in the published code: permute the clips of a class, in natural
-            order, by numpy's legacy generator seeded with the class number (iLab's 1 to 15 with 11 for the unused semi,
-            CORe50's 16 to 25). Also passed to the two tables.
+        reference: Choose the clips as pandas does in the published code: permute the
+            clips of a class, in natural order, by numpy's legacy generator seeded with
+            the class number (iLab's 1 to 15 with 11 for the unused semi, CORe50's 16 to
+            25). Also passed to the two tables.
     """
     root = Path(root)
     root = LAYOUT.folder(root) if paths is None else root
     paths, frames = None if paths is None else list(paths), []
     for folder, make in ((ILAB, ILabFrames), (CORE50, CORe50Frames)):
-        below = paths and [path.removeprefix(f"{folder}/") for path in paths if path.startswith(f"{folder}/")]
+        below = paths and [
+            path.removeprefix(f"{folder}/")
+            for path in paths
+            if path.startswith(f"{folder}/")
+        ]
         table = make(root / folder, below, reference)
         prefix = table.root.relative_to(root).as_posix()
         frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
     both = FrameTable(frames, root, name="ilab_core50")
-    kept = (row for split in SPLITS for clip in _balanced(both, split, reference) for row in clip)
-    return FrameTable((both[row] for clip in both.clips(kept) for row in clip), root, name=both.name)
+    kept = (
+        row
+        for split in SPLITS
+        for clip in _balanced(both, split, reference)
+        for row in clip
+    )
+    return FrameTable(
+        (both[row] for clip in both.clips(kept) for row in clip), root, name=both.name
+    )
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
@@ -66,14 +90,19 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
 
     `reference` has no effect.
     """
-    return [[name for name in classes if name in table.classes] for classes in (ilab.CLASSES, core50.CLASSES)]
+    return [
+        [name for name in classes if name in table.classes]
+        for classes in (ilab.CLASSES, core50.CLASSES)
+    ]
 
 
 def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
     """The clips of a split that are kept, as row numbers: the same number for each class."""
 
     def digest(frame: Frame) -> bytes:
-        return hashlib.sha256(f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()).digest()
+        return hashlib.sha256(
+            f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()
+        ).digest()
 
     clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
     least = min(clips, key=lambda name: len(clips[name]))
@@ -97,12 +126,17 @@ BENCHMARK = register(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups
 
 
 def ILabCORe50(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
 
-    The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The published code counts iLab's
-    unused category as a class and loses a real one in most runs, so that it streams 23. Here all 24 are streamed in
-    every run, also with `reference`, so the order of classes is not the published one. See `Benchmark.stream`.
+    The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The
+    published code counts iLab's unused category as a class and loses a real one in most
+    runs, so that it streams 23. Here all 24 are streamed in every run, also with
+    `reference`, so the order of classes is not the published one. See
+    `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -2,15 +2,21 @@
 
 The test images are those of the validation set.
 
-Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", International Journal of Computer Vision 115,
-2015.
+Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", International
+Journal of Computer Vision 115, 2015.
 """
 
 import re
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 
 LAYOUT = Layout(
     name="imagenet",
@@ -18,7 +24,9 @@ LAYOUT = Layout(
     tree="<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG",
     source="https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an account). Unpack its archives with "
     'torchvision.datasets.ImageNet(root, split), for split "train" and for "val"',
-    pattern=re.compile(r"(?P<folder>train|val)/(?P<class_name>n[0-9]{8})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"),
+    pattern=re.compile(
+        r"(?P<folder>train|val)/(?P<class_name>n[0-9]{8})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"
+    ),
     rule="<wnid> is the class: n and 8 digits. Images of val must lie in one folder per class too, and only the labels "
     'in the development kit name the classes: torchvision.datasets.ImageNet(root, split="val") sorts them if '
     "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root",
@@ -29,11 +37,16 @@ LAYOUT = Layout(
 
 ImageNetFrames = LAYOUT.image_table
 """Make the table of ImageNet's images, as `Layout.image_table`."""
-BENCHMARK = register(Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid"))
+BENCHMARK = register(
+    Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid")
+)
 
 
 def OnlineImageNet(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
 

@@ -1,14 +1,16 @@
 """OpenLORIS-Object: 121 objects of 40 categories, filmed by a robot under four factors that make them hard to see.
 
-For each factor nine segments follow one another, three for each level of difficulty, and each shows all objects. The
-stream of a factor has 9 experiences, that of all four 36, each with all 121 classes: an object is a class. Clips vary
-in length, so there are no totals of frames.
+For each factor nine segments follow one another, three for each level of difficulty,
+and each shows all objects. The stream of a factor has 9 experiences, that of all four
+36, each with all 121 classes: an object is a class. Clips vary in length, so there are
+no totals of frames.
 
-The list of objects and the order of the segments are those of `data.py`, `benchmark1.py` and `benchmark2.py` in
+The list of objects and the order of the segments are those of `data.py`,
+`benchmark1.py` and `benchmark2.py` in
 https://github.com/lifelong-robotic-vision/OpenLORIS-Object.
 
-She et al., "OpenLORIS-Object: A Robotic Vision Dataset and Benchmark for Lifelong Deep Learning", ICRA 2020,
-arXiv:1911.06487.
+She et al., "OpenLORIS-Object: A Robotic Vision Dataset and Benchmark for Lifelong Deep
+Learning", ICRA 2020, arXiv:1911.06487.
 """
 
 import re
@@ -17,7 +19,14 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, read_lists
-from benchmarks_toybox_ilab.datasets.registry import DRAWN, Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    DRAWN,
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -25,9 +34,35 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 # Number of objects of each category; they count from 1, but the ninth cup is cup_10.
 CATEGORIES = (
     dict.fromkeys(("corkscrew", "knife", "mouse", "pot", "swimming_glasses", "tape"), 1)
-    | dict.fromkeys(("battery", "clamp", "cottonswab", "hat", "pencilcase", "u_disk"), 2)
-    | dict.fromkeys(("bracelet", "chopsticks", "comb", "cushion", "headphone", "key", "nail_clippers", "notebook"), 3)
-    | dict.fromkeys(("plasticbag", "scissors", "socks", "spoon", "stapler", "thermometer", "tissue", "toothpaste"), 3)
+    | dict.fromkeys(
+        ("battery", "clamp", "cottonswab", "hat", "pencilcase", "u_disk"), 2
+    )
+    | dict.fromkeys(
+        (
+            "bracelet",
+            "chopsticks",
+            "comb",
+            "cushion",
+            "headphone",
+            "key",
+            "nail_clippers",
+            "notebook",
+        ),
+        3,
+    )
+    | dict.fromkeys(
+        (
+            "plasticbag",
+            "scissors",
+            "socks",
+            "spoon",
+            "stapler",
+            "thermometer",
+            "tissue",
+            "toothpaste",
+        ),
+        3,
+    )
     | dict.fromkeys(("umbrella", "wallet"), 3)
     | dict.fromkeys(("bottle", "glasses", "ladle", "paper_cutter", "plug"), 4)
     | {"bowl": 5, "cup": 9, "mask": 5, "pencil": 5, "toy": 5}
@@ -37,7 +72,12 @@ CLASSES = tuple(
     for name, count in sorted(CATEGORIES.items())
     for number in range(1, count + 1)
 )
-FACTORS = ("illumination", "occlusion", "pixel", "clutter")  # in the order of the stream of all
+FACTORS = (
+    "illumination",
+    "occlusion",
+    "pixel",
+    "clutter",
+)  # in the order of the stream of all
 SEGMENTS = 9  # of each factor
 SPLITS = ("train", "test")
 MIXTURE, LISTS, BATCHES = "mixture-iros", "batches_filelists/domain/iros", 12
@@ -46,7 +86,11 @@ LISTED = re.compile(r"[^/.\s][^\s]*/(?P<name>[^/.\s][^/\s]*)\.(?i:jpe?g|png)")
 
 def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
     split, factor, segment, class_name, name = image.groups()
-    return (class_name, factor, f"{split}/segment{segment}", name) if factor in factors else None
+    return (
+        (class_name, factor, f"{split}/segment{segment}", name)
+        if factor in factors
+        else None
+    )
 
 
 def _layout(name: str, factors: tuple[str, ...]) -> Layout:
@@ -65,7 +109,10 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         folders=SPLITS,
         places=("openloris",),
         counts={"classes": len(CLASSES)}
-        | {f"{split}_sessions": len(CLASSES) * len(factors) * SEGMENTS for split in SPLITS},
+        | {
+            f"{split}_sessions": len(CLASSES) * len(factors) * SEGMENTS
+            for split in SPLITS
+        },
         owner="the data set",
         classes=CLASSES,
     )
@@ -76,16 +123,20 @@ STREAMS = {"sequence": FACTORS} | {factor: (factor,) for factor in FACTORS}
 LAYOUTS = {name: _layout(name, factors) for name, factors in STREAMS.items()}
 
 
-def OpenLORISFrames(root: str | Path, paths: Iterable[str] | None = None, factor: str = "clutter") -> FrameTable:
+def OpenLORISFrames(
+    root: str | Path, paths: Iterable[str] | None = None, factor: str = "clutter"
+) -> FrameTable:
     """The table of OpenLORIS-Object: the official `train` and `test` folders in every run; `validation` is not used.
 
-    A session is a segment, named task1 to task9, or to task36 for all factors: illumination, occlusion, pixel, clutter.
-    A frame is the position of the image among those of its object and segment, in natural order of their names. Objects
-    and segments may be missing.
+    A session is a segment, named task1 to task9, or to task36 for all factors:
+    illumination, occlusion, pixel, clutter. A frame is the position of the image among
+    those of its object and segment, in natural order of their names. Objects and
+    segments may be missing.
 
     Args:
         root, paths: See `Layout.read`.
-        factor: "clutter", "illumination", "occlusion" or "pixel"; "sequence" is all of them.
+        factor: "clutter", "illumination", "occlusion" or "pixel"; "sequence" is all of
+            them.
 
     Raises:
         ValueError: If the factor is unknown.
@@ -98,17 +149,30 @@ def OpenLORISFrames(root: str | Path, paths: Iterable[str] | None = None, factor
     for class_name, factors in layout.clips(images).items():
         for position, one in enumerate(STREAMS[factor]):
             clips = factors.get(one, {})
-            for clip, files in sorted(clips.items(), key=lambda item: (item[0].startswith("test"), item[0])):
+            for clip, files in sorted(
+                clips.items(), key=lambda item: (item[0].startswith("test"), item[0])
+            ):
                 split, segment = clip.split("/segment")
                 session = f"task{SEGMENTS * position + int(segment)}"
                 for frame, name in enumerate(sorted(files, key=natural_key)):
-                    frames.append(Frame(files[name], class_name, class_name, session, frame, split))
+                    frames.append(
+                        Frame(
+                            files[name], class_name, class_name, session, frame, split
+                        )
+                    )
     return layout.table(frames, root)
 
 
 BENCHMARKS = {
     name: register(
-        Benchmark(layout, partial(OpenLORISFrames, factor=name), None, 32, len(CLASSES), protocol="class_iid")
+        Benchmark(
+            layout,
+            partial(OpenLORISFrames, factor=name),
+            None,
+            32,
+            len(CLASSES),
+            protocol="class_iid",
+        )
     )
     for name, layout in LAYOUTS.items()
 }
@@ -117,8 +181,8 @@ BENCHMARKS = {
 def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     """The table of the 12 batches that mix all factors, from the text lists that Avalanche downloads with the images.
 
-    Sessions are "batch0" to "batch11" for training and "test", rows in the order of the lists. Classes are the labels
-    of the lists. An object is the folder of an image.
+    Sessions are "batch0" to "batch11" for training and "test", rows in the order of the
+    lists. Classes are the labels of the lists. An object is the folder of an image.
 
     Args:
         root: The folder that contains `batches_filelists`, `train` and `test`.
@@ -130,28 +194,46 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     def names(image: re.Match[str], label: int, line: int) -> tuple[str, str, int]:
         return str(label), image[0].rpartition("/")[0], line
 
-    frames, classes = read_lists(Path(root) / LISTS, ".txt", BATCHES, LISTED, "train/cup_10/001.jpg 34", names)
+    frames, classes = read_lists(
+        Path(root) / LISTS, ".txt", BATCHES, LISTED, "train/cup_10/001.jpg 34", names
+    )
     return FrameTable(frames, root, name=f"openloris_{MIXTURE}", classes=classes)
 
 
 def OpenLORIS(
-    dataset_root: str | Path | None = None, *, factor: str = "clutter", **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    factor: str = "clutter",
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """OpenLORIS-Object as an Avalanche benchmark of 9 experiences (36 for "sequence") with all 121 classes each.
 
     Args:
-        dataset_root, host: See `Benchmark.stream`. Lists leave nothing to draw or divide.
-        factor: As in `OpenLORISFrames`; or "mixture-iros", the 12 batches of the competition at IROS 2019 with one test
-            experience, as Avalanche's generator has them.
+        dataset_root, host: See `Benchmark.stream`. Lists leave nothing to draw or
+            divide.
+        factor: As in `OpenLORISFrames`; or "mixture-iros", the 12 batches of the
+            competition at IROS 2019 with one test experience, as Avalanche's generator
+            has them.
 
     Raises:
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:
         if drawn := [name for name in DRAWN if host.get(name) is not None]:
-            raise ValueError(f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its lists fix the order.")
-        listed = Benchmark(LAYOUTS["sequence"], OpenLORISListedFrames, None, 32, len(CLASSES), protocol=TABLE)
+            raise ValueError(
+                f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its lists fix the order."
+            )
+        listed = Benchmark(
+            LAYOUTS["sequence"],
+            OpenLORISListedFrames,
+            None,
+            32,
+            len(CLASSES),
+            protocol=TABLE,
+        )
         return listed.stream(dataset_root, {}, **host)
     if factor not in BENCHMARKS:
-        raise ValueError(f"unknown factor {factor!r}; known are {', '.join(BENCHMARKS)}, {MIXTURE}.")
+        raise ValueError(
+            f"unknown factor {factor!r}; known are {', '.join(BENCHMARKS)}, {MIXTURE}."
+        )
     return BENCHMARKS[factor].stream(dataset_root, **host)

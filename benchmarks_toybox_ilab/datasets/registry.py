@@ -22,7 +22,13 @@ else:
     FrameBenchmark = "FrameBenchmark"  # importing it takes seconds
 
 # Keywords that leave official lists of experiences nothing to draw or divide.
-DRAWN = ("n_experiences", "classes_per_experience", "seed", "fixed_class_order", "shuffle")
+DRAWN = (
+    "n_experiences",
+    "classes_per_experience",
+    "seed",
+    "fixed_class_order",
+    "shuffle",
+)
 DRAWN += ("first_exp_with_half_classes", "protocol")
 
 
@@ -33,10 +39,13 @@ class Benchmark:
     Attributes:
         files: Layout of its files.
         frames: `frames(root, **options)` returns the table of a run.
-        classes_per_experience: Number of classes in one experience; None makes an experience of each session.
+        classes_per_experience: Number of classes in one experience; None makes an
+            experience of each session.
         batch_size: Number of new images in one training step.
-        budget_images: Number of images that a replay buffer may hold, or as many bytes in another form.
-        class_groups: `class_groups(table, reference)` returns the groups that `protocols.plan_stream` takes.
+        budget_images: Number of images that a replay buffer may hold, or as many bytes
+            in another form.
+        class_groups: `class_groups(table, reference)` returns the groups that
+            `protocols.plan_stream` takes.
         protocol: Protocol of its generator by default.
     """
 
@@ -45,7 +54,9 @@ class Benchmark:
     classes_per_experience: int | None
     batch_size: int
     budget_images: int
-    class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = lambda table, reference: None
+    class_groups: Callable[[FrameTable, bool], Sequence[Sequence[str]] | None] = (
+        lambda table, reference: None
+    )
     protocol: str = "class_instance"
 
     @property
@@ -81,17 +92,32 @@ class Benchmark:
             fps, bad_videos, new_class: See `ClipFolderFrames`.
 
         Raises:
-            FrameTableError: If a root is needed and not given, the data set does not take `fps`, or the folder is not
-                that of the data set.
+            FrameTableError: If a root is needed and not given, the data set does not
+                take `fps`, or the folder is not that of the data set.
         """
         if self.needs_root and root is None:
-            own = "" if self.name == "clip_folder" else " (for clips of your own: --benchmark clip_folder)"
-            raise FrameTableError(f"benchmark {self.name} needs --dataset-root; expected there: {self.files.tree}{own}")
+            own = (
+                ""
+                if self.name == "clip_folder"
+                else " (for clips of your own: --benchmark clip_folder)"
+            )
+            raise FrameTableError(
+                f"benchmark {self.name} needs --dataset-root; expected there: {self.files.tree}{own}"
+            )
         if fps is not None and "fps" not in self.options:
-            raise FrameTableError(f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder.")
-        given = {"run": run, "reference": reference, "fps": 1.0 if fps is None else fps, "bad_videos": bad_videos}
+            raise FrameTableError(
+                f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder."
+            )
+        given = {
+            "run": run,
+            "reference": reference,
+            "fps": 1.0 if fps is None else fps,
+            "bad_videos": bad_videos,
+        }
         given["new_class"] = new_class
-        return self.frames(root, **{name: given[name] for name in self.options if name in given})
+        return self.frames(
+            root, **{name: given[name] for name in self.options if name in given}
+        )
 
     def stream(
         self,
@@ -104,16 +130,19 @@ class Benchmark:
         """Make the Avalanche benchmark: what every generator does, with these arguments and errors.
 
         Args:
-            dataset_root: Folder of the data set, as `root` of the function that makes its table; None is the folder of
-                its name where Avalanche keeps data, such as `~/.avalanche/data/toybox`.
-            own: The other arguments of a generator, which are those of that function. With `reference` order and labels
-                are drawn, too, as the paper's published code does.
+            dataset_root: Folder of the data set, as `root` of the function that makes
+                its table; None is the folder of its name where Avalanche keeps data,
+                such as `~/.avalanche/data/toybox`.
+            own: The other arguments of a generator, which are those of that function.
+                With `reference` order and labels are drawn, too, as the paper's
+                published code does.
             download: Download the data set to `dataset_root` if nothing of it is there.
-            keywords: See `StreamKeywords`. `protocol`, `classes_per_experience` and the transforms have the defaults of
-                this benchmark.
+            keywords: See `StreamKeywords`. `protocol`, `classes_per_experience` and the
+                transforms have the defaults of this benchmark.
 
         Raises:
-            FrameTableError: If the table of frames cannot be made, or a class has no test frames.
+            FrameTableError: If the table of frames cannot be made, or a class has no
+                test frames.
             ValueError: If a keyword is out of range, or two exclude each other.
             TypeError: If a keyword is unknown.
         """
@@ -123,7 +152,9 @@ class Benchmark:
 
         for name in keywords.keys() - StreamKeywords.__annotations__.keys():
             near = get_close_matches(name, StreamKeywords.__annotations__, 1, 0.4)
-            raise TypeError(f"{self.name} has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}")
+            raise TypeError(
+                f"{self.name} has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}"
+            )
         run = keywords.get("run") if keywords.get("seed") is None else keywords["seed"]
         own = dict(own or {}) | ({"run": run or 0} if "run" in self.options else {})
         root = self.place(dataset_root)
@@ -131,27 +162,44 @@ class Benchmark:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **own)
         transform = imagenet_transform(own.get("size", 224))
-        defaults = {"protocol": self.protocol, "train_transform": transform, "eval_transform": transform}
+        defaults = {
+            "protocol": self.protocol,
+            "train_transform": transform,
+            "eval_transform": transform,
+        }
         if keywords.get("n_experiences") is None:
             defaults["classes_per_experience"] = self.classes_per_experience
         elif keywords.get("classes_per_experience") is not None:
-            raise ValueError("n_experiences and classes_per_experience both divide the classes; give one of them.")
+            raise ValueError(
+                "n_experiences and classes_per_experience both divide the classes; give one of them."
+            )
         # Editors follow the keywords into make_benchmark only if no item is assigned.
-        keywords.update({name: value for name, value in defaults.items() if keywords.get(name) is None})
+        keywords.update(
+            {
+                name: value
+                for name, value in defaults.items()
+                if keywords.get(name) is None
+            }
+        )
         reference = bool(own.get("reference"))
         groups = self.class_groups(table, reference)
-        return make_benchmark(table, class_groups=groups, reference=reference, **keywords)
+        return make_benchmark(
+            table, class_groups=groups, reference=reference, **keywords
+        )
 
     def place(self, root: str | Path | None) -> Path | None:
         """The folder of the data set; for None that of its name where Avalanche keeps data, or None without files.
 
         Raises:
-            TypeError: If root is a number, which is first among the arguments of Avalanche's generators.
+            TypeError: If root is a number, which is first among the arguments of
+                Avalanche's generators.
         """
         if not self.needs_root:
             return None
         if isinstance(root, int):
-            raise TypeError(f"dataset_root is {root}; for a number of experiences give n_experiences={root}.")
+            raise TypeError(
+                f"dataset_root is {root}; for a number of experiences give n_experiences={root}."
+            )
         if root is None:
             from avalanche.benchmarks.datasets import default_dataset_location
 

@@ -1,9 +1,10 @@
 """Toybox: 12 classes x 29 objects x 10 clips of a rotating or moving object, seen by a head-mounted camera.
 
-36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15 frames per clip at one per second,
-in 6 experiences of 2 classes.
+36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15
+frames per clip at one per second, in 6 experiences of 2 classes.
 
-Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018, arXiv:1806.06034.
+Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018,
+arXiv:1806.06034.
 """
 
 import re
@@ -11,7 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.tables.folders import is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -23,32 +30,61 @@ SUPERCATEGORIES = {
     "vehicles": ("car", "truck", "airplane", "helicopter"),
 }
 CLASSES = tuple(name for names in SUPERCATEGORIES.values() for name in names)
-SESSIONS = ("rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus", "tx", "ty", "tz", "hodgepodge")
+SESSIONS = (
+    "rxplus",
+    "ryplus",
+    "rzplus",
+    "rxminus",
+    "ryminus",
+    "rzminus",
+    "tx",
+    "ty",
+    "tz",
+    "hodgepodge",
+)
 TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
 OBJECTS = 29  # per class; the thirtieth is left out if all are complete
 FRAMES = 15  # per clip
 VIDEOS = "videos"  # folder of the videos of an archive
 
-# The folder and the name, without its ending, of an object's clip: cup_01_pivothead/cup_01_pivothead_rzplus.
+# The folder and the name, without its ending, of an object's clip:
+# cup_01_pivothead/cup_01_pivothead_rzplus.
 CLIP = (
     r"(?P<thing>(?P<class_name>[a-z]+)_(?P<number>\d+)_pivothead)/(?P=thing)_"
     rf"(?P<session>{'|'.join(SESSIONS + UNUSED_SESSIONS)})"
 )
-IN_FOLDER = "|".join(f"{folder}/(?=(?:{'|'.join(names)})_)" for folder, names in SUPERCATEGORIES.items())
-_IN_WORDS = "; ".join(f"in {folder} {', '.join(names)}" for folder, names in SUPERCATEGORIES.items())
+IN_FOLDER = "|".join(
+    f"{folder}/(?=(?:{'|'.join(names)})_)" for folder, names in SUPERCATEGORIES.items()
+)
+_IN_WORDS = "; ".join(
+    f"in {folder} {', '.join(names)}" for folder, names in SUPERCATEGORIES.items()
+)
 
 
 def _key(image: re.Match[str]) -> tuple | None:
     if image["session"] in UNUSED_SESSIONS:
         return None
-    return image["class_name"], int(image["number"]), image["session"], int(image["frame"])
+    return (
+        image["class_name"],
+        int(image["number"]),
+        image["session"],
+        int(image["frame"]),
+    )
 
 
 def _archived(name: str) -> str | None:
     """Path of a video below the root; some archives lack the folder of the supercategory."""
-    match = re.search(rf"(?:^|/)({CLIP}\.mp4)$", name, re.IGNORECASE) if all(map(is_visible, name.split("/"))) else None
-    folders = [folder for folder, names in SUPERCATEGORIES.items() if match and match["class_name"] in names]
+    match = (
+        re.search(rf"(?:^|/)({CLIP}\.mp4)$", name, re.IGNORECASE)
+        if all(map(is_visible, name.split("/")))
+        else None
+    )
+    folders = [
+        folder
+        for folder, names in SUPERCATEGORIES.items()
+        if match and match["class_name"] in names
+    ]
     return f"{VIDEOS}/{folders[0]}/{match[1]}" if folders else None
 
 
@@ -58,7 +94,10 @@ LAYOUT = Layout(
     tree="<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
     "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png",
     source="https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos",
-    pattern=re.compile(rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)", re.ASCII),
+    pattern=re.compile(
+        rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)",
+        re.ASCII,
+    ),
     rule=f"the classes are {_IN_WORDS}; the transforms are {', '.join(SESSIONS + UNUSED_SESSIONS)}; frames "
     "count from 1",
     key=_key,
@@ -70,18 +109,23 @@ LAYOUT = Layout(
 class_groups = paper_order(CLASSES)
 
 
-def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference: bool = False) -> FrameTable:
+def ToyboxFrames(
+    root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
+) -> FrameTable:
     """The table of Toybox, from the frames that `crumb prepare toybox` extracts from the videos.
 
-    A session is a clip named after its transform; rzplus, rzminus and tz are the test split in every run. The clips
-    "present" and "absent" are not used, and only the first 15 frames of a clip are. Objects that lack one of the ten
-    clips are left out, and so is the last object of a class that then has 30. Every frame is listed once, so clips of
-    fewer than 15 frames stay short. Sessions follow the paper's numbers. Classes may be missing.
+    A session is a clip named after its transform; rzplus, rzminus and tz are the test
+    split in every run. The clips "present" and "absent" are not used, and only the
+    first 15 frames of a clip are. Objects that lack one of the ten clips are left out,
+    and so is the last object of a class that then has 30. Every frame is listed once,
+    so clips of fewer than 15 frames stay short. Sessions follow the paper's numbers.
+    Classes may be missing.
 
     Args:
         root, paths: See `Layout.read`.
-        reference: Extend short clips to 15 frames as the published code does: run backwards from the last frame but
-            one, to the first at most (9 frames: 1..9, 8..3). These frames are repeated under continued numbers.
+        reference: Extend short clips to 15 frames as the published code does: run
+            backwards from the last frame but one, to the first at most (9 frames: 1..9,
+            8..3). These frames are repeated under continued numbers.
 
     Raises:
         FrameTableError: Also if a class has no object with all ten clips.
@@ -89,7 +133,11 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
     root, images = LAYOUT.read(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        complete = [number for number in sorted(objects) if len(objects[number]) == len(SESSIONS)]
+        complete = [
+            number
+            for number in sorted(objects)
+            if len(objects[number]) == len(SESSIONS)
+        ]
         if not complete:
             most = max(map(len, objects.values()))
             raise FrameTableError(
@@ -100,7 +148,16 @@ def ToyboxFrames(root: str | Path, paths: Iterable[str] | None = None, reference
             for session in SESSIONS:
                 split = "test" if session in TEST_SESSIONS else "train"
                 for frame, path in _clip(objects[number][session], reference):
-                    frames.append(Frame(path, class_name, f"{class_name}_{number:02d}", session, frame, split))
+                    frames.append(
+                        Frame(
+                            path,
+                            class_name,
+                            f"{class_name}_{number:02d}",
+                            session,
+                            frame,
+                            split,
+                        )
+                    )
     return LAYOUT.table(frames, root, reference)
 
 
@@ -109,7 +166,9 @@ def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
     frames = sorted(files.items())
     if reference:
         last = frames[-1][0]
-        frames += [(last + step, path) for step, (_, path) in enumerate(frames[-2::-1], 1)]
+        frames += [
+            (last + step, path) for step, (_, path) in enumerate(frames[-2::-1], 1)
+        ]
     return frames[:FRAMES]
 
 
@@ -117,7 +176,10 @@ BENCHMARK = register(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
 
 
 def Toybox(
-    dataset_root: str | Path | None = None, *, reference: bool = False, **host: Unpack[StreamKeywords]
+    dataset_root: str | Path | None = None,
+    *,
+    reference: bool = False,
+    **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each; see `Benchmark.stream`."""
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -19,7 +19,11 @@ from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import DownloadError, download, md5_of
 from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import files_below
-from benchmarks_toybox_ilab.tables.frame import BadFrameError, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import (
+    BadFrameError,
+    FrameTableError,
+    whole_number,
+)
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.text import terminal_bar
 from benchmarks_toybox_ilab.video import extract
@@ -66,22 +70,29 @@ class Job:
         """Whether the root itself is the source."""
         return self.source is None or self.source.resolve() == self.root.resolve()
 
-    def unpack(self, archive: Path, only: Callable[[str], str | None] | None = None) -> None:
+    def unpack(
+        self, archive: Path, only: Callable[[str], str | None] | None = None
+    ) -> None:
         """Unpack the files that are needed below the root."""
         if archive.is_file() and archive.stat().st_size >= _LARGE:
-            self.say(f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})")
+            self.say(
+                f"reading the file list of {archive} ({readable_size(archive.stat().st_size)})"
+            )
         count = unpack(archive, self.root, self.progress, only or self.data.files.place)
         self.say(f"{archive}: {count} file{'s' * (count != 1)} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:
         """Unpack the archives of the source or of the root, or download one; a root that is unpacked needs none.
 
-        `write` is called with the data set's own archive, of verified content; None unpacks it.
+        `write` is called with the data set's own archive, of verified content; None
+        unpacks it.
         """
         layout = self.data.files
         name = layout.url.rpartition("/")[2]
         begun = (self.root / DOWNLOADS).exists() or (self.root / name).exists()
-        there = bool(name) and self.source is None and layout.find(self.root) is not None
+        there = (
+            bool(name) and self.source is None and layout.find(self.root) is not None
+        )
         if there and (not begun or not gaps(self.data, self.root)[1]):
             return  # a user has put the files there, or all are unpacked
         archives = archives_in(self.source or self.root / name)
@@ -129,11 +140,20 @@ def write_cifar100(job: Job, archive: Path) -> None:
     images: dict[Path, np.ndarray] = {}
     for split, content in zip(("train", "test"), splits):
         pixels = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        for number, (label, name) in enumerate(zip(content["fine_labels"], content["filenames"], strict=True)):
+        for number, (label, name) in enumerate(
+            zip(content["fine_labels"], content["filenames"], strict=True)
+        ):
             path = job.root / split / meta["fine_label_names"][label] / name
-            unique = path if path not in images else path.with_stem(f"{path.stem}_{number:05d}")
+            unique = (
+                path
+                if path not in images
+                else path.with_stem(f"{path.stem}_{number:05d}")
+            )
             images[unique] = pixels[number]
-    with job.progress(len(images), "writing images", " images") as bar, ThreadPoolExecutor(job.workers) as pool:
+    with (
+        job.progress(len(images), "writing images", " images") as bar,
+        ThreadPoolExecutor(job.workers) as pool,
+    ):
         for _ in pool.map(_write, images, images.values()):
             bar.update()
 
@@ -155,14 +175,16 @@ def prepare(
 ) -> list[str]:
     """Convert a data set to the layout that its generator reads, and write its table as `root/<name>.csv`.
 
-    Finished work is not repeated, so the same call resumes after an interruption. A folder of images that already has
-    the layout is not copied. Only one process may use a root at a time; the command `crumb prepare` locks it.
+    Finished work is not repeated, so the same call resumes after an interruption. A
+    folder of images that already has the layout is not copied. Only one process may use
+    a root at a time; the command `crumb prepare` locks it.
 
     Args:
         name: Name of a benchmark with a layout.
         root: Folder for the data set.
-        source: The download: an archive, a folder of archives, or a folder of images or videos. None downloads core50,
-            cifar100, tiny_imagenet and stream51, and uses the files in root for the others.
+        source: The download: an archive, a folder of archives, or a folder of images or
+            videos. None downloads core50, cifar100, tiny_imagenet and stream51, and
+            uses the files in root for the others.
         workers: Number of threads.
         progress: Makes the progress bar of each longer step; see `terminal_bar`.
         say: Called with lines that report what was done.
@@ -171,16 +193,25 @@ def prepare(
         A line for each video that cannot be read; everything else is finished.
 
     Raises:
-        FrameTableError: If there is nothing to start from, the source is damaged or has another layout, or the disk is
-            full.
+        FrameTableError: If there is nothing to start from, the source is damaged or has
+            another layout, or the disk is full.
         DownloadError: If a download fails; the same call resumes it.
         ImportError: If PyAV is needed for videos and not installed.
     """
     data = _data_set(name)
     whole_number("workers", workers, 1)
-    job = Job(data, Path(root), None if source is None else Path(source), workers, progress, say)
+    job = Job(
+        data,
+        Path(root),
+        None if source is None else Path(source),
+        workers,
+        progress,
+        say,
+    )
     if job.source is not None and not (job.source.is_dir() or job.source.is_file()):
-        raise FrameTableError(f"there is no file or folder {source}; give your download of {name} as --source.")
+        raise FrameTableError(
+            f"there is no file or folder {source}; give your download of {name} as --source."
+        )
     try:
         if _is_ready(job):
             return []
@@ -194,13 +225,17 @@ def prepare(
                 raise
             return [*failures, str(error)]
         file = job.root / f"{name}.csv"
-        for unfinished in job.root.glob(f".*{file.name}*.part"):  # of a killed process: this one alone uses the root
+        for unfinished in job.root.glob(
+            f".*{file.name}*.part"
+        ):  # of a killed process: this one alone uses the root
             unfinished.unlink()
         _relative_to(job.root, table).to_csv(file)
     except (DownloadError, BadFrameError):
         raise
     except OSError as error:
-        raise FrameTableError(f"{error}. Fix this and run the same command again, which resumes.") from error
+        raise FrameTableError(
+            f"{error}. Fix this and run the same command again, which resumes."
+        ) from error
     say(f"{name} in {table.root}: {counted(table)}; listed in {file}")
     if data.files.missing(table):
         say(_not_whole(data, root))
@@ -222,13 +257,19 @@ def check(name: str, root: str | Path) -> tuple[list[str], bool]:
 def _data_set(name: str) -> Benchmark:
     known = [one for one, data in BENCHMARKS.items() if data.files.folders]
     if name not in known:
-        raise FrameTableError(f"there is no data set {name!r} to prepare; there are {', '.join(known)}.")
+        raise FrameTableError(
+            f"there is no data set {name!r} to prepare; there are {', '.join(known)}."
+        )
     return BENCHMARKS[name]
 
 
 def _is_ready(job: Job) -> bool:
     """Whether generators can read the source where it is, which is reported; data sets are not copied."""
-    if job.in_place or not job.source.is_dir() or job.data.files.find(job.source) is None:
+    if (
+        job.in_place
+        or not job.source.is_dir()
+        or job.data.files.find(job.source) is None
+    ):
         return False
     table = job.data.frames(job.source)
     incomplete = job.data.files.missing(table)
@@ -261,16 +302,25 @@ def _not_whole(data: Benchmark, root: str | Path) -> str:
 def bring_toybox(job: Job) -> list[str]:
     """Unpack archives of videos to `root/videos` and extract the frames of all videos; a line for each bad one.
 
-    Frames, one per second, have 224 x 224 pixels, as the paper's authors made them, and are named
-    `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`, with k from 1. Finished clips are skipped.
+    Frames, one per second, have 224 x 224 pixels, as the paper's authors made them, and
+    are named `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`, with
+    k from 1. Finished clips are skipped.
     """
     source, unpacked = job.source or job.root, job.root / toybox.VIDEOS
     archives = archives_in(source)
     # Videos that the user has unpacked beside their archive are not unpacked again.
-    before = {video.name.lower() for video in toybox_videos(source) if unpacked not in video.parents}
+    before = {
+        video.name.lower()
+        for video in toybox_videos(source)
+        if unpacked not in video.parents
+    }
 
     def chosen(name: str) -> str | None:
-        return None if name.lower().rpartition("/")[2] in before else job.data.files.place(name)
+        return (
+            None
+            if name.lower().rpartition("/")[2] in before
+            else job.data.files.place(name)
+        )
 
     for archive in archives:
         job.unpack(archive, chosen)
@@ -281,13 +331,19 @@ def bring_toybox(job: Job) -> list[str]:
         raise job.nothing_there()
     failures = []
     for place in places:
-        failures += extract.extract_many(_jobs(place, job.root), job.workers, job.progress)
+        failures += extract.extract_many(
+            _jobs(place, job.root), job.workers, job.progress
+        )
     return [f"{video}: {message}" for video, message in failures]
 
 
 def toybox_videos(source: Path) -> list[Path]:
     """The videos below a folder, in the order of their paths; FrameTableError if one of Toybox has another layout."""
-    names = [name for name in files_below(source) if name.lower().endswith(".mp4")] if source.is_dir() else []
+    names = (
+        [name for name in files_below(source) if name.lower().endswith(".mp4")]
+        if source.is_dir()
+        else []
+    )
     for name in names:
         if "_pivothead/" in name and _VIDEO.fullmatch(name) is None:
             raise FrameTableError(
@@ -303,11 +359,26 @@ def _jobs(source: Path, root: Path) -> list[extract.Job]:
     for video in toybox_videos(source):
         match = _VIDEO.fullmatch(video.relative_to(source).as_posix())
         if match and clips.setdefault(video.stem, video) is not video:
-            raise FrameTableError(f"{clips[video.stem]} and {video} are the same clip of Toybox; keep one of them.")
-    used = [video for stem, video in clips.items() if not stem.endswith(toybox.UNUSED_SESSIONS)]
+            raise FrameTableError(
+                f"{clips[video.stem]} and {video} are the same clip of Toybox; keep one of them."
+            )
+    used = [
+        video
+        for stem, video in clips.items()
+        if not stem.endswith(toybox.UNUSED_SESSIONS)
+    ]
     if not used:
-        raise FrameTableError(f"{source} holds no videos of Toybox: expected {_VIDEOS_TREE}")
+        raise FrameTableError(
+            f"{source} holds no videos of Toybox: expected {_VIDEOS_TREE}"
+        )
     return [
-        extract.Job(video, root / "images" / Path(*video.parts[-3:-1]), f"{video.stem}_", 1, 1.0, (224, 224))
+        extract.Job(
+            video,
+            root / "images" / Path(*video.parts[-3:-1]),
+            f"{video.stem}_",
+            1,
+            1.0,
+            (224, 224),
+        )
         for video in used
     ]

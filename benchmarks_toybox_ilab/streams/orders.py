@@ -20,19 +20,26 @@ class StreamKeywords(TypedDict, total=False):
 
     Attributes:
         protocol: "class_instance", "class_iid", "offline" or "table"; see `protocols`.
-        n_experiences: Number of experiences, which must divide the classes evenly; give it or `classes_per_experience`.
-        classes_per_experience: Number of classes in an experience; the last may have fewer.
-        first_exp_with_half_classes: Put half of the classes into the first experience, and divide the others.
-        seed: Draw the order of classes as Avalanche does with this seed; `run` is then this number for all other draws.
-        run: The paper's word for the seed, by default 0: orders are drawn as in `PortableDraws`. Where runs differ in
-            their split, it also chooses that.
-        fixed_class_order: Labels or names of the classes in their order. Classes that it lacks are left out.
+        n_experiences: Number of experiences, which must divide the classes evenly; give
+            it or `classes_per_experience`.
+        classes_per_experience: Number of classes in an experience; the last may have
+            fewer.
+        first_exp_with_half_classes: Put half of the classes into the first experience,
+            and divide the others.
+        seed: Draw the order of classes as Avalanche does with this seed; `run` is then
+            this number for all other draws.
+        run: The paper's word for the seed, by default 0: orders are drawn as in
+            `PortableDraws`. Where runs differ in their split, it also chooses that.
+        fixed_class_order: Labels or names of the classes in their order. Classes that
+            it lacks are left out.
         shuffle: False takes the classes in the order of their labels.
         return_task_id: Take the number of the experience as task label instead of 0.
-        class_ids_from_zero_from_first_exp: Number the labels by the order of the classes.
+        class_ids_from_zero_from_first_exp: Number the labels by the order of the
+            classes.
         class_ids_from_zero_in_each_exp: Number the labels from 0 in each experience.
-        train_transform: PIL image to tensor; None is `imagenet_transform`, which gives float32 tensors of
-            3 x 224 x 224 and does not keep the aspect ratio, as in the paper.
+        train_transform: PIL image to tensor; None is `imagenet_transform`, which gives
+            float32 tensors of 3 x 224 x 224 and does not keep the aspect ratio, as in
+            the paper.
         eval_transform: The same for the test stream.
     """
 
@@ -51,7 +58,8 @@ class StreamKeywords(TypedDict, total=False):
     eval_transform: Callable | None
 
 
-# Children of the run's seed, one per kind of draw, so that another draw of one kind does not change the others.
+# Children of the run's seed, one per kind of draw, so that another draw of one kind
+# does not change the others.
 _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
 
 
@@ -77,7 +85,9 @@ class PortableDraws:
 
     def _order(self, kind: int, count: int, number: int) -> np.ndarray:
         child = (kind,) if kind == _CLASS_ORDER and number == 0 else (kind, number)
-        return np.random.default_rng(np.random.SeedSequence(self.run, spawn_key=child)).permutation(count)
+        return np.random.default_rng(
+            np.random.SeedSequence(self.run, spawn_key=child)
+        ).permutation(count)
 
 
 class HostDraws(PortableDraws):
@@ -99,11 +109,13 @@ class HostDraws(PortableDraws):
 class ReferenceDraws(PortableDraws):
     """The orders of a run as the published code of the paper draws them.
 
-    One of numpy's legacy generators, seeded with the run, shuffles the classes and then the clips of each experience,
-    which are first sorted by `numbered_clips`; call `classes` and then `clips` in the order of the stream. Frames are
-    permuted by a new generator in each experience, also seeded with the run, as `pandas.DataFrame.sample` does with a
-    `random_state`. The frame order of class_iid also depends on the row order of the published index files, which are
-    not all available; here it is the table's.
+    One of numpy's legacy generators, seeded with the run, shuffles the classes and then
+    the clips of each experience, which are first sorted by `numbered_clips`; call
+    `classes` and then `clips` in the order of the stream. Frames are permuted by a new
+    generator in each experience, also seeded with the run, as `pandas.DataFrame.sample`
+    does with a `random_state`. The frame order of class_iid also depends on the row
+    order of the published index files, which are not all available; here it is the
+    table's.
 
     Args:
         run: Seed of the draws.
@@ -121,11 +133,14 @@ class ReferenceDraws(PortableDraws):
         return order
 
 
-def numbered_clips(table: FrameTable, clips: list[np.ndarray], classes: Sequence[str]) -> list[np.ndarray]:
+def numbered_clips(
+    table: FrameTable, clips: list[np.ndarray], classes: Sequence[str]
+) -> list[np.ndarray]:
     """Sort clips by number of object, session and class, as the published code does before it shuffles them.
 
-    Objects are numbered within their class and sessions within their object, in the order of the table's rows; classes
-    by their position in `classes`. The published index files of CORe50 may number objects across classes instead.
+    Objects are numbered within their class and sessions within their object, in the
+    order of the table's rows; classes by their position in `classes`. The published
+    index files of CORe50 may number objects across classes instead.
     """
     objects: dict[str, list[str]] = {}
     sessions: dict[tuple[str, str], list[str]] = {}
@@ -139,7 +154,10 @@ def numbered_clips(table: FrameTable, clips: list[np.ndarray], classes: Sequence
     for clip in sorted(clips, key=min):
         frame = table[int(clip[0])]
         item = position(objects.setdefault(frame.class_name, []), frame.object_name)
-        session = position(sessions.setdefault((frame.class_name, frame.object_name), []), frame.session)
+        session = position(
+            sessions.setdefault((frame.class_name, frame.object_name), []),
+            frame.session,
+        )
         keys[int(clip[0])] = item, session, classes.index(frame.class_name)
     return sorted(clips, key=lambda clip: keys[int(clip[0])])
 
@@ -160,7 +178,9 @@ def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraw
 
 def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]:
     """The labels of an order of labels or names; ValueError if one is unknown or repeated, or there are none."""
-    known = {name: label for label, name in enumerate(classes)} | {label: label for label in range(len(classes))}
+    known = {name: label for label, name in enumerate(classes)} | {
+        label: label for label in range(len(classes))
+    }
     labels = [known.get(one if isinstance(one, str) else int(one), -1) for one in order]
     if not labels or -1 in labels or len(set(labels)) < len(labels):
         raise ValueError(
@@ -170,7 +190,9 @@ def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]
     return labels
 
 
-def class_counts(total: int, size: int | None, n_experiences: int | None, half_first: bool) -> list[int]:
+def class_counts(
+    total: int, size: int | None, n_experiences: int | None, half_first: bool
+) -> list[int]:
     """Number of classes in each experience, by their number or `size`; ValueError if they cannot be divided so."""
     first = [total // 2] if half_first else []
     rest = total - sum(first)

@@ -1,23 +1,30 @@
 """Make an Avalanche benchmark from a table of frames and a protocol.
 
-- class_instance: each experience holds some classes and shows their clips in random order, each clip from its first
-  frame to its last.
+- class_instance: each experience holds some classes and shows their clips in random
+  order, each clip from its first frame to its last.
 - class_iid: the same frames in the same experiences, but shuffled within each.
-- offline: one training experience with all frames of all classes, shuffled: training without a stream.
+- offline: one training experience with all frames of all classes, shuffled: training
+  without a stream.
 - table: the frames of an experience in the order of the table's rows.
 
-If `classes_per_experience` is None, an experience holds a session of all classes instead: their domain changes, as in
-CLEAR, whose sessions are years.
+If `classes_per_experience` is None, an experience holds a session of all classes
+instead: their domain changes, as in CLEAR, whose sessions are years.
 
-The dataset holds the order, so train with `shuffle=False`. Importing this module imports Avalanche, which takes
-seconds.
+The dataset holds the order, so train with `shuffle=False`. Importing this module
+imports Avalanche, which takes seconds.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from avalanche.benchmarks import CLScenario, DatasetExperience, EagerCLStream, with_classes_timeline, with_task_labels
+from avalanche.benchmarks import (
+    CLScenario,
+    DatasetExperience,
+    EagerCLStream,
+    with_classes_timeline,
+    with_task_labels,
+)
 from avalanche.benchmarks.utils import (
     AvalancheDataset,
     ConstantSequence,
@@ -26,8 +33,18 @@ from avalanche.benchmarks.utils import (
     TransformGroups,
 )
 
-from benchmarks_toybox_ilab.streams.orders import PROTOCOLS, TABLE, class_counts, draws_of, fixed_order, numbered_clips
-from benchmarks_toybox_ilab.streams.torch_dataset import FrameDataset, imagenet_transform
+from benchmarks_toybox_ilab.streams.orders import (
+    PROTOCOLS,
+    TABLE,
+    class_counts,
+    draws_of,
+    fixed_order,
+    numbered_clips,
+)
+from benchmarks_toybox_ilab.streams.torch_dataset import (
+    FrameDataset,
+    imagenet_transform,
+)
 from benchmarks_toybox_ilab.tables.frame import SPLITS, FrameTableError, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -38,7 +55,8 @@ class StreamPlan:
 
     Attributes:
         chunks: Labels of the classes of each test experience, in order of appearance.
-        train: Row numbers of each training experience in training order, `(n,)` int64 each.
+        train: Row numbers of each training experience in training order, `(n,)` int64
+            each.
         test: Row numbers of each test experience, ascending.
         run: The seed of the draws.
     """
@@ -65,23 +83,30 @@ def plan_stream(
 ) -> StreamPlan:
     """Draw the order of classes, clips and frames of a run.
 
-    Paper: "Training protocols" (class-instance and class-i.i.d.). All protocols of a run share the order of classes.
+    Paper: "Training protocols" (class-instance and class-i.i.d.). All protocols of a
+        run share the order of classes.
 
     Args:
         table: The frames.
-        classes_per_experience: Number of classes in one experience; the last may have fewer. None makes an experience
-            of each session, in natural order of their names.
-        class_groups: Names of all classes in groups that follow one another and are shuffled separately; None is one
-            group, in the order of `table.classes`.
+        classes_per_experience: Number of classes in one experience; the last may have
+            fewer. None makes an experience of each session, in natural order of their
+            names.
+        class_groups: Names of all classes in groups that follow one another and are
+            shuffled separately; None is one group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
-        others: See `orders.StreamKeywords`; `n_experiences` goes before `classes_per_experience`.
+        others: See `orders.StreamKeywords`; `n_experiences` goes before
+            `classes_per_experience`.
 
     Raises:
-        ValueError: If the protocol is unknown, a number is out of range, or two keywords exclude each other.
-        FrameTableError: If a class has no test frames, or the groups do not contain each class exactly once.
+        ValueError: If the protocol is unknown, a number is out of range, or two
+            keywords exclude each other.
+        FrameTableError: If a class has no test frames, or the groups do not contain
+            each class exactly once.
     """
     if protocol not in (known := (*PROTOCOLS, TABLE)):
-        raise ValueError(f"unknown protocol {protocol!r}; known are {', '.join(known)}.")
+        raise ValueError(
+            f"unknown protocol {protocol!r}; known are {', '.join(known)}."
+        )
     draws = draws_of(run, seed, reference)
     for class_name, count in table.counts().items():
         if not count["test"]:
@@ -99,9 +124,17 @@ def plan_stream(
     if fixed_class_order is not None:
         order = fixed_order(table.classes, fixed_class_order)
     elif shuffle:
-        order = [label_of[group[place]] for group in groups for place in draws.classes(len(group))]
+        order = [
+            label_of[group[place]]
+            for group in groups
+            for place in draws.classes(len(group))
+        ]
     else:
-        order = [label for group in groups for label in sorted(map(label_of.__getitem__, group))]
+        order = [
+            label
+            for group in groups
+            for label in sorted(map(label_of.__getitem__, group))
+        ]
     if classes_per_experience is None and n_experiences is None:
         if fixed_class_order is not None or first_exp_with_half_classes:
             raise ValueError(
@@ -110,21 +143,49 @@ def plan_stream(
             )
         parts, tests = _sessions_of(table, "train"), _sessions_of(table, "test")
         if protocol == TABLE:
-            order = list(dict.fromkeys(label for rows in parts for label in np.unique(table.labels[rows]).tolist()))
-        chunks = tuple(tuple(label for label in order if label in set(table.labels[rows])) for rows in tests)
+            order = list(
+                dict.fromkeys(
+                    label
+                    for rows in parts
+                    for label in np.unique(table.labels[rows]).tolist()
+                )
+            )
+        chunks = tuple(
+            tuple(label for label in order if label in set(table.labels[rows]))
+            for rows in tests
+        )
     else:
-        counts = class_counts(len(order), classes_per_experience, n_experiences, first_exp_with_half_classes)
-        chunks = tuple(tuple(map(int, chunk)) for chunk in np.split(order, np.cumsum(counts)[:-1]))
-        parts, tests = ([_rows_of(table, split, labels) for labels in chunks] for split in SPLITS)
+        counts = class_counts(
+            len(order),
+            classes_per_experience,
+            n_experiences,
+            first_exp_with_half_classes,
+        )
+        chunks = tuple(
+            tuple(map(int, chunk)) for chunk in np.split(order, np.cumsum(counts)[:-1])
+        )
+        parts, tests = (
+            [_rows_of(table, split, labels) for labels in chunks] for split in SPLITS
+        )
     train = []
-    for experience, rows in enumerate([_rows_of(table, "train", order)] if protocol == "offline" else parts):
+    for experience, rows in enumerate(
+        [_rows_of(table, "train", order)] if protocol == "offline" else parts
+    ):
         if protocol == "class_instance":
             clips = table.clips(rows)
             if reference:
-                clips = numbered_clips(table, clips, [name for group in groups for name in group])
-            train.append(np.concatenate([clips[clip] for clip in draws.clips(len(clips), experience)]))
+                clips = numbered_clips(
+                    table, clips, [name for group in groups for name in group]
+                )
+            train.append(
+                np.concatenate(
+                    [clips[clip] for clip in draws.clips(len(clips), experience)]
+                )
+            )
         else:
-            train.append(rows if protocol == TABLE else rows[draws.frames(len(rows), experience)])
+            train.append(
+                rows if protocol == TABLE else rows[draws.frames(len(rows), experience)]
+            )
     return StreamPlan(chunks, tuple(train), tuple(tests), draws.run)
 
 
@@ -153,8 +214,8 @@ class StreamInfo:
 class ClassSet(set[int]):
     """A set of labels that can be indexed as a list in ascending order.
 
-    Avalanche's new benchmarks give sets of classes, its classic ones lists, and some of its code takes only a list
-    (`MultiHeadClassifier` and `LearningToPrompt`).
+    Avalanche's new benchmarks give sets of classes, its classic ones lists, and some of
+    its code takes only a list (`MultiHeadClassifier` and `LearningToPrompt`).
     """
 
     def __getitem__(self, number: int) -> int:
@@ -164,7 +225,9 @@ class ClassSet(set[int]):
 class FrameExperience(DatasetExperience):
     """An experience with a `benchmark` attribute, whose dataset a strategy may replace (BiC does)."""
 
-    def __init__(self, dataset: AvalancheDataset, current_experience: int, benchmark: StreamInfo) -> None:
+    def __init__(
+        self, dataset: AvalancheDataset, current_experience: int, benchmark: StreamInfo
+    ) -> None:
         super().__init__(dataset=dataset, current_experience=current_experience)
         self.benchmark = benchmark
 
@@ -186,23 +249,34 @@ class FrameBenchmark(CLScenario):
         table, protocol, run: See below.
 
     Attributes:
-        train_stream: One experience per chunk of classes; a single one if the protocol is "offline".
-        test_stream: One experience per chunk of classes, so `test_stream[: t + 1]` holds the classes seen up to t.
+        train_stream: One experience per chunk of classes; a single one if the protocol
+            is "offline".
+        test_stream: One experience per chunk of classes, so `test_stream[: t + 1]`
+            holds the classes seen up to t.
         n_classes: Number of classes.
         n_classes_per_exp: Number of classes of each training experience.
         classes_order: Labels in order of appearance.
-        original_classes_in_exp: The set of labels of each training experience, before `class_ids_from_zero_...`.
+        original_classes_in_exp: The set of labels of each training experience, before
+            `class_ids_from_zero_...`.
         class_names: The name of each label.
         frame_table: The table, with the classes in the order of their labels.
         protocol: The protocol.
         run: The seed.
     """
 
-    def __init__(self, streams: list[EagerCLStream], table: FrameTable, protocol: str, run: int, info: StreamInfo):
+    def __init__(
+        self,
+        streams: list[EagerCLStream],
+        table: FrameTable,
+        protocol: str,
+        run: int,
+        info: StreamInfo,
+    ):
         super().__init__(streams)
         for stream in streams:
             stream.benchmark = self
-            # Experiences then name the slice that they were taken from, as `strict_checks` of an evaluator needs.
+            # Experiences then name the slice that they were taken from, as
+            # `strict_checks` of an evaluator needs.
             stream.set_stream_info = True
         self.n_classes = info.n_classes
         self.n_classes_per_exp = info.n_classes_per_exp
@@ -235,76 +309,135 @@ def make_benchmark(
 ) -> FrameBenchmark:
     """Make an Avalanche benchmark from a table by `plan_stream`.
 
-    The items of `experience.dataset` are image (what the transform gives, by default `(3, 224, 224)` float32), label
-    and task label (int); its attribute `frame_row` holds the table row of each item. Strategies may change their
-    experiences, so make a new benchmark for each strategy.
+    The items of `experience.dataset` are image (what the transform gives, by default
+    `(3, 224, 224)` float32), label and task label (int); its attribute `frame_row`
+    holds the table row of each item. Strategies may change their experiences, so make a
+    new benchmark for each strategy.
 
     Args:
         table, class_groups: See `plan_stream`.
-        reference: Draw orders as the paper's published code does, and label classes by the order of their first frames,
-            which differs between runs. By default the labels are the same in every run.
+        reference: Draw orders as the paper's published code does, and label classes by
+            the order of their first frames, which differs between runs. By default the
+            labels are the same in every run.
         others: See `orders.StreamKeywords`.
 
     Raises:
-        ValueError: As `plan_stream`, or if both numberings of labels are asked for, or labels are to be numbered in
-            each experience while experiences share classes.
+        ValueError: As `plan_stream`, or if both numberings of labels are asked for, or
+            labels are to be numbered in each experience while experiences share
+            classes.
         FrameTableError: As `plan_stream`.
     """
-    keywords = dict(n_experiences=n_experiences, seed=seed, fixed_class_order=fixed_class_order, shuffle=shuffle)
+    keywords = dict(
+        n_experiences=n_experiences,
+        seed=seed,
+        fixed_class_order=fixed_class_order,
+        shuffle=shuffle,
+    )
     keywords["first_exp_with_half_classes"] = first_exp_with_half_classes
-    plan = plan_stream(table, protocol, run, classes_per_experience, class_groups, reference, **keywords)
+    plan = plan_stream(
+        table,
+        protocol,
+        run,
+        classes_per_experience,
+        class_groups,
+        reference,
+        **keywords,
+    )
     original = [set(np.unique(table.labels[rows]).tolist()) for rows in plan.train]
     if reference:
         table, plan = _relabelled(table, plan, table.labels[np.concatenate(plan.train)])
         original = [set(np.unique(table.labels[rows]).tolist()) for rows in plan.train]
     if class_ids_from_zero_from_first_exp:
         table, plan = _relabelled(table, plan, np.concatenate(plan.chunks))
-    labels, order = table.labels, list(dict.fromkeys(label for chunk in plan.chunks for label in chunk))
+    labels, order = (
+        table.labels,
+        list(dict.fromkeys(label for chunk in plan.chunks for label in chunk)),
+    )
     if class_ids_from_zero_in_each_exp:
-        if class_ids_from_zero_from_first_exp or protocol == "offline" or len(order) < sum(map(len, plan.chunks)):
+        if (
+            class_ids_from_zero_from_first_exp
+            or protocol == "offline"
+            or len(order) < sum(map(len, plan.chunks))
+        ):
             raise ValueError(
                 "class_ids_from_zero_in_each_exp excludes class_ids_from_zero_from_first_exp, and experiences that "
                 "share classes; leave it out."
             )
-        place = {label: number for chunk in plan.chunks for number, label in enumerate(chunk)}
-        labels = np.array([place.get(label, -1) for label in range(len(table.classes))])[labels]
+        place = {
+            label: number for chunk in plan.chunks for number, label in enumerate(chunk)
+        }
+        labels = np.array(
+            [place.get(label, -1) for label in range(len(table.classes))]
+        )[labels]
     transforms = {
-        "train": (imagenet_transform() if train_transform is None else train_transform, None),
-        "eval": (imagenet_transform() if eval_transform is None else eval_transform, None),
+        "train": (
+            imagenet_transform() if train_transform is None else train_transform,
+            None,
+        ),
+        "eval": (
+            imagenet_transform() if eval_transform is None else eval_transform,
+            None,
+        ),
     }
-    shown = [place[label] for label in order] if class_ids_from_zero_in_each_exp else order
+    shown = (
+        [place[label] for label in order] if class_ids_from_zero_in_each_exp else order
+    )
     streams, infos = [], []
     for name, all_rows in (("train", plan.train), ("test", plan.test)):
         counts = [len(np.unique(labels[rows])) for rows in all_rows]
         infos.append(StreamInfo(len(order), counts, shown, original))
         frames = FrameDataset(table, np.concatenate(all_rows), labels=labels)
-        datasets = _datasets(frames, [len(rows) for rows in all_rows], transforms, return_task_id)
+        datasets = _datasets(
+            frames, [len(rows) for rows in all_rows], transforms, return_task_id
+        )
         experiences = [
-            FrameExperience(dataset if name == "train" else dataset.eval(), number, infos[-1])
+            FrameExperience(
+                dataset if name == "train" else dataset.eval(), number, infos[-1]
+            )
             for number, dataset in enumerate(datasets)
         ]
         streams.append(EagerCLStream(name, experiences))
     decorated = with_task_labels(with_classes_timeline(CLScenario(streams)))
     for stream in decorated.streams.values():
-        future: set[int] = set()  # as in Avalanche's classic benchmarks: also classes that were seen and come again
+        future: set[int] = (
+            set()
+        )  # as in Avalanche's classic benchmarks: also classes that were seen and come again
         for experience in reversed(list(stream)):
-            experience.classes_in_this_experience = ClassSet(experience.classes_in_this_experience)
-            experience.future_classes, future = future, future | experience.classes_in_this_experience
-    return FrameBenchmark(list(decorated.streams.values()), table, protocol, plan.run, infos[0])
+            experience.classes_in_this_experience = ClassSet(
+                experience.classes_in_this_experience
+            )
+            experience.future_classes, future = (
+                future,
+                future | experience.classes_in_this_experience,
+            )
+    return FrameBenchmark(
+        list(decorated.streams.values()), table, protocol, plan.run, infos[0]
+    )
 
 
-def _relabelled(table: FrameTable, plan: StreamPlan, appearance: Sequence[int]) -> tuple[FrameTable, StreamPlan]:
+def _relabelled(
+    table: FrameTable, plan: StreamPlan, appearance: Sequence[int]
+) -> tuple[FrameTable, StreamPlan]:
     """Number the classes by the order in which their labels appear, then those that do not."""
     order = list(dict.fromkeys([*map(int, appearance), *range(len(table.classes))]))
-    renumbered = tuple(tuple(sorted(map(order.index, labels))) for labels in plan.chunks)
-    return table.with_classes([table.classes[label] for label in order]), replace(plan, chunks=renumbered)
+    renumbered = tuple(
+        tuple(sorted(map(order.index, labels))) for labels in plan.chunks
+    )
+    return table.with_classes([table.classes[label] for label in order]), replace(
+        plan, chunks=renumbered
+    )
 
 
 def _datasets(
     frames: FrameDataset, sizes: Sequence[int], transforms: dict, return_task_id: bool
 ) -> list[AvalancheDataset]:
-    # A list cannot be concatenated with the constant labels of datasets that strategies make for their memory (iCaRL).
-    tasks = np.repeat(range(len(sizes)), sizes).tolist() if return_task_id else ConstantSequence(0, len(frames))
+    # A list cannot be concatenated with the constant labels of datasets that strategies
+    # make for their memory (iCaRL).
+    tasks = (
+        np.repeat(range(len(sizes)), sizes).tolist()
+        if return_task_id
+        else ConstantSequence(0, len(frames))
+    )
     # This class has the `task_set` that LwF and task-balanced buffers read.
     stream = TaskAwareSupervisedClassificationDataset(
         [frames],
@@ -312,10 +445,12 @@ def _datasets(
         data_attributes=[
             DataAttribute(frames.targets, "targets"),
             DataAttribute(frames.rows.tolist(), "frame_row", use_in_getitem=False),
-            DataAttribute(tasks, "targets_task_labels", use_in_getitem=True),  # Avalanche expects it last
+            DataAttribute(
+                tasks, "targets_task_labels", use_in_getitem=True
+            ),  # Avalanche expects it last
         ],
     )
-    # Subsets of one dataset: Avalanche joins these into one, but keeps datasets that have transforms apart, so its
-    # replay buffers would grow with every update.
+    # Subsets of one dataset: Avalanche joins these into one, but keeps datasets that
+    # have transforms apart, so its replay buffers would grow with every update.
     ends = np.cumsum(sizes).tolist()
     return [stream.subset(range(end - size, end)) for size, end in zip(sizes, ends)]

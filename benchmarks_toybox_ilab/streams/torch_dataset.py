@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-# Per-channel statistics of the ImageNet training set, as published with torchvision's classification weights.
+# Per-channel statistics of the ImageNet training set, as published with torchvision's
+# classification weights.
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -28,7 +29,8 @@ class FrameDataset(Dataset):
         targets: The labels, list of n int.
 
     Raises:
-        BadFrameError: If an item is taken whose file is missing, truncated or not an image.
+        BadFrameError: If an item is taken whose file is missing, truncated or not an
+            image.
     """
 
     def __init__(
@@ -41,25 +43,31 @@ class FrameDataset(Dataset):
         self.table = table
         self.rows = np.asarray(rows, dtype=np.int64)
         self.transform = transform
-        self.targets: list[int] = (table.labels if labels is None else labels)[self.rows].tolist()
+        self.targets: list[int] = (table.labels if labels is None else labels)[
+            self.rows
+        ].tolist()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[object, int]:
         image = self.table.read(int(self.rows[index]))
-        return (image if self.transform is None else self.transform(image)), self.targets[index]
+        return (
+            image if self.transform is None else self.transform(image)
+        ), self.targets[index]
 
 
 @dataclass(frozen=True)
 class PixelTransform:
     """PIL image -> `(3, size, size)` uint8, `3 * size * size` bytes, resized with one of Pillow's antialiased filters.
 
-    The aspect ratio is not kept, as in the paper. The repr describes the whole transform, so it can key a cache.
+    The aspect ratio is not kept, as in the paper. The repr describes the whole
+    transform, so it can key a cache.
 
     Args:
         size: Side in pixels.
-        interpolation: Name of the filter: `bilinear`, `bicubic` or another of `PIL.Image.Resampling`, in lower case.
+        interpolation: Name of the filter: `bilinear`, `bicubic` or another of
+            `PIL.Image.Resampling`, in lower case.
 
     Raises:
         KeyError: If Pillow has no filter of this name; when an image is transformed.
@@ -70,8 +78,12 @@ class PixelTransform:
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Transform one image."""
-        image = image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
-        image = image.resize((self.size, self.size), Image.Resampling[self.interpolation.upper()])
+        image = (
+            image if image.mode == "RGB" else image.convert("RGB")
+        )  # which would copy it
+        image = image.resize(
+            (self.size, self.size), Image.Resampling[self.interpolation.upper()]
+        )
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
@@ -93,7 +105,8 @@ class ImageNetTransform:
 def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
     """Normalise uint8 pixels for ImageNet networks: divide by 255, subtract the mean, divide by the std.
 
-    Mean and standard deviation of the channels are those published with torchvision's ImageNet weights.
+    Mean and standard deviation of the channels are those published with torchvision's
+    ImageNet weights.
 
     Args:
         pixels: `(..., 3, H, W)` uint8.

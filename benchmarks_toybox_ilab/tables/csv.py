@@ -25,14 +25,19 @@ def csv_text(rows: Iterable[Iterable]) -> str:
 
 def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
     """Write the header and rows of `COLUMNS` as UTF-8, atomically."""
-    with atomic_write(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with atomic_write(
+        path, "w", encoding="utf-8", errors="surrogateescape", newline=""
+    ) as file:
         _write(file, chain([COLUMNS], frames))
 
 
 def _write(file: TextIO, rows: Iterable[Iterable]) -> None:
-    # With a line end that has both characters, both are quoted inside a cell; lines end with the second alone.
+    # With a line end that has both characters, both are quoted inside a cell; lines end
+    # with the second alone.
     lines = SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n"))
-    csv.writer(lines, lineterminator="\r\n").writerows(map(spreadsheet_cell, row) for row in rows)
+    csv.writer(lines, lineterminator="\r\n").writerows(
+        map(spreadsheet_cell, row) for row in rows
+    )
 
 
 def read_frames(path: str | Path) -> list[Frame]:
@@ -42,7 +47,9 @@ def read_frames(path: str | Path) -> list[Frame]:
         FrameTableError: If the file is missing, or its header or a line is invalid.
     """
     if not Path(path).is_file():
-        raise FrameTableError(f"there is no frame table at {path}; give a CSV file written by to_csv.")
+        raise FrameTableError(
+            f"there is no frame table at {path}; give a CSV file written by to_csv."
+        )
     # utf-8-sig: spreadsheets write a byte order mark first.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file)
@@ -50,10 +57,14 @@ def read_frames(path: str | Path) -> list[Frame]:
             header = next(lines, [])
             if tuple(header) != COLUMNS:
                 begin = ",".join(COLUMNS)
-                raise FrameTableError(f"{path} begins with {','.join(header)!r}; it must begin with {begin!r}")
+                raise FrameTableError(
+                    f"{path} begins with {','.join(header)!r}; it must begin with {begin!r}"
+                )
             return [_frame(path, lines.line_num, line) for line in lines if line]
         except csv.Error as error:
-            raise FrameTableError(f"{path}, line {lines.line_num} is no CSV: {error}.") from error
+            raise FrameTableError(
+                f"{path}, line {lines.line_num} is no CSV: {error}."
+            ) from error
 
 
 def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:

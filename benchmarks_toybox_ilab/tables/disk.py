@@ -22,7 +22,8 @@ def check_room(folder: Path, needed: int, job: str) -> None:
         job: What needs the room, as the beginning of a sentence: "unpacking a.zip".
 
     Raises:
-        FrameTableError: If there is too little room; says how much is needed and how much is free.
+        FrameTableError: If there is too little room; says how much is needed and how
+            much is free.
     """
     place = folder.absolute()
     while not place.exists():
@@ -44,27 +45,35 @@ def readable_size(count: int) -> str:
 
 
 @contextmanager
-def atomic_write(path: str | Path, mode: str = "wb", bulk: bool = False, **options: Any) -> Iterator[IO[Any]]:
+def atomic_write(
+    path: str | Path, mode: str = "wb", bulk: bool = False, **options: Any
+) -> Iterator[IO[Any]]:
     """Open a file for writing that replaces `path` at the end of the `with` block.
 
-    An error in the block keeps what was at `path` and removes the unfinished, hidden file beside it. Of a symbolic
-    link, the file that it leads to is replaced; an existing file keeps its permissions.
+    An error in the block keeps what was at `path` and removes the unfinished, hidden
+    file beside it. Of a symbolic link, the file that it leads to is replaced; an
+    existing file keeps its permissions.
 
     Args:
         path: The file, whose folder must exist.
         mode: Mode to open it in, "w" or "wb".
-        bulk: Whether this is one of many files that a single process writes and can write again. The file is then not
-            flushed to the disk, which takes milliseconds, and replaces an unfinished one that a killed process left.
+        bulk: Whether this is one of many files that a single process writes and can
+            write again. The file is then not flushed to the disk, which takes
+            milliseconds, and replaces an unfinished one that a killed process left.
         **options: Further arguments of `open`.
     """
     path = Path(os.path.realpath(path))
-    unfinished = path.with_name(f".{path.name}.part" if bulk else f".{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(
+        f".{path.name}.part" if bulk else f".{path.name}.{os.getpid()}.part"
+    )
     try:
         with open(unfinished, mode, **options) as file:
             yield file
             if not bulk:
                 file.flush()
-                os.fsync(file.fileno())  # or a power failure may leave the name without the content
+                os.fsync(
+                    file.fileno()
+                )  # or a power failure may leave the name without the content
         if not bulk and path.exists():
             shutil.copymode(path, unfinished)
         os.replace(unfinished, path)
@@ -82,7 +91,9 @@ def digest_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would block; what reads the images refuses it
+        if not stat.S_ISREG(
+            status.st_mode
+        ):  # a pipe would block; what reads the images refuses it
             digest.update(b"not a regular file")
             continue
         digest.update(_content(str(path), status.st_mtime_ns, status.st_size))

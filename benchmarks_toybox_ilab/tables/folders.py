@@ -16,30 +16,159 @@ from benchmarks_toybox_ilab.tables.text import printable
 Kind = Literal["image", "video"]
 
 IMAGE_EXTENSIONS = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp", ".tif", ".tiff", ".mpo"),
-    *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx", ".jpf", ".j2c", ".jpc", ".tga", ".pcx", ".sgi", ".dds"),
+    *(
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jfif",
+        ".png",
+        ".apng",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".webp",
+        ".tif",
+        ".tiff",
+        ".mpo",
+    ),
+    *(
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".pnm",
+        ".jp2",
+        ".j2k",
+        ".jpx",
+        ".jpf",
+        ".j2c",
+        ".jpc",
+        ".tga",
+        ".pcx",
+        ".sgi",
+        ".dds",
+    ),
     *(".psd", ".qoi", ".xbm", ".xpm", ".ico"),
 )
 VIDEO_EXTENSIONS = (
-    *(".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".3gp", ".3g2", ".mts", ".m2ts", ".wmv"),
-    *(".flv", ".ogv", ".asf", ".qt", ".vob", ".f4v", ".divx", ".mxf", ".mjpeg", ".mjpg", ".m2v", ".h264", ".264"),
+    *(
+        ".mp4",
+        ".mov",
+        ".avi",
+        ".mkv",
+        ".webm",
+        ".m4v",
+        ".mpg",
+        ".mpeg",
+        ".3gp",
+        ".3g2",
+        ".mts",
+        ".m2ts",
+        ".wmv",
+    ),
+    *(
+        ".flv",
+        ".ogv",
+        ".asf",
+        ".qt",
+        ".vob",
+        ".f4v",
+        ".divx",
+        ".mxf",
+        ".mjpeg",
+        ".mjpg",
+        ".m2v",
+        ".h264",
+        ".264",
+    ),
     *(".h265", ".265", ".hevc", ".avc", ".ivf", ".y4m"),
 )
-_OPTIONAL = (".avif", ".avifs", ".heic", ".heif", ".hif")  # read if Pillow has a decoder
-_RAW = (".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".raf", ".orf", ".rw2", ".pef")
-# Not opened: raw photos, parts of files, previews of cameras, and what lies beside the images of data sets.
-_BESIDE = (".thm", ".lrv", ".part", ".crdownload", ".tmp", ".bak", ".txt", ".csv", ".json", ".xml", ".yaml", ".npy")
+_OPTIONAL = (
+    ".avif",
+    ".avifs",
+    ".heic",
+    ".heif",
+    ".hif",
+)  # read if Pillow has a decoder
+_RAW = (
+    ".dng",
+    ".cr2",
+    ".cr3",
+    ".crw",
+    ".nef",
+    ".nrw",
+    ".arw",
+    ".srf",
+    ".sr2",
+    ".raf",
+    ".orf",
+    ".rw2",
+    ".pef",
+)
+# Not opened: raw photos, parts of files, previews of cameras, and what lies beside the
+# images of data sets.
+_BESIDE = (
+    ".thm",
+    ".lrv",
+    ".part",
+    ".crdownload",
+    ".tmp",
+    ".bak",
+    ".txt",
+    ".csv",
+    ".json",
+    ".xml",
+    ".yaml",
+    ".npy",
+)
 _UNOPENED = frozenset((*_RAW, *_BESIDE))
 # Formats that Pillow knows by the first bytes.
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "QOI", "DDS", "PSD")
+_FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "WEBP",
+    "AVIF",
+    "PPM",
+    "JPEG2000",
+    "QOI",
+    "DDS",
+    "PSD",
+)
 _CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
-# Made by systems, not by people: previews, bins, snapshots and the like. The first ones are in nearly every folder.
-_SILENT = ("thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", ".ds_store", ".directory", ".nomedia", ".crumb_frames")
+# Made by systems, not by people: previews, bins, snapshots and the like. The first ones
+# are in nearly every folder.
+_SILENT = (
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "icon\r",
+    ".ds_store",
+    ".directory",
+    ".nomedia",
+    ".crumb_frames",
+)
 _CLUTTER = frozenset(
     (
         *_SILENT,
-        *("__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle", "#snapshot", "$recycle.bin"),
-        *("system volume information", "recycler", "recycled", "lost+found", "__pycache__"),
+        *(
+            "__macosx",
+            "@eadir",
+            "@tmp",
+            "@recycle",
+            "@recently-snapshot",
+            "#recycle",
+            "#snapshot",
+            "$recycle.bin",
+        ),
+        *(
+            "system volume information",
+            "recycler",
+            "recycled",
+            "lost+found",
+            "__pycache__",
+        ),
     )
 )
 
@@ -66,8 +195,8 @@ class Entries(NamedTuple):
 def kind_of(path: Path) -> Kind | None:
     """Whether a file is a photo or a video; None for all others.
 
-    The extension decides where it is known, in any case. A file with another extension, or none, is a photo if Pillow
-    recognises it.
+    The extension decides where it is known, in any case. A file with another extension,
+    or none, is a photo if Pillow recognises it.
     """
     extension = path.suffix.lower()
     if extension in IMAGE_EXTENSIONS:
@@ -75,7 +204,11 @@ def kind_of(path: Path) -> Kind | None:
     if extension in VIDEO_EXTENSIONS:
         return "video"
     if extension in _OPTIONAL:
-        return "image" if Image.registered_extensions().get(extension) in Image.OPEN else None
+        return (
+            "image"
+            if Image.registered_extensions().get(extension) in Image.OPEN
+            else None
+        )
     if extension in _UNOPENED or not path.is_file():  # a pipe would block
         return None
     try:
@@ -119,15 +252,19 @@ def entries_of(folder: Path) -> Entries:
     return entries
 
 
-def walk(top: Path, bad: Callable[[Path, OSError], object], root: Path | None = None) -> Iterator[tuple[Path, Entries]]:
+def walk(
+    top: Path, bad: Callable[[Path, OSError], object], root: Path | None = None
+) -> Iterator[tuple[Path, Entries]]:
     """Yield each folder from `top` down and what it holds, once, in natural order.
 
-    A folder that is reached twice through links is listed once, and links to a folder above are not followed.
+    A folder that is reached twice through links is listed once, and links to a folder
+    above are not followed.
 
     Args:
         top: The first folder.
         bad: Called with each folder that cannot be listed, and why.
-        root: Links to this folder and to those above it are not followed; `top` itself, or a folder above it.
+        root: Links to this folder and to those above it are not followed; `top` itself,
+            or a folder above it.
     """
     real = Path(os.path.realpath(top if root is None else root))
     above = real.parents if root in (None, top) else (real, *real.parents)
@@ -160,14 +297,27 @@ def _identity(folder: Path) -> tuple[int, int] | str | None:
 
 def ignored_files(ignored: Counter[str]) -> str:
     """Describe what is ignored, such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`."""
-    found = sorted(ignored.items(), key=lambda item: (item[0] == _HIDDEN, -item[1], natural_key(item[0])))
-    cure = {extension: f" ({_CURES[extension]})" for extension, _ in found if extension in _CURES}
-    named = ((count, printable(name) or "without extension", cure.get(name, "")) for name, count in found if count)
+    found = sorted(
+        ignored.items(),
+        key=lambda item: (item[0] == _HIDDEN, -item[1], natural_key(item[0])),
+    )
+    cure = {
+        extension: f" ({_CURES[extension]})"
+        for extension, _ in found
+        if extension in _CURES
+    }
+    named = (
+        (count, printable(name) or "without extension", cure.get(name, ""))
+        for name, count in found
+        if count
+    )
     parts = [f"{count:,} {name}{advice}" for count, name, advice in named]
     if len(parts) > _MOST_KINDS + 1:
         rest = sum(count for _, count in found[_MOST_KINDS:])
         parts = [*parts[:_MOST_KINDS], f"{rest:,} others"]
-    return " and ".join([", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts)
+    return " and ".join(
+        [", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts
+    )
 
 
 def visible_entries(folder: Path) -> list[Path]:
@@ -179,7 +329,10 @@ def visible_entries(folder: Path) -> list[Path]:
 def files_below(root: Path, folder: str = "") -> Iterator[str]:
     """Yield the visible files below root/folder at any depth, relative to root with forward slashes, sorted as text."""
     with os.scandir(root / folder) as entries:
-        found = sorted((entry for entry in entries if is_visible(entry.name)), key=lambda entry: entry.name)
+        found = sorted(
+            (entry for entry in entries if is_visible(entry.name)),
+            key=lambda entry: entry.name,
+        )
     for entry in found:
         name = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir():
@@ -191,7 +344,9 @@ def files_below(root: Path, folder: str = "") -> Iterator[str]:
 def listed_entries(folder: Path, most: int = 8) -> str:
     """Name the visible entries of a folder, the first ones if there are many."""
     found = [entry.name for entry in visible_entries(folder)]
-    return (", ".join(found[:most]) or "nothing") + (f" and {len(found) - most} more" if len(found) > most else "")
+    return (", ".join(found[:most]) or "nothing") + (
+        f" and {len(found) - most} more" if len(found) > most else ""
+    )
 
 
 def is_visible(name: str) -> bool:

@@ -24,7 +24,8 @@ class Frame:
     """One row of a table.
 
     Attributes:
-        path: Relative to the table's root, with forward slashes; unique in a table unless the table is padded.
+        path: Relative to the table's root, with forward slashes; unique in a table
+            unless the table is padded.
         class_name: Name of the class.
         object_name: Name of the object, unique inside its class.
         session: Name of the clip of that object.
@@ -40,22 +41,38 @@ class Frame:
     split: str
 
 
-def check_row(number: int, row: Frame, seen: dict[str, tuple | None], padded: bool) -> None:
+def check_row(
+    number: int, row: Frame, seen: dict[str, tuple | None], padded: bool
+) -> None:
     """Raise FrameTableError if a row breaks a rule or repeats a path in `seen`; add its path and clip to `seen`."""
     if not row.path or not row.class_name:
         missing = "class" if row.path else "path"
-        raise FrameTableError(f"{_where(number, row)} has no {missing}; every row needs a path and a class.")
+        raise FrameTableError(
+            f"{_where(number, row)} has no {missing}; every row needs a path and a class."
+        )
     if row.split not in SPLITS:
-        raise FrameTableError(f"{_where(number, row)} has split {row.split!r}; a split is 'train' or 'test'.")
+        raise FrameTableError(
+            f"{_where(number, row)} has split {row.split!r}; a split is 'train' or 'test'."
+        )
     if type(row.frame) is not int or row.frame < 0:
-        whole_number(f"the frame number of {_where(number, row)}", row.frame, 0, FrameTableError)
+        whole_number(
+            f"the frame number of {_where(number, row)}", row.frame, 0, FrameTableError
+        )
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
-        raise FrameTableError(f"row {number} ({row.path!r}) has a name that contains a line break; rename it.")
+        raise FrameTableError(
+            f"row {number} ({row.path!r}) has a name that contains a line break; rename it."
+        )
     clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
     path = posixpath.normpath(row.path)  # ./a.png is a.png
     if path in seen and not (padded and seen[path] == clip):
-        rule = "a padded table repeats a frame only within its clip" if padded else "list every frame once"
-        raise FrameTableError(f"{_where(number, row)} repeats the path of an earlier row; {rule}.")
+        rule = (
+            "a padded table repeats a frame only within its clip"
+            if padded
+            else "list every frame once"
+        )
+        raise FrameTableError(
+            f"{_where(number, row)} repeats the path of an earlier row; {rule}."
+        )
     seen[path] = clip
 
 
@@ -66,13 +83,25 @@ def _where(number: int, row: Frame) -> str:
 def natural_key(text: str) -> tuple:
     """Sort key of a `text` that compares digits as numbers: object2 before object10."""
     parts = _DIGITS.split(text)
-    # Every other part is digits, so numbers are only compared with numbers; int() refuses thousands of digits.
-    parts[1::2] = ((len(number), number) for number in (digits.lstrip("0") for digits in parts[1::2]))
+    # Every other part is digits, so numbers are only compared with numbers; int()
+    # refuses thousands of digits.
+    parts[1::2] = (
+        (len(number), number)
+        for number in (digits.lstrip("0") for digits in parts[1::2])
+    )
     return tuple(parts), text
 
 
-def whole_number(name: str, value: object, least: int, error: type[ValueError] = ValueError) -> int:
+def whole_number(
+    name: str, value: object, least: int, error: type[ValueError] = ValueError
+) -> int:
     """Return the value as int; raise an error with its name unless it is a whole number of at least `least`."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise error(f"{name} is {value!r}, but must be a whole number of at least {least}.")
+    if (
+        isinstance(value, bool)
+        or not hasattr(value, "__index__")
+        or operator.index(value) < least
+    ):
+        raise error(
+            f"{name} is {value!r}, but must be a whole number of at least {least}."
+        )
     return operator.index(value)

@@ -1,7 +1,8 @@
 """A data set as a table of frames: path, class, object, session, frame, split.
 
-Every data set of this package is a function from a folder to such a table, and every protocol orders the frames of one.
-A user's own data needs no code: write the table as CSV and read it with `FrameTable.from_csv`.
+Every data set of this package is a function from a folder to such a table, and every
+protocol orders the frames of one. A user's own data needs no code: write the table as
+CSV and read it with `FrameTable.from_csv`.
 """
 
 import hashlib
@@ -18,7 +19,14 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
 from benchmarks_toybox_ilab.tables.disk import atomic_write
-from benchmarks_toybox_ilab.tables.frame import SPLITS, BadFrameError, Frame, FrameTableError, check_row, natural_key
+from benchmarks_toybox_ilab.tables.frame import (
+    SPLITS,
+    BadFrameError,
+    Frame,
+    FrameTableError,
+    check_row,
+    natural_key,
+)
 from benchmarks_toybox_ilab.tables.image import read_image
 from benchmarks_toybox_ilab.tables.text import terminal_bar
 
@@ -31,17 +39,21 @@ class FrameTable:
         root, reader, name, padded, classes: See below.
 
     Attributes:
-        path, class_name, object_name, session, frame, split: Tuples, an entry per row; frame of int, the others of str.
-        classes: The class names, in natural order unless given; a label is an index into them.
+        path, class_name, object_name, session, frame, split: Tuples, an entry per row;
+            frame of int, the others of str.
+        classes: The class names, in natural order unless given; a label is an index
+            into them.
         labels: `(N,)` int64, read-only.
         root: Folder that the paths are relative to, or None.
         reader: Turns a path into a PIL image, or None to read files.
         name: Short name for messages.
-        padded: Whether a path may be repeated in its clip as another frame, as some data sets lengthen short clips.
+        padded: Whether a path may be repeated in its clip as another frame, as some
+            data sets lengthen short clips.
 
     Raises:
-        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path is repeated (in a padded table:
-            in another clip), a class has no training frames, or `classes` are not those of the frames.
+        FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path
+            is repeated (in a padded table: in another clip), a class has no training
+            frames, or `classes` are not those of the frames.
     """
 
     def __init__(
@@ -59,23 +71,49 @@ class FrameTable:
         self.padded = padded
         columns: tuple[list, ...] = tuple([] for _ in COLUMNS)
         seen: dict[str, tuple | None] = {}
-        names: dict[str, str] = {}  # one object for equal names: a million rows have few classes and sessions
+        names: dict[
+            str, str
+            # one object for equal names: a million rows have few classes and sessions
+        ] = {}
         for number, row in enumerate(frames):
             check_row(number, row, seen, padded)
-            shared = (names.setdefault(text, text) for text in (row.class_name, row.session, row.split))
+            shared = (
+                names.setdefault(text, text)
+                for text in (row.class_name, row.session, row.split)
+            )
             class_name, session, split = shared
-            values = row.path, class_name, row.object_name, session, operator.index(row.frame), split
+            values = (
+                row.path,
+                class_name,
+                row.object_name,
+                session,
+                operator.index(row.frame),
+                split,
+            )
             for column, value in zip(columns, values):
                 column.append(value)
         if not seen:
-            raise FrameTableError(f"{self._title()} has no frames; a table needs at least one training frame.")
+            raise FrameTableError(
+                f"{self._title()} has no frames; a table needs at least one training frame."
+            )
         del seen
-        self.path, self.class_name, self.object_name, self.session, self.frame, self.split = map(tuple, columns)
+        (
+            self.path,
+            self.class_name,
+            self.object_name,
+            self.session,
+            self.frame,
+            self.split,
+        ) = map(tuple, columns)
         self.classes = self._check_classes(classes)
         label_of = {name: label for label, name in enumerate(self.classes)}
-        self.labels = np.fromiter(map(label_of.__getitem__, self.class_name), np.int64, len(self))
+        self.labels = np.fromiter(
+            map(label_of.__getitem__, self.class_name), np.int64, len(self)
+        )
         self.labels.setflags(write=False)
-        self._is_test = np.fromiter((split == "test" for split in self.split), bool, len(self))
+        self._is_test = np.fromiter(
+            (split == "test" for split in self.split), bool, len(self)
+        )
         for class_name, count in self.counts().items():
             if not count["train"]:
                 raise FrameTableError(
@@ -102,7 +140,14 @@ class FrameTable:
         return f"<FrameTable {self.name!r}: {len(self)} frames of {len(self.classes)} classes, {splits}>"
 
     def _columns(self) -> tuple[tuple, ...]:
-        return self.path, self.class_name, self.object_name, self.session, self.frame, self.split
+        return (
+            self.path,
+            self.class_name,
+            self.object_name,
+            self.session,
+            self.frame,
+            self.split,
+        )
 
     def __len__(self) -> int:
         return len(self.path)
@@ -113,7 +158,9 @@ class FrameTable:
     def __iter__(self) -> Iterator[Frame]:
         return (self[row] for row in range(len(self)))
 
-    def rows(self, split: str | None = None, class_name: str | None = None) -> np.ndarray:
+    def rows(
+        self, split: str | None = None, class_name: str | None = None
+    ) -> np.ndarray:
         """Row numbers of a `split` ("train", "test") and of `class_name`, ascending, `(n,)` int64; None selects all.
 
         Raises:
@@ -122,11 +169,15 @@ class FrameTable:
         chosen = np.ones(len(self), dtype=bool)
         if split is not None:
             if split not in SPLITS:
-                raise FrameTableError(f"there is no split {split!r}; use 'train', 'test', or None for both.")
+                raise FrameTableError(
+                    f"there is no split {split!r}; use 'train', 'test', or None for both."
+                )
             chosen &= self._is_test == (split == "test")
         if class_name is not None:
             if class_name not in self.classes:
-                raise FrameTableError(f"there is no class {class_name!r}; the classes are {', '.join(self.classes)}.")
+                raise FrameTableError(
+                    f"there is no class {class_name!r}; the classes are {', '.join(self.classes)}."
+                )
             chosen &= self.labels == self.classes.index(class_name)
         return np.flatnonzero(chosen)
 
@@ -134,9 +185,14 @@ class FrameTable:
         """Group `rows` by (class, object, session): clips in natural order, frames ascending, `(n,)` int64."""
         groups: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
-            groups.setdefault((self.class_name[row], self.object_name[row], self.session[row]), []).append(row)
+            groups.setdefault(
+                (self.class_name[row], self.object_name[row], self.session[row]), []
+            ).append(row)
         ordered = sorted(groups, key=lambda clip: tuple(map(natural_key, clip)))
-        return [np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row))) for clip in ordered]
+        return [
+            np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row)))
+            for clip in ordered
+        ]
 
     def read(self, row: int) -> Image.Image:
         """Read the frame of a `row` as an RGB image of Pillow, 8 bits a channel, in the size of the file.
@@ -147,15 +203,22 @@ class FrameTable:
         path = self.path[row]
         source = path if self.root is None else str(self.root / path)
         try:
-            return read_image(source) if self.reader is None else self.reader(path).convert("RGB")
-        # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError, ValueError, struct.error ...).
+            return (
+                read_image(source)
+                if self.reader is None
+                else self.reader(path).convert("RGB")
+            )
+        # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError,
+        # ValueError, struct.error ...).
         except Exception as error:
             raise BadFrameError(
                 f"cannot decode frame {source}: {error or type(error).__name__}. "
                 "Restore the file, or leave it out with --on-bad-frame skip."
             ) from error
 
-    def bad_rows(self, progress: Callable[..., Any] = terminal_bar) -> list[tuple[int, str]]:
+    def bad_rows(
+        self, progress: Callable[..., Any] = terminal_bar
+    ) -> list[tuple[int, str]]:
         """Decode every frame and list those that fail.
 
         Args:
@@ -173,7 +236,10 @@ class FrameTable:
 
         bad = []
         # Pillow releases the interpreter lock while it decodes.
-        with progress(len(self), "checking frames", " images") as bar, ThreadPoolExecutor(max_workers=2) as pool:
+        with (
+            progress(len(self), "checking frames", " images") as bar,
+            ThreadPoolExecutor(max_workers=2) as pool,
+        ):
             for row, message in enumerate(pool.map(failure, range(len(self)))):
                 if message is not None:
                     bad.append((row, message))
@@ -184,12 +250,15 @@ class FrameTable:
         """Return the table without `rows`, given by number; the others keep their order.
 
         Raises:
-            FrameTableError: If a row does not exist or a class loses all its training frames.
+            FrameTableError: If a row does not exist or a class loses all its training
+                frames.
         """
         dropped = set(map(operator.index, rows))
         unknown = dropped.difference(range(len(self)))
         if unknown:
-            raise FrameTableError(f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}.")
+            raise FrameTableError(
+                f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}."
+            )
         kept = [frame for row, frame in enumerate(self) if row not in dropped]
         left = {frame.class_name for frame in kept}
         classes = [name for name in self.classes if name in left]
@@ -199,13 +268,17 @@ class FrameTable:
         """Return the table with other labels: positions in `classes`, which are those of the table in any order."""
         relabelled = copy(self)
         relabelled.classes = self._check_classes(classes)
-        relabelled.labels = np.array([relabelled.classes.index(name) for name in self.classes])[self.labels]
+        relabelled.labels = np.array(
+            [relabelled.classes.index(name) for name in self.classes]
+        )[self.labels]
         relabelled.labels.setflags(write=False)
         return relabelled
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Count frames by class and split: `counts()["cup"]["test"]`."""
-        test = np.bincount(self.labels[self._is_test], minlength=len(self.classes)).tolist()
+        test = np.bincount(
+            self.labels[self._is_test], minlength=len(self.classes)
+        ).tolist()
         both = np.bincount(self.labels, minlength=len(self.classes)).tolist()
         return {
             name: {"train": count - in_test, "test": in_test}
@@ -223,10 +296,13 @@ class FrameTable:
     def to_csv(self, path: str | Path) -> None:
         """Write the table atomically to `path`, as UTF-8 CSV with the header path,class,object,session,frame,split.
 
-        The hidden file `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
+        The hidden file `.NAME.sha256` beside it receives the `content_hash`, which
+        `from_csv` compares.
         """
         beside = _digest_file(path)
-        beside.unlink(missing_ok=True)  # a table without a digest is read, one with that of another is not
+        beside.unlink(
+            missing_ok=True
+        )  # a table without a digest is read, one with that of another is not
         write_frames(path, zip(*self._columns(), strict=True))
         with atomic_write(beside) as file:
             file.write(self.content_hash().encode())
@@ -246,8 +322,8 @@ class FrameTable:
             root, reader, padded: See `FrameTable`.
 
         Raises:
-            FrameTableError: If the file is missing, its header or a line is invalid, the table breaks a rule, or it is
-                not the one that `to_csv` wrote.
+            FrameTableError: If the file is missing, its header or a line is invalid,
+                the table breaks a rule, or it is not the one that `to_csv` wrote.
         """
         frames, beside = read_frames(path), _digest_file(path)
         try:
@@ -269,5 +345,7 @@ def _digest_file(path: str | Path) -> Path:
 def _sha256(rows: Iterable[Sequence]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+        digest.update(
+            json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
+        )
     return digest.hexdigest()

@@ -11,7 +11,9 @@ _SPLIT = re.compile(
     r"(train|training|val|valid|validation|test|testing|eval|evaluation|dev|holdout)"
     r"([ _-]*(set|data|split|images))?"
 )
-_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u206f\ufe00-\ufe0f\ufeff]")  # joiners, selectors and the like
+_UNSEEN = re.compile(
+    "[\u00ad\u200b-\u200f\u2060-\u206f\ufe00-\ufe0f\ufeff]"
+)  # joiners, selectors and the like
 LONGEST_NAME = 200
 INSIST = "pass new_class=True (--new-class true)"
 
@@ -32,28 +34,45 @@ def check_name(name: object) -> str:
     """Return a class name without outer spaces and in Unicode form NFC, so that names that look the same are the same.
 
     Raises:
-        FrameTableError: If it is not text, is blank, has more than 200 characters, or contains a slash, a backslash, a
-            character that is not seen (`is_seen`), such as a line break.
+        FrameTableError: If it is not text, is blank, has more than 200 characters, or
+            contains a slash, a backslash, a character that is not seen (`is_seen`),
+            such as a line break.
     """
     rule = (
         f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line breaks, control characters, "
         "marks of direction and invisible characters"
     )
     if not isinstance(name, str):
-        raise FrameTableError(f"a class name is {name!r} ({type(name).__name__}); {rule}.")
+        raise FrameTableError(
+            f"a class name is {name!r} ({type(name).__name__}); {rule}."
+        )
     name = unicodedata.normalize("NFC", name)
-    bad = [char for place, char in enumerate(name) if char in "/\\" or not is_seen(name, place)]
+    bad = [
+        char
+        for place, char in enumerate(name)
+        if char in "/\\" or not is_seen(name, place)
+    ]
     name = name.strip()
     if bad or not 0 < len(name) <= LONGEST_NAME:
-        wrong = f"contains {bad[0]!a}" if bad else f"has {len(name)} characters" if name else "is blank"
+        wrong = (
+            f"contains {bad[0]!a}"
+            if bad
+            else f"has {len(name)} characters"
+            if name
+            else "is blank"
+        )
         shown = f"'{printable(name[:40])}'" + ("..." if len(name) > 40 else "")
-        raise FrameTableError(f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder.")
+        raise FrameTableError(
+            f"class name {shown} {wrong}; {rule}. Choose another name, or rename the folder."
+        )
     return name
 
 
 def near_key(name: str) -> str:
     """Return what names share that differ in case, spaces, width, accents' form or invisible characters alone."""
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    folded = unicodedata.normalize(
+        "NFKC", unicodedata.normalize("NFKC", name).casefold()
+    )
     return " ".join("".join(char for char in folded if not _UNSEEN.match(char)).split())
 
 
@@ -74,15 +93,17 @@ def check_near(names: Iterable[str], known: Iterable[str] = ()) -> None:
 def check_not_splits(root: object, folders: Mapping[str, Sequence[str]]) -> None:
     """Raise DoubtfulNameError if folders look like the splits of a data set.
 
-    They do if two are named as splits are (`train`, `valid`, `test` ...), if the only one is, or if each of them holds
-    two such folders.
+    They do if two are named as splits are (`train`, `valid`, `test` ...), if the only
+    one is, or if each of them holds two such folders.
 
     Args:
         root: Path of the folder, for the message.
         folders: Names of the class folders, and of the folders in each.
     """
     splits, inner = _splits(folders), [_splits(inside) for inside in folders.values()]
-    if len(splits) > 1 or (splits and len(folders) == 1 and len(folders[splits[0]]) > 1):
+    if len(splits) > 1 or (
+        splits and len(folders) == 1 and len(folders[splits[0]]) > 1
+    ):
         raise DoubtfulNameError(
             f"{root} looks like the splits of a data set, not like classes: {', '.join(splits)}. Give one of them, "
             f"such as {root}/{splits[0]}; if these are classes, {INSIST}"

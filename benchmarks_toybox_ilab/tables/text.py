@@ -8,12 +8,16 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 from unicodedata import category, combining
 
-# Characters that show nothing although their category does not say so: fillers, and the blank of Braille.
+# Characters that show nothing although their category does not say so: fillers, and the
+# blank of Braille.
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
-# Characters of category Cf that are seen: signs that enclose Arabic, Syriac and Kaithi numbers.
+# Characters of category Cf that are seen: signs that enclose Arabic, Syriac and Kaithi
+# numbers.
 _SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 _SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")  # str.isprintable takes them for seen
+_DOUBTFUL = re.compile(
+    f"[{_BLANK}]|{_SELECTORS.pattern}"
+)  # str.isprintable takes them for seen
 _JOINERS, _KEYCAP, _VIRAMA = "\u200c\u200d", "\u20e3", 9
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _WORDS = re.compile(r"- [A-Za-z][A-Za-z ,]*")  # of a list: nothing in them is computed
@@ -23,16 +27,23 @@ _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to
 def is_seen(text: str, place: int) -> bool:
     """Whether a character of a text is drawn, or changes how its neighbours beyond ASCII are drawn.
 
-    Control characters, unpaired surrogates, marks of direction and zero-width characters are not seen. A joiner between
-    two characters beyond ASCII or after a virama is (Persian, Hindi, emoji), and so is a variation selector after one.
+    Control characters, unpaired surrogates, marks of direction and zero-width
+    characters are not seen. A joiner between two characters beyond ASCII or after a
+    virama is (Persian, Hindi, emoji), and so is a variation selector after one.
     """
-    char, before, after = text[place], text[max(place - 1, 0) : place], text[place + 1 : place + 2]
+    char, before, after = (
+        text[place],
+        text[max(place - 1, 0) : place],
+        text[place + 1 : place + 2],
+    )
     if char in _JOINERS:
         joined = after > "\x7f" or combining(before or " ") == _VIRAMA
         return before > "\x7f" and joined and not {before, after} & {*_JOINERS, *_BLANK}
     if _SELECTORS.match(char):
         return before > "\x7f" or after == _KEYCAP
-    if char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF:  # the latter: noncharacters
+    if (
+        char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF
+    ):  # the latter: noncharacters
         return False
     return char in _SIGNS or category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
@@ -40,18 +51,22 @@ def is_seen(text: str, place: int) -> bool:
 def printable(text: object, keep: str = "") -> str:
     r"""Return a text in which every character is seen: others become escapes such as ``\x1b``, ``\n`` and ``\u202e``.
 
-    What a terminal takes for a command, a page for another direction, or a reader for the end of a line is then plain
-    text. See `is_seen`.
+    What a terminal takes for a command, a page for another direction, or a reader for
+    the end of a line is then plain text. See `is_seen`.
 
     Args:
         text: Any object; its `str` is taken.
         keep: Characters that stay.
     """
     text = str(text)
-    if text.isprintable() and not _DOUBTFUL.search(text):  # quick, and true of nearly every text
+    if text.isprintable() and not _DOUBTFUL.search(
+        text
+    ):  # quick, and true of nearly every text
         return text
     return "".join(
-        char if char in keep or is_seen(text, place) else char.encode("unicode_escape").decode()
+        char
+        if char in keep or is_seen(text, place)
+        else char.encode("unicode_escape").decode()
         for place, char in enumerate(text)
     )
 
@@ -77,15 +92,25 @@ def _is_formula(text: str) -> bool:
     return False
 
 
-def terminal_bar(total: int | None, title: str, unit: str, *, initial: int = 0, scale: bool = False) -> Any:
+def terminal_bar(
+    total: int | None, title: str, unit: str, *, initial: int = 0, scale: bool = False
+) -> Any:
     """A progress bar on stderr, silent unless that is a terminal; other functions for `progress` take the same.
 
-    It is a context manager with `update(count=1)` and `set_postfix_str(text, refresh)`. `total` is None if it is not
-    known, `initial` items were done before, and `scale` shows large numbers with k, M, G.
+    It is a context manager with `update(count=1)` and `set_postfix_str(text, refresh)`.
+    `total` is None if it is not known, `initial` items were done before, and `scale`
+    shows large numbers with k, M, G.
     """
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=title, unit=unit, initial=initial, unit_scale=scale, disable=None)
+    return tqdm(
+        total=total,
+        desc=title,
+        unit=unit,
+        initial=initial,
+        unit_scale=scale,
+        disable=None,
+    )
 
 
 class ListedError(ValueError):
@@ -97,7 +122,11 @@ class ListedError(ValueError):
     """
 
     def __init__(self, title: str, items: Iterable[object]):
-        super().__init__("\n".join([f"{printable(title)}:", *(f"  {printable(item)}" for item in items)]))
+        super().__init__(
+            "\n".join(
+                [f"{printable(title)}:", *(f"  {printable(item)}" for item in items)]
+            )
+        )
 
 
 class SafeStream:
@@ -105,14 +134,19 @@ class SafeStream:
 
     Args:
         stream: Where the text goes, such as `sys.stderr`.
-        bars: Whether progress bars, which return to the beginning of the line, are drawn on it.
+        bars: Whether progress bars, which return to the beginning of the line, are
+            drawn on it.
 
     Attributes:
         error: Why the stream did not take a text, if so.
     """
 
     def __init__(self, stream: TextIO, bars: bool = False):
-        self._stream, self._keep, self._bars = stream, "\r\n\t" if bars else "\n\t", bars
+        self._stream, self._keep, self._bars = (
+            stream,
+            "\r\n\t" if bars else "\n\t",
+            bars,
+        )
         self.error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -120,10 +154,16 @@ class SafeStream:
 
     def write(self, text: str) -> int:
         """Write a text; characters that the stream's encoding lacks become escapes, too."""
-        safe = text if self._bars and _CURSOR.fullmatch(text) else printable(text, self._keep)
+        safe = (
+            text
+            if self._bars and _CURSOR.fullmatch(text)
+            else printable(text, self._keep)
+        )
         encoding = self._stream.encoding or "utf-8"
         try:
-            self._stream.write(safe.encode(encoding, "backslashreplace").decode(encoding))
+            self._stream.write(
+                safe.encode(encoding, "backslashreplace").decode(encoding)
+            )
         except OSError as error:
             self.error = error
             raise
@@ -139,8 +179,8 @@ class SafeStream:
 def safe_output() -> Iterator[None]:
     """Let all that is printed in a block, to standard output and error, go through `SafeStream`.
 
-    This includes warnings, logs, progress bars and the messages of other libraries, and the traceback of an error that
-    leaves the block and ends the program.
+    This includes warnings, logs, progress bars and the messages of other libraries, and
+    the traceback of an error that leaves the block and ends the program.
     """
 
     def print_error(*error: Any) -> None:

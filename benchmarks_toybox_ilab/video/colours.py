@@ -7,12 +7,24 @@ from functools import cache
 
 import numpy as np
 
-WHITE = 203.0  # nits of a white page in HDR (ITU-R BT.2408); what is brighter is white, too
+WHITE = (
+    203.0  # nits of a white page in HDR (ITU-R BT.2408); what is brighter is white, too
+)
 _HLG_PEAK = 1000.0  # nits of the screen for which HLG is computed
 HDR = _PQ, _HLG = 16, 18  # transfer functions, numbered as in ITU-T H.273
-_SRGB = {  # linear RGB of the primaries of the same standard: rows give red, green and blue of sRGB
-    9: ((1.660491, -0.587641, -0.07285), (-0.12455, 1.1329, -0.008349), (-0.018151, -0.100579, 1.11873)),  # BT.2020
-    12: ((1.22494, -0.22494, 0), (-0.042057, 1.042057, 0), (-0.019638, -0.078636, 1.098274)),  # Display P3
+# linear RGB of the primaries of the same standard: rows give red, green and blue of
+# sRGB
+_SRGB = {
+    9: (
+        (1.660491, -0.587641, -0.07285),
+        (-0.12455, 1.1329, -0.008349),
+        (-0.018151, -0.100579, 1.11873),
+    ),  # BT.2020
+    12: (
+        (1.22494, -0.22494, 0),
+        (-0.042057, 1.042057, 0),
+        (-0.019638, -0.078636, 1.098274),
+    ),  # Display P3
 }
 
 
@@ -26,14 +38,18 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
 
     Args:
         pixels: `(H, W, 3)` `uint16`, full range.
-        transfer: Number of the transfer function; others than PQ and HLG are taken for that of sRGB.
-        primaries: Number of the primaries; unknown ones of PQ and HLG are taken for BT.2020, others for sRGB.
+        transfer: Number of the transfer function; others than PQ and HLG are taken for
+            that of sRGB.
+        primaries: Number of the primaries; unknown ones of PQ and HLG are taken for
+            BT.2020, others for sRGB.
 
     Returns:
         `(H, W, 3)` `uint8`.
     """
     light = _light(transfer)[pixels]
-    if transfer == _HLG:  # the screen's gamma depends on the brightness of all three channels
+    if (
+        transfer == _HLG
+    ):  # the screen's gamma depends on the brightness of all three channels
         scene = light @ np.array([0.2627, 0.678, 0.0593], np.float32)
         light *= (_HLG_PEAK / WHITE * np.maximum(scene, 1e-6) ** 0.2)[..., None]
     matrix = _SRGB.get(9 if transfer in HDR and primaries == 2 else primaries)
@@ -48,11 +64,22 @@ def _light(transfer: int) -> np.ndarray:
     signal = np.linspace(0, 1, 1 << 16)
     if transfer == _PQ:
         root = signal ** (32 / 2523)
-        light = 10_000 / WHITE * (np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128)) ** (8192 / 1305)
+        light = (
+            10_000
+            / WHITE
+            * (np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128))
+            ** (8192 / 1305)
+        )
     elif transfer == _HLG:
-        light = np.where(signal <= 0.5, signal**2 / 3, (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12)
+        light = np.where(
+            signal <= 0.5,
+            signal**2 / 3,
+            (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12,
+        )
     else:
-        light = np.where(signal <= 0.04045, signal / 12.92, ((signal + 0.055) / 1.055) ** 2.4)
+        light = np.where(
+            signal <= 0.04045, signal / 12.92, ((signal + 0.055) / 1.055) ** 2.4
+        )
     return light.astype(np.float32)
 
 
@@ -60,5 +87,7 @@ def _light(transfer: int) -> np.ndarray:
 def _to_srgb() -> np.ndarray:
     """The 8-bit sRGB value of each 16-bit light."""
     light = np.linspace(0, 1, 1 << 16)
-    signal = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    signal = np.where(
+        light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055
+    )
     return np.rint(255 * signal).astype(np.uint8)

@@ -27,7 +27,11 @@ from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_fram
 
 def frame_rate(fps: float) -> float:
     """Return the rate as float; ValueError if it is not a finite number above 0."""
-    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+    if (
+        isinstance(fps, bool)
+        or not isinstance(fps, int | float)
+        or not 0 < fps < math.inf
+    ):
         raise ValueError(f"fps is {fps!r}, but must be a number above 0.")
     return float(fps)
 
@@ -39,10 +43,12 @@ class Job:
     Attributes:
         video: The file.
         folder: Folder for the frames; created if missing.
-        prefix: What the names of frames begin with, before their number, which counts from 1.
+        prefix: What the names of frames begin with, before their number, which counts
+            from 1.
         digits: Least number of digits of the number.
         fps: Frames per second of the video.
-        size: Size of the images: None (that of the video), the largest short side in pixels, or (width, height).
+        size: Size of the images: None (that of the video), the largest short side in
+            pixels, or (width, height).
     """
 
     video: Path
@@ -70,7 +76,9 @@ class Job:
         try:
             status = self.video.stat()
         except OSError as error:
-            raise VideoError(f"there is no video file {self.video}; restore it.") from error
+            raise VideoError(
+                f"there is no video file {self.video}; restore it."
+            ) from error
         size = list(self.size) if isinstance(self.size, tuple) else self.size
         video = {"video_bytes": status.st_size, "video_mtime_ns": status.st_mtime_ns}
         return {**video, "first": self.name(1), "fps": float(self.fps), "size": size}
@@ -83,7 +91,11 @@ class Job:
             digest = marked.pop("frames_sha256")
             if not names or marked != self._record():
                 return None
-            return names if digest == digest_of([self.folder / name for name in names]) else None
+            return (
+                names
+                if digest == digest_of([self.folder / name for name in names])
+                else None
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -103,13 +115,17 @@ class Job:
         names = self.finished()
         if names is not None:
             return names
-        with closing(sampled_frames(self.video, self.fps, self.size, threads)) as images:
+        with closing(
+            sampled_frames(self.video, self.fps, self.size, threads)
+        ) as images:
             first = next(images)  # a bad file fails here, before anything is written
             try:
                 return self._write(record, chain([first], images))
             except OSError as error:
                 names = self.finished()
-                if names is not None:  # another process finished the same clip and removed our folder
+                if (
+                    names is not None
+                ):  # another process finished the same clip and removed our folder
                     return names
                 raise FrameTableError(
                     f"the frames of {self.video} cannot be written to {self.folder}: {error.strerror or error}. Make "
@@ -118,7 +134,9 @@ class Job:
 
     def _write(self, record: dict, images: Iterable[Image.Image]) -> list[str]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{self._hidden}.", suffix=".part", dir=self.folder))
+        part = Path(
+            tempfile.mkdtemp(prefix=f"{self._hidden}.", suffix=".part", dir=self.folder)
+        )
         try:
             names = []
             for number, image in enumerate(images, 1):
@@ -131,7 +149,9 @@ class Job:
             self._marker.unlink(missing_ok=True)
             frame = re.compile(rf"{re.escape(self.prefix)}\d+\.png")
             for entry in filter(frame.fullmatch, os.listdir(self.folder)):
-                os.unlink(self.folder / entry)  # of another rate or video, or left by a killed process
+                os.unlink(
+                    self.folder / entry
+                )  # of another rate or video, or left by a killed process
             for name in names:
                 os.replace(part / name, self.folder / name)
             marked = {**record, "frames": len(names), "frames_sha256": digest}
@@ -139,14 +159,18 @@ class Job:
             os.replace(part / "marker", self._marker)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        left = re.compile(rf"{re.escape(self._hidden)}\.[^.]+\.part")  # by a process that was killed
+        left = re.compile(
+            rf"{re.escape(self._hidden)}\.[^.]+\.part"
+        )  # by a process that was killed
         for entry in filter(left.fullmatch, os.listdir(self.folder)):
             shutil.rmtree(self.folder / entry, ignore_errors=True)
         return names
 
 
 def _save(image: Image.Image, path: Path) -> None:
-    image.save(path, compress_level=1)  # of PNG: a third of the time of the usual 6, for a quarter more bytes
+    image.save(
+        path, compress_level=1
+    )  # of PNG: a third of the time of the usual 6, for a quarter more bytes
 
 
 def extract_many(
@@ -154,13 +178,15 @@ def extract_many(
 ) -> list[tuple[Path, str]]:
     """Extract the frames of many videos; skip finished clips, and go on after a bad video.
 
-    On an interrupt or an error, clips that have begun are finished first, and all finished clips are kept.
+    On an interrupt or an error, clips that have begun are finished first, and all
+    finished clips are kept.
 
     Args:
         jobs: The videos and the folders for their frames.
-        workers: Number of threads; FFmpeg and Pillow release the interpreter's lock. With 1 the decoder chooses its
-            own.
-        progress: Makes a progress bar of the videos, with the number of frames so far; see `terminal_bar`.
+        workers: Number of threads; FFmpeg and Pillow release the interpreter's lock.
+            With 1 the decoder chooses its own.
+        progress: Makes a progress bar of the videos, with the number of frames so far;
+            see `terminal_bar`.
 
     Returns:
         (video, message) for each video that gave no frames, in the order of the jobs.
@@ -178,8 +204,13 @@ def extract_many(
         except VideoError as error:
             return str(error)
 
-    with progress(len(jobs), "extracting frames", " videos") as bar, ThreadPoolExecutor(workers) as threads:
-        positions = {threads.submit(attempt, job): position for position, job in enumerate(jobs)}
+    with (
+        progress(len(jobs), "extracting frames", " videos") as bar,
+        ThreadPoolExecutor(workers) as threads,
+    ):
+        positions = {
+            threads.submit(attempt, job): position for position, job in enumerate(jobs)
+        }
         try:
             for attempted in as_completed(positions):
                 result = attempted.result()

@@ -18,9 +18,20 @@ from crumb_avalanche.system.process import limit_openmp_spin
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 # Commands whose work is what they print.
-ANSWERS = {"", "backbones", "learner show", "learner lessons", "predict", "serve", "strategies"}
+ANSWERS = {
+    "",
+    "backbones",
+    "learner show",
+    "learner lessons",
+    "predict",
+    "serve",
+    "strategies",
+}
 STOPPED = {
-    **dict.fromkeys(("demo", "prepare", "pretrain"), "what was finished is kept, and the same command resumes there"),
+    **dict.fromkeys(
+        ("demo", "prepare", "pretrain"),
+        "what was finished is kept, and the same command resumes there",
+    ),
     **dict.fromkeys(("connect", "serve"), "every change that was answered is saved"),
     "run": "the same command resumes after the last finished experience, or later with --checkpoint-every",
     "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
@@ -35,19 +46,27 @@ ELSEWHERE = {
     "strategies": ("crumb_avalanche.cli.run", "strategies"),
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
-LOST_WORKER = re.compile(r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)")  # so, too
-OF_WORKER = "in DataLoader worker process"  # in errors of a loader process, whose traceback torch adds to their text
+LOST_WORKER = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
+)  # so, too
+# in errors of a loader process, whose traceback torch adds to their text
+OF_WORKER = "in DataLoader worker process"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand; print errors that the user can fix in one line.
 
     Returns:
-        The exit code: 0; 1 for an error; 2 for arguments that cannot be read; 74 if all is done but standard output
-        could not be written; 128 and the number of the signal that ended the command.
+        The exit code: 0; 1 for an error; 2 for arguments that cannot be read; 74 if all
+        is done but standard output could not be written; 128 and the number of the
+        signal that ended the command.
     """
     limit_openmp_spin()
-    for number in range(3):  # or the first file that is opened takes the place of a closed stream, and what it is sent
+    for number in range(
+        3
+        # or the first file that is opened takes the place of a closed stream, and what it
+        # is sent
+    ):
         try:
             os.fstat(number)
         except OSError:
@@ -56,7 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
     with safe_output(), terminated_as_interrupted():
         try:
             code = run_command(given)
-        except SystemExit as end:  # of the parser, whose --help is an answer of any command
+        except (
+            SystemExit
+        ) as end:  # of the parser, whose --help is an answer of any command
             if end.code or not (lost := lost_output([])):
                 raise
             return lost
@@ -75,15 +96,26 @@ def run_command(given: list[str]) -> int:
         settings = COMMANDS[name][0](**usable_paths(values))
         with short_warnings():
             with interrupted_later():
-                module, function = ELSEWHERE.get(name, (f"crumb_avalanche.cli.{name}", "main"))
+                module, function = ELSEWHERE.get(
+                    name, (f"crumb_avalanche.cli.{name}", "main")
+                )
                 command = import_module(module)
             getattr(command, function)(settings)
         return 0
     except KeyboardInterrupt as error:
         kept = STOPPED.get(name, "the same command starts again")
         print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
-        return 128 + (signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT)  # as shells have it
-    except (ValueError, OSError, ImportError, TypeError, RuntimeError, MemoryError) as error:
+        return 128 + (
+            signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT
+        )  # as shells have it
+    except (
+        ValueError,
+        OSError,
+        ImportError,
+        TypeError,
+        RuntimeError,
+        MemoryError,
+    ) as error:
         if isinstance(error, OSError) and (lost := lost_output(given)):
             return lost
         if (text := words_for(error)) is None:
@@ -119,7 +151,9 @@ def lost_output(given: list[str]) -> int:
 
 def words_for(error: Exception) -> str | None:
     """Return what to print for an error that the user can cure; ``None`` for a bug."""
-    if isinstance(error, MemoryError) or (type(error) is RuntimeError and NO_MEMORY in str(error)):
+    if isinstance(error, MemoryError) or (
+        type(error) is RuntimeError and NO_MEMORY in str(error)
+    ):
         return "there is too little memory; close other programs, or lower --batch-size, --image-size or --workers"
     if type(error) is RuntimeError and LOST_WORKER.search(str(error)):
         return (
@@ -131,7 +165,9 @@ def words_for(error: Exception) -> str | None:
     if isinstance(error, OSError) and (text := cured(error)) is not None:
         return text
     curable = isinstance(error, ValueError | ImportError | FileExistsError)
-    curable |= isinstance(error, FileNotFoundError) and error.errno is None  # with a message of ours
+    curable |= (
+        isinstance(error, FileNotFoundError) and error.errno is None
+    )  # with a message of ours
     return None if type(error).__module__ == "builtins" and not curable else str(error)
 
 
@@ -141,12 +177,17 @@ def short_warnings() -> Iterator[None]:
     usual = warnings.formatwarning
 
     def short(message: Warning | str, category: type[Warning], *place: object) -> str:
-        return f"warning: {printable(message)}\n" if category is UserWarning else usual(message, category, *place)  # type: ignore[arg-type]
+        return (
+            f"warning: {printable(message)}\n"
+            if category is UserWarning
+            else usual(message, category, *place)
+        )  # type: ignore[arg-type]
 
     warnings.formatwarning = short  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
-            # Pillow's, about images that open_image decodes at a reduced size or refuses.
+            # Pillow's, about images that open_image decodes at a reduced size or
+            # refuses.
             warnings.filterwarnings("ignore", "Image size .* exceeds limit")
             yield
     finally:
@@ -158,11 +199,17 @@ class TerminatedError(KeyboardInterrupt):
 
 
 @contextmanager
-def _handlers(handler: Callable[[int, FrameType | None], object], *signals: int) -> Iterator[None]:
+def _handlers(
+    handler: Callable[[int, FrameType | None], object], *signals: int
+) -> Iterator[None]:
     """Handle signals in a block. Signals that the process ignores stay ignored; only a main thread can handle any."""
     main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in signals if main}
-    chosen = [number for number, usual in before.items() if usual not in (None, signal.SIG_IGN)]
+    chosen = [
+        number
+        for number, usual in before.items()
+        if usual not in (None, signal.SIG_IGN)
+    ]
     for number in chosen:
         signal.signal(number, handler)
     try:
@@ -190,7 +237,9 @@ def interrupted_later() -> Iterator[None]:
     For imports: modules written in C turn an interrupt into other errors, or into none.
     """
     received: list[int] = []
-    with _handlers(lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM):
+    with _handlers(
+        lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM
+    ):
         yield
     if received:
         signal.raise_signal(received[0])

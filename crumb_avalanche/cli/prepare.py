@@ -18,7 +18,9 @@ def main(settings: PrepareSettings) -> None:
     if settings.check:
         lines, complete = check(settings.name, settings.dataset_root)
         if not complete:
-            raise ListedError(f"{settings.name} is not complete below {settings.dataset_root}", lines)
+            raise ListedError(
+                f"{settings.name} is not complete below {settings.dataset_root}", lines
+            )
         print(*map(printable, lines), sep="\n")
         return
     with sole_writer(Path(settings.dataset_root)):
@@ -30,7 +32,9 @@ def main(settings: PrepareSettings) -> None:
             partial(progress_bar, show=settings.progress),
         )
     if failures:
-        raise ListedError(f"all is finished except for {len(failures)} that failed", failures)
+        raise ListedError(
+            f"all is finished except for {len(failures)} that failed", failures
+        )
 
 
 @contextmanager
@@ -39,7 +43,9 @@ def sole_writer(root: Path) -> Iterator[None]:
     new = not root.exists()
     try:
         with ExitStack() as held:
-            with suppress(OSError):  # go on without a lock where none can be created, as on a read-only disk
+            with suppress(
+                OSError
+            ):  # go on without a lock where none can be created, as on a read-only disk
                 held.enter_context(locked(root, "--dataset-root"))
             yield
     finally:

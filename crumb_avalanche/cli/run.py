@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING
 
 from crumb_avalanche.cli import interrupted_later
 from crumb_avalanche.methods.registry import STRATEGIES, Entry, get_strategy
-from crumb_avalanche.runs.command_settings import DemoSettings, ReportSettings, StrategiesSettings
+from crumb_avalanche.runs.command_settings import (
+    DemoSettings,
+    ReportSettings,
+    StrategiesSettings,
+)
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, RunSettings
 from crumb_avalanche.system.folder_lock import locked
@@ -31,7 +35,14 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
 
     if plan.benchmark == CLIPS:
         predictions = read_predictions(folder)
-        write_mistakes(folder, stream.table, predictions, str(plan.preset), str(plan.strategy), len(stream.bad_frames))
+        write_mistakes(
+            folder,
+            stream.table,
+            predictions,
+            str(plan.preset),
+            str(plan.strategy),
+            len(stream.bad_frames),
+        )
 
 
 def demo(settings: DemoSettings) -> None:
@@ -41,7 +52,9 @@ def demo(settings: DemoSettings) -> None:
 
     with locked(Path(settings.output)):
         folders = demonstrate(settings)
-    report(ReportSettings([str(folder) for folder in folders], settings.output))  # which takes the lock itself
+    report(
+        ReportSettings([str(folder) for folder in folders], settings.output)
+    )  # which takes the lock itself
 
 
 def strategies(settings: StrategiesSettings) -> None:
@@ -61,7 +74,9 @@ def described(entry: Entry) -> str:
         f"  budget  {budget_rule(entry)}",
     ]
     default = entry.settings()
-    settings = ", ".join(f"{item.name} {getattr(default, item.name)!r}" for item in fields(default))
+    settings = ", ".join(
+        f"{item.name} {getattr(default, item.name)!r}" for item in fields(default)
+    )
     if settings:
         lines.append(f"  own settings (--method.NAME VALUE)  {settings}")
     return "\n".join(lines)
@@ -72,6 +87,10 @@ def budget_rule(entry: Entry) -> str:
     if entry.joint:
         return "none: a bound that is trained on all images"
     if not entry.budgeted:
-        return "none: its size does not depend on the budget; the ledger lists its bytes"
+        return (
+            "none: its size does not depend on the budget; the ledger lists its bytes"
+        )
     rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
-    return rule + ("; rounded up if three quarters of a last memory fit" if entry.round_up else "")
+    return rule + (
+        "; rounded up if three quarters of a last memory fit" if entry.round_up else ""
+    )

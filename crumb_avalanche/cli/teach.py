@@ -10,13 +10,22 @@ import torch
 
 from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.clips import Clip, check_class_folders, label_of, only_class_folder
+from crumb_avalanche.learner.clips import (
+    Clip,
+    check_class_folders,
+    label_of,
+    only_class_folder,
+)
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import full_name
-from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings, TeachSettings
+from crumb_avalanche.runs.command_settings import (
+    ConnectSettings,
+    ServeSettings,
+    TeachSettings,
+)
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.progress import counted, progress_bar
@@ -33,7 +42,9 @@ def main(settings: TeachSettings) -> None:
         raise ValueError("an empty scene has no class: leave --label out")
     if settings.nothing is not None:
         check_source(settings.nothing, "nothing", True)
-    source: Any = [list(some) for _, some in groupby(settings.sources, os.path.dirname)]  # a clip of each folder
+    source: Any = [
+        list(some) for _, some in groupby(settings.sources, os.path.dirname)
+    ]  # a clip of each folder
     if len(settings.sources) == 1:
         source = settings.sources[0]
     if settings.sources:
@@ -50,10 +61,15 @@ def main(settings: TeachSettings) -> None:
         lean = settings.without_weights
         if lean is None:
             lean = path.exists() and not holds_weights(path)
-        start_runtime(learner, settings.runtime, *(settings.sources or (settings.nothing,)))
+        start_runtime(
+            learner, settings.runtime, *(settings.sources or (settings.nothing,))
+        )
         learner.keep_pictures = settings.keep_pictures
         with progress_bar(None, "learning", show=settings.progress) as bar:
-            plain: dict[str, Any] = {"on_bad": settings.on_bad_frame, "progress": bar.update}
+            plain: dict[str, Any] = {
+                "on_bad": settings.on_bad_frame,
+                "progress": bar.update,
+            }
             if settings.nothing is not None:
                 lesson = learner.teach_nothing(settings.nothing, **plain)
             else:
@@ -61,7 +77,9 @@ def main(settings: TeachSettings) -> None:
                     from crumb_avalanche.learner.camera import camera_clip
 
                     source = camera_clip(settings.camera, settings.seconds)
-                lesson = learner.teach(source, settings.label, new_class=settings.new_class, **plain)
+                lesson = learner.teach(
+                    source, settings.label, new_class=settings.new_class, **plain
+                )
         learner.save(path, weights=not lean, pictures=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
@@ -73,9 +91,15 @@ def main(settings: TeachSettings) -> None:
         print(f"budget of {learner.budget_bytes:,} bytes is full: {note}")
     if lesson.answered:
         share = 100 * lesson.right / lesson.answered
-        print(f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)")
+        print(
+            f"of {counted(lesson.answered, 'clip')} asked before learning, {lesson.right} right ({share:.0f} %)"
+        )
     for doubt in lesson.doubts:
-        print(printable(f"{doubt.text} If not: crumb learner move {path} {doubt.label} RIGHT --lesson {lesson.number}"))
+        print(
+            printable(
+                f"{doubt.text} If not: crumb learner move {path} {doubt.label} RIGHT --lesson {lesson.number}"
+            )
+        )
     if learner.clips_missing:
         second = "" if len(learner.classes) > 1 else "a second class, and then "
         print(
@@ -84,7 +108,9 @@ def main(settings: TeachSettings) -> None:
             + ("" if learner.nothing else "; show it the empty scene with --nothing")
         )
     size = path.stat().st_size
-    print(f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes")
+    print(
+        f"{path}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned, file of {size:,} bytes"
+    )
 
 
 def check_source(source: Any, label: str | None, new_class: bool) -> None:
@@ -110,7 +136,8 @@ def tell_level(source: Any) -> None:
 def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> None:
     """Let a runtime run a learner's network, and say on stderr which one if it was asked for and is not torch.
 
-    ``auto`` is torch for a single photo among ``sources``, which is answered before another runtime is loaded.
+    ``auto`` is torch for a single photo among ``sources``, which is answered before
+    another runtime is loaded.
     """
     file = Path(str(sources[0])) if len(sources) == 1 else None
     photo = file is not None and file.is_file() and not is_video(file)
@@ -119,7 +146,9 @@ def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> N
         print(runtime.described, file=sys.stderr)
 
 
-def opened(settings: ConnectSettings | ServeSettings | TeachSettings, path: Path) -> Learner:
+def opened(
+    settings: ConnectSettings | ServeSettings | TeachSettings, path: Path
+) -> Learner:
     """Load the learner, or make one if there is no file."""
     if path.exists():
         learner = Learner.load(path, settings.weights)
@@ -127,9 +156,22 @@ def opened(settings: ConnectSettings | ServeSettings | TeachSettings, path: Path
         check_same(settings, learner)
         return learner
     weights = None if settings.weights == "none" else settings.weights or "torchvision"
-    network = settings.backbone, weights, settings.image_size, settings.budget_bytes, settings.cut_layer
-    learner = Learner(settings.method, *network, LOOKS if settings.looks is None else looks_of(settings.looks))
-    print(f"new learner with {learner.network.backbone}, {learner.network.source}", file=sys.stderr)
+    network = (
+        settings.backbone,
+        weights,
+        settings.image_size,
+        settings.budget_bytes,
+        settings.cut_layer,
+    )
+    learner = Learner(
+        settings.method,
+        *network,
+        LOOKS if settings.looks is None else looks_of(settings.looks),
+    )
+    print(
+        f"new learner with {learner.network.backbone}, {learner.network.source}",
+        file=sys.stderr,
+    )
     return learner
 
 
@@ -148,16 +190,26 @@ def text_of(looks: tuple[float, ...]) -> str:
     return ",".join(map(str, looks))
 
 
-def check_same(settings: ConnectSettings | ServeSettings | TeachSettings, learner: Learner) -> None:
+def check_same(
+    settings: ConnectSettings | ServeSettings | TeachSettings, learner: Learner
+) -> None:
     """Raise ValueError for a setting of a new learner that this one was not made with."""
     network = learner.network
     kept: list[tuple[str, Any, tuple]] = [
         ("method", settings.method, (learner.method,)),
-        ("backbone", settings.backbone and full_name(settings.backbone), (network.backbone,)),
+        (
+            "backbone",
+            settings.backbone and full_name(settings.backbone),
+            (network.backbone,),
+        ),
         ("cut_layer", settings.cut_layer, network.cuts),
         ("image_size", settings.image_size, (network.image_size,)),
         ("budget_bytes", settings.budget_bytes, (learner.budget_bytes,)),
-        ("looks", settings.looks and text_of(looks_of(settings.looks)), (text_of(learner.looks),)),
+        (
+            "looks",
+            settings.looks and text_of(looks_of(settings.looks)),
+            (text_of(learner.looks),),
+        ),
     ]
     for name, given, made in kept:
         if given not in (getattr(type(settings), name), *made):

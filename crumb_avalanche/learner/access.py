@@ -24,7 +24,9 @@ def token_of(path: Path) -> str:
         OSError: it cannot be read or written.
     """
     file = path.with_name(f"{path.name}.token")
-    if _is_private(file) and _TOKEN.fullmatch(text := file.read_text(encoding="utf-8", errors="replace")):
+    if _is_private(file) and _TOKEN.fullmatch(
+        text := file.read_text(encoding="utf-8", errors="replace")
+    ):
         return text.strip()
     token = secrets.token_urlsafe(16)
     _write_private(file, f"{token}\n".encode())
@@ -34,8 +36,9 @@ def token_of(path: Path) -> str:
 def own_certificate(path: Path, host: str) -> str:
     """Return the PEM file of a key and a certificate for a host that this computer made itself.
 
-    It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was made to trust it does so after a
-    restart. A new one is made for another host, or 30 days before the end of the old one.
+    It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was made
+    to trust it does so after a restart. A new one is made for another host, or 30 days
+    before the end of the old one.
 
     Raises:
         ImportError: cryptography is not installed.
@@ -47,32 +50,53 @@ def own_certificate(path: Path, host: str) -> str:
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError as error:
         raise needed(error) from error
-    file, now = path.with_name(f"{path.name}.pem"), datetime.datetime.now(datetime.timezone.utc)
+    file, now = (
+        path.with_name(f"{path.name}.pem"),
+        datetime.datetime.now(datetime.timezone.utc),
+    )
     try:
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
+        names = x509.SubjectAlternativeName(
+            [x509.IPAddress(ipaddress.ip_address(host))]
+        )
     except ValueError:
         names = x509.SubjectAlternativeName([x509.DNSName(host)])
     if _is_private(file):
         try:
             check_certificate(str(file), None)
             made = x509.load_pem_x509_certificate(file.read_bytes())
-            kept = made.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            if kept == names and made.not_valid_after_utc - now > datetime.timedelta(days=30):
+            kept = made.extensions.get_extension_for_class(
+                x509.SubjectAlternativeName
+            ).value
+            if kept == names and made.not_valid_after_utc - now > datetime.timedelta(
+                days=30
+            ):
                 return str(file)
         except (ValueError, x509.ExtensionNotFound):
             pass
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "crumb serve")])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-        now + datetime.timedelta(days=DAYS)
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number()
     )
-    builder = builder.add_extension(names, False).add_extension(x509.BasicConstraints(False, None), True)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False)
+    builder = builder.not_valid_before(
+        now - datetime.timedelta(days=1)
+    ).not_valid_after(now + datetime.timedelta(days=DAYS))
+    builder = builder.add_extension(names, False).add_extension(
+        x509.BasicConstraints(False, None), True
+    )
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False
+    )
     private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
     )
-    _write_private(file, private + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    _write_private(
+        file,
+        private
+        + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
+    )
     return str(file)
 
 
@@ -80,9 +104,13 @@ def check_certificate(certificate: str, key: str | None) -> None:
     """Raise ValueError if a certificate and its key, which may be in the same file, cannot be used."""
     for file in (certificate, key):
         if file is not None and not Path(file).is_file():
-            raise ValueError(f"there is no file {file}; --certificate and --key are files of the PEM format")
+            raise ValueError(
+                f"there is no file {file}; --certificate and --key are files of the PEM format"
+            )
     try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            certificate, key
+        )
     except OSError as error:
         raise ValueError(
             f"certificate {certificate} and key {key} cannot be used ({error}); give files of the PEM format that "

@@ -22,14 +22,16 @@ class Answer:
 
     Attributes:
         label: name of the most likely class.
-        confidence: its probability, 0 to 1, if the image shows one of the classes taught.
-        known: whether a class taught explains the image; if not, ``label`` is the nearest class. ``None`` where the
-            method cannot tell.
+        confidence: its probability, 0 to 1, if the image shows one of the classes
+            taught.
+        known: whether a class taught explains the image; if not, ``label`` is the
+            nearest class. ``None`` where the method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
         path: source of the image or clip.
         truth: name of the class folder that the source lies in, if there is one.
         frames: answers for the frames of a clip of several.
-        box: left, top, right and bottom in pixels, if it was asked about a box of the image.
+        box: left, top, right and bottom in pixels, if it was asked about a box of the
+            image.
     """
 
     label: str
@@ -49,11 +51,18 @@ class Answer:
     @property
     def place(self) -> str:
         """The path, with the box if there is one: ``photo.jpg#box=10,20,110,220``."""
-        return self.path if self.box is None else f"{self.path}#box={','.join(f'{edge:g}' for edge in self.box)}"
+        return (
+            self.path
+            if self.box is None
+            else f"{self.path}#box={','.join(f'{edge:g}' for edge in self.box)}"
+        )
 
     def as_dict(self) -> dict:
         """Return plain values for JSON, without the frames."""
-        runners_up = [{"label": label, "confidence": round(share, 6)} for label, share in self.runners_up]
+        runners_up = [
+            {"label": label, "confidence": round(share, 6)}
+            for label, share in self.runners_up
+        ]
         return {
             "path": self.path,
             "label": self.label,

@@ -12,12 +12,19 @@ from crumb_avalanche.system.tensor_file import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below each of the two thresholds
-# Factors of the deviations by which the sum and the cosine exceed their thresholds; the smaller product counts. A steep
-# cosine hardly changes the order of images above its threshold.
+# Factors of the deviations by which the sum and the cosine exceed their thresholds; the
+# smaller product counts. A steep cosine hardly changes the order of images above its
+# threshold.
 STEEPNESS = (1.0, 4.0)
-PRIOR = 0.25  # deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1 the best of these
-DOUBTFUL = 0.1  # probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay below
-RIVALS = 16  # classes of a record besides the true one; the others add little to a softmax
+# deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1
+# the best of these
+PRIOR = 0.25
+# probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay
+# below
+DOUBTFUL = 0.1
+RIVALS = (
+    16  # classes of a record besides the true one; the others add little to a softmax
+)
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
 
 
@@ -30,8 +37,10 @@ class Records(NamedTuple):
         images: ``(n,)`` int64, images of the true class that were learned at that time.
         classes: ``(n,)`` int64, number of classes at that time.
         typicality: ``(n, 3)`` float32, see ``Evidence``.
-        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for none.
-        gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for none.
+        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for
+            none.
+        gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for
+            none.
     """
 
     labels: Tensor
@@ -47,14 +56,18 @@ class Records(NamedTuple):
         """Return no records."""
         none = torch.zeros(0, dtype=torch.int64)
         rivals = none.view(0, 1).expand(0, RIVALS)
-        return cls(none, none, none, none, torch.zeros(0, 3), rivals, torch.zeros(0, RIVALS))
+        return cls(
+            none, none, none, none, torch.zeros(0, 3), rivals, torch.zeros(0, RIVALS)
+        )
 
     @classmethod
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
         """Return the records of a lesson; arguments as for ``Confidence.observe``, and the number of the lesson."""
         column = (evidence.labels == label).nonzero().flatten()
         images = len(evidence.scores)
-        rows = torch.linspace(0, images - 1, min(images, PER_LESSON)).round().long()  # spread evenly
+        rows = (
+            torch.linspace(0, images - 1, min(images, PER_LESSON)).round().long()
+        )  # spread evenly
         scores = evidence.scores[rows]
         gaps = (scores - scores[:, column]).float()
         gaps[:, column] = -torch.inf
@@ -114,22 +127,30 @@ class Records(NamedTuple):
         """Return the records of the other classes, in which this class is no rival."""
         kept = self.where(self.labels != label)
         gone = kept.rivals == label
-        return kept._replace(rivals=kept.rivals.masked_fill(gone, -1), gaps=kept.gaps.masked_fill(gone, -torch.inf))
+        return kept._replace(
+            rivals=kept.rivals.masked_fill(gone, -1),
+            gaps=kept.gaps.masked_fill(gone, -torch.inf),
+        )
 
     def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":
         """Return the records with other numbers of classes and lessons.
 
         Args:
-            labels: the new number of each class; records of classes left out are not returned.
+            labels: the new number of each class; records of classes left out are not
+                returned.
             lessons: added to the numbers of lessons.
         """
-        numbers = torch.full((2 + max(labels, default=0),), -1)  # the last one is for -1 and classes left out
+        numbers = torch.full(
+            (2 + max(labels, default=0),), -1
+        )  # the last one is for -1 and classes left out
         for before, label in labels.items():
             numbers[before] = label
         last = len(numbers) - 1
         new_labels = numbers[self.labels.clamp_max(last)]
         rivals = numbers[self.rivals.masked_fill(self.rivals < 0, last).clamp_max(last)]
-        rivals = rivals.masked_fill(rivals == new_labels[:, None], -1)  # two classes became one
+        rivals = rivals.masked_fill(
+            rivals == new_labels[:, None], -1
+        )  # two classes became one
         new = self._replace(
             labels=new_labels,
             lessons=self.lessons + lessons,
@@ -154,26 +175,33 @@ class _Fit(NamedTuple):
 class Confidence:
     """Temperature and threshold from records of images that were predicted before they were learned.
 
-    No image is held out. ``observe`` takes the evidence of each clip before the clip is learned. If the class was known
-    by then, the images become records; how the classes scored images that they had not seen yet is what calibrates
-    them. Records from a time when their class had less than half of its present images, or when there were less than
-    half of the present classes, do not count for temperature and threshold. If fewer than five lessons are left, those
-    of few classes count for the temperature, too, and those of few images for the threshold; if need be all do.
+    No image is held out. ``observe`` takes the evidence of each clip before the clip is
+    learned. If the class was known by then, the images become records; how the classes
+    scored images that they had not seen yet is what calibrates them. Records from a
+    time when their class had less than half of its present images, or when there were
+    less than half of the present classes, do not count for temperature and threshold.
+    If fewer than five lessons are left, those of few classes count for the temperature,
+    too, and those of few images for the threshold; if need be all do.
 
-    *Temperature*: maximum of the likelihood of the true classes, each lesson counting once, with a normal prior of
-    deviation 0.25 for its logarithm, so that it starts from the usual one of the closed form.
+    *Temperature*: maximum of the likelihood of the true classes, each lesson counting
+    once, with a normal prior of deviation 0.25 for its logarithm, so that it starts
+    from the usual one of the closed form.
 
-    *Unknown*: an image is known if the sum of its relative distance to the nearest class and its cosine with a class
-    mean, without ``usual`` in units of their deviations, and its cosine apart from what shows nothing are above their
-    5 % quantiles over the records, each lesson counting once; of the latter cosine no more than ``usual`` is asked. The
-    sum tells classes that were never learned, the cosine apart from nothing what shows no object at all. Before five
-    lessons are observed, images whose largest probability is below 0.1 are unknown, and those whose sum is below
-    ``usual``. Images that look like what was shown as nothing always are.
+    *Unknown*: an image is known if the sum of its relative distance to the nearest
+    class and its cosine with a class mean, without ``usual`` in units of their
+    deviations, and its cosine apart from what shows nothing are above their 5 %
+    quantiles over the records, each lesson counting once; of the latter cosine no more
+    than ``usual`` is asked. The sum tells classes that were never learned, the cosine
+    apart from nothing what shows no object at all. Before five lessons are observed,
+    images whose largest probability is below 0.1 are unknown, and those whose sum is
+    below ``usual``. Images that look like what was shown as nothing always are.
 
     Args:
-        capacity: largest number of records, 236 bytes each; beyond it, the class with most loses every second one.
-        usual: threshold of the sum before five lessons, and largest one of the cosine after them; ``None`` if the space
-            is not whitened. See ``nothing.usual_threshold``.
+        capacity: largest number of records, 236 bytes each; beyond it, the class with
+            most loses every second one.
+        usual: threshold of the sum before five lessons, and largest one of the cosine
+            after them; ``None`` if the space is not whitened. See
+            ``nothing.usual_threshold``.
     """
 
     def __init__(self, capacity: int = 2000, usual: float | None = None):
@@ -196,8 +224,8 @@ class Confidence:
     def observe(self, evidence: Evidence, label: int) -> None:
         """Record a clip of a class before it is learned; one call is one lesson.
 
-        Leave out clips of an object that was learned before: they are easier than new objects. A clip of a new class is
-        no record, because no score is right for it.
+        Leave out clips of an object that was learned before: they are easier than new
+        objects. A clip of a new class is no record, because no score is right for it.
 
         Args:
             evidence: evidence of the clip's images from statistics without them.
@@ -234,8 +262,14 @@ class Confidence:
             confident = (evidence.scores / temperature).log_softmax(1).amax(1)
             familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
             if self.usual is not None:
-                familiarity = torch.minimum(familiarity, evidence.typicality[:, :2].sum(1) - self.usual)
-        return familiarity if evidence.apart is None else torch.minimum(familiarity, evidence.apart - LEAST_APART)
+                familiarity = torch.minimum(
+                    familiarity, evidence.typicality[:, :2].sum(1) - self.usual
+                )
+        return (
+            familiarity
+            if evidence.apart is None
+            else torch.minimum(familiarity, evidence.apart - LEAST_APART)
+        )
 
     def known(self, evidence: Evidence) -> Tensor:
         """Return ``(B,)`` bool, whether a class explains each image."""
@@ -250,7 +284,8 @@ class Confidence:
 
         Args:
             other: the other instance; it is not changed.
-            labels: the number in this instance of each class of ``other``; records of classes left out are not added.
+            labels: the number in this instance of each class of ``other``; records of
+                classes left out are not added.
         """
         self._add(other._records.renumbered(labels, self._next))
         self._next += other._next
@@ -268,7 +303,9 @@ class Confidence:
         try:
             loaded, following = Records.of_state(state), int(state["next"])
         except KeyError as error:
-            raise StateError(f"the state of the confidence lacks {error}; give what state_dict returned") from error
+            raise StateError(
+                f"the state of the confidence lacks {error}; give what state_dict returned"
+            ) from error
         self._records, self._next, self._cache = loaded, following, None
 
     def _fitted(self, evidence: Evidence) -> tuple[float, _Fit | None]:
@@ -276,24 +313,37 @@ class Confidence:
         key = (*evidence.labels.tolist(), *evidence.counts.tolist())
         if self._cache is None or self._cache[0] != key:
             records = self._records
-            now = dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
-            images = 2 * records.images >= torch.tensor([now.get(label, 0) for label in records.labels.tolist()])
+            now = dict(
+                zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True)
+            )
+            images = 2 * records.images >= torch.tensor(
+                [now.get(label, 0) for label in records.labels.tolist()]
+            )
             classes = 2 * records.classes >= len(now)
             temperature = _temperature(records.of_first(images & classes, images))
             of_unknown = records.of_first(images & classes, classes)
             enough = len(of_unknown.lessons.unique()) >= LEAST_LESSONS
-            self._cache = key, temperature, _fit(of_unknown, self.usual) if enough else None
+            self._cache = (
+                key,
+                temperature,
+                _fit(of_unknown, self.usual) if enough else None,
+            )
         return self._cache[1:]
 
 
 def _temperature(records: Records) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %."""
     weights = _shares(records)
-    gaps = torch.nn.functional.pad(records.gaps.double(), (1, 0))  # 0 for the true class
+    gaps = torch.nn.functional.pad(
+        records.gaps.double(), (1, 0)
+    )  # 0 for the true class
     centre, step = 0.0, 0.5
     while step > 1e-4:
         logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
-        losses = [weights @ (gaps / log.exp()).logsumexp(1) + (log / PRIOR).square() / 2 for log in logs]
+        losses = [
+            weights @ (gaps / log.exp()).logsumexp(1) + (log / PRIOR).square() / 2
+            for log in logs
+        ]
         centre, step = float(logs[int(torch.stack(losses).argmin())]), step / 8
     return float(torch.tensor(centre).exp())
 
@@ -301,7 +351,9 @@ def _temperature(records: Records) -> float:
 def _fit(records: Records, usual: float | None) -> _Fit:
     """Return the thresholds of images of known classes; that of the cosine is at most ``usual``."""
     shares = _shares(records)
-    scales = torch.ones(2).double()  # with a usual threshold, both are in units of a cosine
+    scales = torch.ones(
+        2
+    ).double()  # with a usual threshold, both are in units of a cosine
     if usual is None:
         scales = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
     values = _sums(records.typicality, scales)
@@ -310,7 +362,9 @@ def _fit(records: Records, usual: float | None) -> _Fit:
     least = ordered.gather(0, (below < REJECTED).sum(0, keepdim=True))[0]
     if usual is not None:
         least[1].clamp_max_(usual)
-    units = values.std(0, correction=0).clamp_min(1e-6) / torch.tensor(STEEPNESS, dtype=torch.float64)
+    units = values.std(0, correction=0).clamp_min(1e-6) / torch.tensor(
+        STEEPNESS, dtype=torch.float64
+    )
     return _Fit(scales, least, units)
 
 
@@ -326,14 +380,20 @@ def _shares(records: Records) -> Tensor:
     return 1 / sizes.double()[lessons]
 
 
-def expected_calibration_error(probabilities: Tensor, correct: Tensor, bins: int = 15) -> float:
+def expected_calibration_error(
+    probabilities: Tensor, correct: Tensor, bins: int = 15
+) -> float:
     """Return the mean difference between confidence and accuracy, over bins of equal width (Guo et al., ICML 2017).
 
     Args:
         probabilities: ``(n,)``, the largest probability of each image.
         correct: ``(n,)`` bool, whether the answer is right.
-        bins: number of bins; a probability on the border of two counts in the lower one.
+        bins: number of bins; a probability on the border of two counts in the lower
+            one.
     """
     places = (probabilities.double() * bins).ceil().long().clamp(1, bins) - 1
     surplus = probabilities.double() - correct.double()
-    return float(surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum() / len(surplus))
+    return float(
+        surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum()
+        / len(surplus)
+    )

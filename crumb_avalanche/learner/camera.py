@@ -15,7 +15,12 @@ from PIL import Image
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
-from benchmarks_toybox_ilab.video.sampling import Clock, display_matrix, load_av, picture
+from benchmarks_toybox_ilab.video.sampling import (
+    Clock,
+    display_matrix,
+    load_av,
+    picture,
+)
 from crumb_avalanche.learner.clips import Clip, Frames
 
 PATIENCE = 10.0  # seconds without a frame before giving up
@@ -31,29 +36,45 @@ class CameraError(OSError):
     """A camera cannot be opened or stops; the message says which, why, and what to do."""
 
 
-def camera_clip(device: str | int = 0, seconds: float = 10.0, fps: float = 5.0, label: str | None = None) -> Clip:
+def camera_clip(
+    device: str | int = 0,
+    seconds: float = 10.0,
+    fps: float = 5.0,
+    label: str | None = None,
+) -> Clip:
     """Return the frames of a camera as a clip; the camera is opened when the first frame is taken.
 
-    Frames have at most 512 pixels on the short side. A camera with less than `fps` frames per second gives fewer.
+    Frames have at most 512 pixels on the short side. A camera with less than `fps`
+    frames per second gives fewer.
 
     Args:
-        device: on Linux a device file or its number, on macOS a number or a name, on Windows a name; or a video file,
-            or the address of a stream, such as `rtsp://host/path`.
+        device: on Linux a device file or its number, on macOS a number or a name, on
+            Windows a name; or a video file, or the address of a stream, such as
+            `rtsp://host/path`.
         seconds: length of the clip.
         fps: frames per second.
         label: class name of the clip.
 
     Raises:
-        ValueError: `seconds` or `fps` is not a number above 0, `label` breaks the rule of `check_name`, or `device` is
-            a number on Windows.
-        CameraError: from `Clip.frames`, if the camera cannot be opened, stops, or gives no frame in 10 seconds.
+        ValueError: `seconds` or `fps` is not a number above 0, `label` breaks the rule
+            of `check_name`, or `device` is a number on Windows.
+        CameraError: from `Clip.frames`, if the camera cannot be opened, stops, or gives
+            no frame in 10 seconds.
         ImportError: from `Clip.frames`, if PyAV is not installed.
     """
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 0 < seconds < math.inf
+    ):
         raise ValueError(f"seconds is {seconds!r}, but must be a number above 0.")
     label = None if label is None else check_name(label)
     frames = camera_frames(device, seconds)
-    return Clip(shown_device(device), label, _sampled(shown_device(device), frames, frame_rate(fps)))
+    return Clip(
+        shown_device(device),
+        label,
+        _sampled(shown_device(device), frames, frame_rate(fps)),
+    )
 
 
 def shown_device(device: str | int) -> str:
@@ -68,18 +89,27 @@ def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
     if isinstance(device, str) and os.path.isfile(device):
         return os.path.abspath(device), {}
     if isinstance(device, str) and "://" in device:
-        return device, {"options": {"rtsp_transport": "tcp"}} if device.startswith("rtsp") else {}
+        return device, {"options": {"rtsp_transport": "tcp"}} if device.startswith(
+            "rtsp"
+        ) else {}
     if sys.platform == "win32":
         if isinstance(device, int):
-            raise ValueError(f"device is {device}, but on Windows a camera is given by {_NAMES['win32']}.")
+            raise ValueError(
+                f"device is {device}, but on Windows a camera is given by {_NAMES['win32']}."
+            )
         return f"video={device.removeprefix('video=')}", {"format": "dshow"}
     if sys.platform == "darwin":
-        # FFmpeg's default of 29.97 frames per second is refused by cameras that offer 30.
+        # FFmpeg's default of 29.97 frames per second is refused by cameras that offer
+        # 30.
         return str(device), {"format": "avfoundation", "options": {"framerate": "30"}}
-    return f"/dev/video{device}" if isinstance(device, int) else device, {"format": "v4l2"}
+    return f"/dev/video{device}" if isinstance(device, int) else device, {
+        "format": "v4l2"
+    }
 
 
-def _sampled(name: str, frames: Iterator[tuple[float, Callable[[], Image.Image]]], fps: float) -> Frames:
+def _sampled(
+    name: str, frames: Iterator[tuple[float, Callable[[], Image.Image]]], fps: float
+) -> Frames:
     taken = 0
     with closing(frames):  # type: ignore[type-var]
         for now, frame in frames:
@@ -88,7 +118,9 @@ def _sampled(name: str, frames: Iterator[tuple[float, Callable[[], Image.Image]]
                 yield f"{name}#t={(taken - 1) / fps:g}", frame()
 
 
-def camera_frames(device: str | int, seconds: float = math.inf) -> Iterator[tuple[float, Callable[[], Image.Image]]]:
+def camera_frames(
+    device: str | int, seconds: float = math.inf
+) -> Iterator[tuple[float, Callable[[], Image.Image]]]:
     """Return the frames of a camera as times in seconds since the first one, and functions that convert them to images.
 
     Args:
@@ -97,7 +129,9 @@ def camera_frames(device: str | int, seconds: float = math.inf) -> Iterator[tupl
     return _frames(device, *_opening(device), seconds)
 
 
-def _frames(device: str | int, name: str, options: dict[str, Any], seconds: float) -> Iterator[tuple[float, Any]]:
+def _frames(
+    device: str | int, name: str, options: dict[str, Any], seconds: float
+) -> Iterator[tuple[float, Any]]:
     av = load_av()
     try:
         container = av.open(name, timeout=PATIENCE, **options)
@@ -107,10 +141,16 @@ def _frames(device: str | int, name: str, options: dict[str, Any], seconds: floa
         if not container.streams.video:
             raise _error(device, "has no video stream")
         stream = container.streams.video[0]
-        clock, end, empty = Clock(float(stream.average_rate or 30)), time.monotonic() + PATIENCE + seconds, True
+        clock, end, empty = (
+            Clock(float(stream.average_rate or 30)),
+            time.monotonic() + PATIENCE + seconds,
+            True,
+        )
         for frame in _decoded(container, stream, device):
             now = clock(frame.time) + _TOLERANCE
-            if now >= seconds or time.monotonic() > end:  # the second if time stamps stand still
+            if (
+                now >= seconds or time.monotonic() > end
+            ):  # the second if time stamps stand still
                 break
             if empty:
                 matrix, empty = display_matrix(frame), False
@@ -129,7 +169,9 @@ def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
             return
         except BlockingIOError as error:  # macOS: there is no frame yet
             if time.monotonic() - last > PATIENCE:
-                raise _error(device, f"gives no frame in {PATIENCE:g} seconds") from error
+                raise _error(
+                    device, f"gives no frame in {PATIENCE:g} seconds"
+                ) from error
             time.sleep(0.01)
         except Exception as error:
             raise _error(device, "stops", error) from error

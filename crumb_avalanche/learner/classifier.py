@@ -8,21 +8,41 @@ from torch import Tensor
 
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
-from crumb_avalanche.learner.evidence import WHITENED, Evidence, evidence, evidence_by_location
+from crumb_avalanche.learner.evidence import (
+    WHITENED,
+    Evidence,
+    evidence,
+    evidence_by_location,
+)
 from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
-from crumb_avalanche.learner.nothing import DRAWN, EACH_LESSON, drawn_images, usual_threshold, with_shown
+from crumb_avalanche.learner.nothing import (
+    DRAWN,
+    EACH_LESSON,
+    drawn_images,
+    usual_threshold,
+    with_shown,
+)
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import StateError
 
-CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")  # those that are tested as learners; ``recommended`` is the first
-CLASSES = 20  # A budget that is too small for so many classes with all features has those of the head's input.
+CLOSED_FORMS = (
+    "rda",
+    "slda",
+    "ncm",
+    "ranpac",
+)  # those that are tested as learners; ``recommended`` is the first
+# A budget that is too small for so many classes with all features has those of the
+# head's input.
+CLASSES = 20
 RUNNERS_UP = 4
-# What a learner takes of its features by default: the middle of the image, where a person shows an object.
+# What a learner takes of its features by default: the middle of the image, where a
+# person shows an object.
 MIDDLE = {"inner": 0.8, "window": 0.18}
-# The copy that is asked before a clip is learned is brought up to date when so many times more images were learned.
+# The copy that is asked before a clip is learned is brought up to date when so many
+# times more images were learned.
 GROWTH = 1.5
 
 
@@ -39,18 +59,21 @@ class Classifier:
         features: what it computes of images.
         length: number of these features.
         budget_bytes: most bytes of the statistics.
-        kept: number of the last features, which stay if the budget becomes too small for the others; default all.
-        looks: the parts of an image that features are computed of. Each of their views is learned; the scores of the
-            views are added.
-        usual: see ``Confidence``; without effect unless the cosines of the statistics are those of a whitened space.
+        kept: number of the last features, which stay if the budget becomes too small
+            for the others; default all.
+        looks: the parts of an image that features are computed of. Each of their views
+            is learned; the scores of the views are added.
+        usual: see ``Confidence``; without effect unless the cosines of the statistics
+            are those of a whitened space.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
         statistics: the closed form.
         confidence: how sure its answers are.
         look_weights: how much the scores of each view count.
-        nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones first and then views of those that
-            were shown; ``None`` where they are not used or not computed yet.
+        nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones
+            first and then views of those that were shown; ``None`` where they are not
+            used or not computed yet.
     """
 
     def __init__(
@@ -89,20 +112,33 @@ class Classifier:
         Args:
             method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method, weighted towards the middle of each
-                look unless it is the whole image; or if the budget is small those of the head's input alone.
+            moments: arguments of ``FeatureMoments``; default those of the method,
+                weighted towards the middle of each look unless it is the whole image;
+                or if the budget is small those of the head's input alone.
         """
         form = form_of(method)
         assert form is not None
         default = form.moments if looks == WHOLE else {**form.moments, **MIDDLE}
         features = FeatureMoments(**(default if moments is None else moments))
         length, kept = features.length(model), features.of_head().length(model)
-        if moments is None and form.for_budget(length, budget_bytes, kept).narrow(CLASSES, budget_bytes, kept):
+        if moments is None and form.for_budget(length, budget_bytes, kept).narrow(
+            CLASSES, budget_bytes, kept
+        ):
             features, length = features.of_head(), kept
-        return cls(method, features, length, budget_bytes, kept, looks, usual_threshold(model.backbone))
+        return cls(
+            method,
+            features,
+            length,
+            budget_bytes,
+            kept,
+            looks,
+            usual_threshold(model.backbone),
+        )
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
-        memo.update({id(part): part for part in (self._asked, self.nothing)})  # never changed
+        memo.update(
+            {id(part): part for part in (self._asked, self.nothing)}
+        )  # never changed
         memo[id(self.names)] = list(self.names)  # faster than item by item
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
@@ -126,7 +162,11 @@ class Classifier:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught."""
-        return [ClassInfo(name, count) for name, count in zip(self.names, self.images) if name is not None]
+        return [
+            ClassInfo(name, count)
+            for name, count in zip(self.names, self.images)
+            if name is not None
+        ]
 
     def find(self, name: str) -> int:
         """Return a class's number.
@@ -166,7 +206,10 @@ class Classifier:
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, also those that were made of more features."""
-        self.confidence, self.look_weights = Confidence(usual=self.usual), LookWeights(self.looks.views)
+        self.confidence, self.look_weights = (
+            Confidence(usual=self.usual),
+            LookWeights(self.looks.views),
+        )
         self._confidence_before = self.confidence
         self._asked: ClosedForm | None = None
         self.nothing = None if self.nothing is None else self.nothing[:, -self.length :]
@@ -184,26 +227,43 @@ class Classifier:
         """
         self.draw_nothing(model)
         looks = self.looks.of(pixels)
-        layers = self.features.layers(model, model.features(torch.cat(looks)))  # together, which is faster than alone
+        layers = self.features.layers(
+            model, model.features(torch.cat(looks))
+        )  # together, which is faster than alone
         parts = zip(*(layer.chunk(len(looks)) for layer in layers))
         windows = zip(parts, self.looks.windows(self.features))
-        return torch.cat([window.of_layers(list(part)) for part, some in windows for window in some], 1)
+        return torch.cat(
+            [window.of_layers(list(part)) for part, some in windows for window in some],
+            1,
+        )
 
     def draw_nothing(self, model: SplitModel) -> None:
         """Compute the features of drawn images that show nothing, the first time."""
         if self.nothing is None and isinstance(self.statistics, WHITENED):
-            self.nothing = self.features(model, drawn_images(model.image_size))[:, -self.length :]
+            self.nothing = self.features(model, drawn_images(model.image_size))[
+                :, -self.length :
+            ]
 
     def learn_nothing(self, features: Tensor) -> None:
         """Keep some of ``n`` images of a clip, as ``compute`` returns them, as what shows nothing; or ValueError."""
         if self.nothing is None:
-            raise ValueError(f"a learner of method {self.method} cannot be shown nothing; rda and slda can")
-        places = torch.linspace(0, len(features) - 1, min(len(features), EACH_LESSON)).round().long()
+            raise ValueError(
+                f"a learner of method {self.method} cannot be shown nothing; rda and slda can"
+            )
+        places = (
+            torch.linspace(0, len(features) - 1, min(len(features), EACH_LESSON))
+            .round()
+            .long()
+        )
         self.nothing = with_shown(self.nothing, self._rows(features[places]))
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of, after some were given up or not."""
-        return self.features if self.length == self.features.length(model) else self.features.of_head()
+        return (
+            self.features
+            if self.length == self.features.length(model)
+            else self.features.of_head()
+        )
 
     def learn(self, features: Tensor, number: int) -> None:
         """Add the features of ``n`` images of a class, as ``compute`` returns them."""
@@ -217,22 +277,29 @@ class Classifier:
     def predict_before_learning(self, features: Tensor, number: int) -> Evidence | None:
         """Answer for a clip with what was learned before, and record how sure the answer is.
 
-        A copy of the statistics is asked, which is made anew for each lesson, and within it whenever the images have
-        grown by half: every change of the statistics costs a new solution.
+        A copy of the statistics is asked, which is made anew for each lesson, and
+        within it whenever the images have grown by half: every change of the statistics
+        costs a new solution.
 
         Returns:
-            The evidence of its images, whose scores are logarithms of probabilities, but for a summand; ``None`` if
-            the class, or a second one, was not known to the copy.
+            The evidence of its images, whose scores are logarithms of probabilities,
+            but for a summand; ``None`` if the class, or a second one, was not known to
+            the copy.
         """
         learned = sum(self.images)
         if self._asked is None or learned >= GROWTH * self._asked_images:
-            self._asked, self._asked_images = copy.deepcopy(self.statistics), max(1, learned)
+            self._asked, self._asked_images = (
+                copy.deepcopy(self.statistics),
+                max(1, learned),
+            )
         known = self._asked.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
         rows = self._rows(features)
         views = evidence(self._asked, rows, self.nothing)
-        self.look_weights.observe(views.scores.unflatten(0, (-1, self.looks.views)), known.index(number))
+        self.look_weights.observe(
+            views.scores.unflatten(0, (-1, self.looks.views)), known.index(number)
+        )
         found = self._together(views)
         self.confidence.observe(found, number)
         return self._confidence_before.calibrated(found)
@@ -244,12 +311,17 @@ class Classifier:
             found: what ``evidence`` returned for ``n`` frames.
 
         Returns:
-            ``n + 1`` pairs, the last one for the clip: names with probabilities, most likely first, and whether a class
-            explains what is shown.
+            ``n + 1`` pairs, the last one for the clip: names with probabilities, most
+            likely first, and whether a class explains what is shown.
         """
         familiarity = self.confidence.familiarity(found)
         together = found._replace(scores=found.scores.mean(0, keepdim=True))
-        shares = torch.cat([self.confidence.probabilities(found), self.confidence.probabilities(together)])
+        shares = torch.cat(
+            [
+                self.confidence.probabilities(found),
+                self.confidence.probabilities(together),
+            ]
+        )
         known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
         best = shares.argsort(1, descending=True)[:, : RUNNERS_UP + 1]
         names = [str(self.names[label]) for label in found.labels.tolist()]
@@ -260,16 +332,27 @@ class Classifier:
 
     def evidence(self, features: Tensor) -> Evidence:
         """Compute scores and distances of ``n`` images from features as ``compute`` returns them."""
-        return self._together(evidence(self.statistics, self._rows(features), self.nothing))
+        return self._together(
+            evidence(self.statistics, self._rows(features), self.nothing)
+        )
 
     def _rows(self, features: Tensor) -> Tensor:
         """Return ``(n * V, D)`` of the ``(n, V * D')`` features of ``n`` images, those that the statistics are of."""
-        return features.unflatten(1, (self.looks.views, -1))[:, :, -self.length :].flatten(0, 1)
+        return features.unflatten(1, (self.looks.views, -1))[
+            :, :, -self.length :
+        ].flatten(0, 1)
 
     def _together(self, found: Evidence) -> Evidence:
         """Return the evidence of images from that of their views."""
-        scores, typicality = self._mean_of_views(found.scores), self._mean_of_views(found.typicality)
-        apart = None if found.apart is None else self._mean_of_views(found.apart.unsqueeze(1)).squeeze(1)
+        scores, typicality = (
+            self._mean_of_views(found.scores),
+            self._mean_of_views(found.typicality),
+        )
+        apart = (
+            None
+            if found.apart is None
+            else self._mean_of_views(found.apart.unsqueeze(1)).squeeze(1)
+        )
         return found._replace(scores=scores, typicality=typicality, apart=apart)
 
     def _mean_of_views(self, values: Tensor) -> Tensor:
@@ -288,14 +371,24 @@ class Classifier:
         Returns:
             ``(h, w)`` float64, of the whole image.
         """
-        shares, weights = torch.zeros(pixels.shape[-2:], dtype=torch.float64), iter(self.look_weights.weights())
+        shares, weights = (
+            torch.zeros(pixels.shape[-2:], dtype=torch.float64),
+            iter(self.look_weights.weights()),
+        )
         windows = self.looks.windows(self.features_of_statistics(model))
         for share, look, some in zip(self.looks.shares, self.looks.of(pixels), windows):
-            views = (evidence_by_location(model, one, self.statistics, look, self.taught) for one in some)
+            views = (
+                evidence_by_location(model, one, self.statistics, look, self.taught)
+                for one in some
+            )
             found = sum(weight * view for view, weight in zip(views, weights))
-            (top, bottom), (left, right) = (middle_of(length, share) for length in shares.shape)
+            (top, bottom), (left, right) = (
+                middle_of(length, share) for length in shares.shape
+            )
             size = bottom - top, right - left
-            enlarged = torch.nn.functional.interpolate(found[None, None], size=size, mode="bilinear")[0, 0]
+            enlarged = torch.nn.functional.interpolate(
+                found[None, None], size=size, mode="bilinear"
+            )[0, 0]
             shares[top:bottom, left:right] += enlarged
         return shares
 
@@ -307,7 +400,9 @@ class Classifier:
         """
         number = self.find(old)
         if new in self.names and new != old:
-            raise ValueError(f"there is a class {new!r} already: forget one of the two, or choose another name")
+            raise ValueError(
+                f"there is a class {new!r} already: forget one of the two, or choose another name"
+            )
         self.names[number] = new
 
     def move(self, old: str, new: str) -> None:
@@ -318,9 +413,15 @@ class Classifier:
         """
         gone, into = self.find(old), self.find(new)
         labels = {number: into if number == gone else number for number in self.taught}
-        statistics, confidence = self.statistics.like(self.statistics.state_dict()), self.confidence
+        statistics, confidence = (
+            self.statistics.like(self.statistics.state_dict()),
+            self.confidence,
+        )
         statistics.merge(self.statistics, labels)
-        self.statistics, self.confidence = statistics, Confidence(usual=confidence.usual)
+        self.statistics, self.confidence = (
+            statistics,
+            Confidence(usual=confidence.usual),
+        )
         self.confidence.merge(confidence, labels)
         self.names[gone], self._asked = None, None
 
@@ -374,7 +475,9 @@ class Classifier:
         notes.append(self._make_room(len(self.taught)))
         if other.nothing is not None:
             rows = other.nothing[:, -self.length :]
-            self.nothing = rows if self.nothing is None else with_shown(self.nothing, rows[DRAWN:])
+            self.nothing = (
+                rows if self.nothing is None else with_shown(self.nothing, rows[DRAWN:])
+            )
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.add(other.look_weights.losses)

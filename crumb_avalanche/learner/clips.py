@@ -36,10 +36,12 @@ class Clip:
     """Images that belong together: a video, the photos of one folder, a list or batch in memory, or a single photo.
 
     Attributes:
-        path: path of the file or folder; `source`, `source[2]` ... for images in memory.
+        path: path of the file or folder; `source`, `source[2]` ... for images in
+            memory.
         label: class name, or `None`.
-        frames: pairs of path and RGB image, decoded one at a time; can be read once. The path of a video's frame is
-            that of the video and its time in seconds, `clip.mp4#t=1.5`.
+        frames: pairs of path and RGB image, decoded one at a time; can be read once.
+            The path of a video's frame is that of the video and its time in seconds,
+            `clip.mp4#t=1.5`.
         files: photos in order, or a video; empty for images in memory.
     """
 
@@ -90,14 +92,22 @@ def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
 
     What lies in a folder that matches is not listed again.
     """
-    fixed = next(parent for parent in pattern.parents if os.path.isdir(parent) or not glob.has_magic(str(parent)))
+    fixed = next(
+        parent
+        for parent in pattern.parents
+        if os.path.isdir(parent) or not glob.has_magic(str(parent))
+    )
     # Unlike glob.glob, pathlib follows no links below **.
     found = set(fixed.glob(str(pattern.relative_to(fixed))))
     listed: list[Path] = []
     folders: set[Path] = set()
     ignored: Counter[str] = Counter()
-    for match in sorted(found, key=lambda match: [natural_key(part) for part in match.parts]):
-        if not folders.isdisjoint(match.parents) or not all(map(is_visible, match.relative_to(fixed).parts)):
+    for match in sorted(
+        found, key=lambda match: [natural_key(part) for part in match.parts]
+    ):
+        if not folders.isdisjoint(match.parents) or not all(
+            map(is_visible, match.relative_to(fixed).parts)
+        ):
             continue
         if os.path.isdir(match):
             folders.add(match)
@@ -114,7 +124,8 @@ def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
 def class_folders(source: object) -> dict[Path, str]:
     """Return the class folders of a folder and their class names, in natural order; none for every other source.
 
-    A folder holds class folders if photos or videos lie in its subfolders, at any depth, and none beside them.
+    A folder holds class folders if photos or videos lie in its subfolders, at any
+    depth, and none beside them.
 
     Raises:
         ValueError: If the name of a class folder breaks the rule of `check_name`.
@@ -125,8 +136,15 @@ def class_folders(source: object) -> dict[Path, str]:
     entries = entries_of(path)
     if entries.images or entries.videos:
         return {}
-    below = {folder: walk(folder, lambda path, error: None, path) for folder in entries.folders}
-    holding = [folder for folder, inner in below.items() if any(one.images or one.videos for _, one in inner)]
+    below = {
+        folder: walk(folder, lambda path, error: None, path)
+        for folder in entries.folders
+    }
+    holding = [
+        folder
+        for folder, inner in below.items()
+        if any(one.images or one.videos for _, one in inner)
+    ]
     return {folder: check_name(folder.name) for folder in holding}
 
 
@@ -138,7 +156,10 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
         known: names of the classes taught.
     """
     if classes := class_folders(source):
-        inner = {folder.name: [one.name for one in entries_of(folder).folders] for folder in classes}
+        inner = {
+            folder.name: [one.name for one in entries_of(folder).folders]
+            for folder in classes
+        }
         check_not_splits(source, inner)  # type: ignore[arg-type]
         check_near(classes.values(), known)
 
@@ -159,8 +180,8 @@ def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
     """Return the only class folder of a source, and the names of two or more folders in it that could be the classes.
 
-    ``None`` if there are several class folders or none, or less than two folders in the only one, or photos beside
-    them.
+    ``None`` if there are several class folders or none, or less than two folders in the
+    only one, or photos beside them.
     """
     classes = class_folders(source)
     if len(classes) != 1:

@@ -1,7 +1,8 @@
 """Export a learner to ONNX, and check that the result answers as the learner does.
 
-The graph is traced from the code that answers: pixels, features, ``ClosedForm.solution``, evidence and confidence. Only
-resizing, which Pillow does, is written a second time.
+The graph is traced from the code that answers: pixels, features,
+``ClosedForm.solution``, evidence and confidence. Only resizing, which Pillow does, is
+written a second time.
 """
 
 import copy
@@ -27,9 +28,13 @@ from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.runtimes import OPSET, onnx_bytes
 from crumb_avalanche.system.atomic_file import atomic_write
 
-SCORE_TOLERANCE = 1e-3  # largest difference of a score, relative to the largest score of the image
+SCORE_TOLERANCE = (
+    1e-3  # largest difference of a score, relative to the largest score of the image
+)
 LABEL_TOLERANCE = 1 / 500  # share of images whose label may differ
-FAMILIARITY_TOLERANCE = 1e-2  # largest difference of the familiarity, in standard deviations
+FAMILIARITY_TOLERANCE = (
+    1e-2  # largest difference of the familiarity, in standard deviations
+)
 NOISE_IMAGES = 32
 PRODUCER = "crumb-avalanche"  # in the graph
 OUTPUTS = ("scores", "probabilities", "familiarity", "known")
@@ -44,16 +49,27 @@ class Parity:
     """Comparison of an exported graph with its learner."""
 
     images: int
-    score_error: float  # largest difference for the same resized image, relative to the image's largest score
+    # largest difference for the same resized image, relative to the image's largest
+    # score
+    score_error: float
     other_labels: int  # images with another label if the graph resizes them
     familiarity_error: float = 0.0  # largest difference for the same resized image
-    other_known: int = 0  # images that the graph, if it resizes them, calls known and the learner not, or the reverse
+    # images that the graph, if it resizes them, calls known and the learner not, or the
+    # reverse
+    other_known: int = 0
 
     @property
     def holds(self) -> bool:
         """Whether all are within their tolerances."""
-        same_input = self.score_error <= SCORE_TOLERANCE and self.familiarity_error <= FAMILIARITY_TOLERANCE
-        return same_input and self.other_labels <= self._allowed and self.other_known <= max(1, self._allowed)
+        same_input = (
+            self.score_error <= SCORE_TOLERANCE
+            and self.familiarity_error <= FAMILIARITY_TOLERANCE
+        )
+        return (
+            same_input
+            and self.other_labels <= self._allowed
+            and self.other_known <= max(1, self._allowed)
+        )
 
     @property
     def _allowed(self) -> int:
@@ -68,19 +84,24 @@ class Parity:
         )
 
 
-def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -> Parity:
+def export_onnx(
+    learner: Learner, path: str | os.PathLike, images: Any = None
+) -> Parity:
     """Write a learner as an ONNX file, after a check in ONNX Runtime.
 
-    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs are ``scores``, of which the
-    largest is the answer, and ``probabilities``, both ``(batch, classes)`` float32, ``known``, ``(batch,)`` bool,
-    whether a class explains the image, and ``familiarity``, ``(batch,)`` float32, how well: below 0 for unknown images.
-    The metadata hold ``classes`` (a JSON list of names, in the order of the scores), ``method``, ``backbone``,
-    ``image_size`` and ``weights_sha256``, the hash of the network's weights.
+    Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs
+    are ``scores``, of which the largest is the answer, and ``probabilities``, both
+    ``(batch, classes)`` float32, ``known``, ``(batch,)`` bool, whether a class explains
+    the image, and ``familiarity``, ``(batch,)`` float32, how well: below 0 for unknown
+    images. The metadata hold ``classes`` (a JSON list of names, in the order of the
+    scores), ``method``, ``backbone``, ``image_size`` and ``weights_sha256``, the hash
+    of the network's weights.
 
     Args:
         learner: a learner with at least one class.
         path: the file; an existing one is replaced.
-        images: images to compare the two on, as for ``Learner.predict_all``; default noise of several sizes.
+        images: images to compare the two on, as for ``Learner.predict_all``; default
+            noise of several sizes.
 
     Returns:
         The comparison.
@@ -89,24 +110,35 @@ def export_onnx(learner: Learner, path: str | os.PathLike, images: Any = None) -
         ImportError: onnx or onnxruntime is not installed.
         LearnerError: the learner can only be asked.
         NothingTaughtError: nothing was taught.
-        ExportError: the method has an operation that ONNX lacks, or the graph answers otherwise than the learner; no
-            file is written, and an existing one is unchanged.
+        ExportError: the method has an operation that ONNX lacks, or the graph answers
+            otherwise than the learner; no file is written, and an existing one is
+            unchanged.
     """
     _, onnxruntime = _load()
     learner.check_teachable()
     with learner._lock:
         if not learner.classes:
-            raise NothingTaughtError("nothing was taught yet: there is nothing to export; teach the learner first")
+            raise NothingTaughtError(
+                "nothing was taught yet: there is nothing to export; teach the learner first"
+            )
         if learner.network.interpolation not in FILTERS:
             raise ExportError(
                 f"{learner.network.backbone} takes images resized with {learner.network.interpolation}, which is "
                 f"not exported; {' and '.join(FILTERS)} are"
             )
         graph = onnx_graph(learner)
-        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-        parity = compare(learner, session, _noise(learner.network.image_size) if images is None else images)
+        session = onnxruntime.InferenceSession(
+            graph, providers=["CPUExecutionProvider"]
+        )
+        parity = compare(
+            learner,
+            session,
+            _noise(learner.network.image_size) if images is None else images,
+        )
     if not parity.holds:
-        raise ExportError(f"the ONNX graph answers otherwise than the learner, so no file is written; on {parity}")
+        raise ExportError(
+            f"the ONNX graph answers otherwise than the learner, so no file is written; on {parity}"
+        )
     with atomic_write(Path(path)) as temporary:
         temporary.write_bytes(graph)
     return parity
@@ -133,7 +165,9 @@ def _load() -> tuple[Any, Any]:
         import onnxruntime
     except ImportError as error:
         cure = 'pip install -e ".[onnx]"'
-        raise ImportError(f"the export to ONNX needs onnx and onnxruntime: {cure}") from error
+        raise ImportError(
+            f"the export to ONNX needs onnx and onnxruntime: {cure}"
+        ) from error
     return onnx, onnxruntime
 
 
@@ -144,10 +178,17 @@ def _cubic(distances: Tensor) -> Tensor:
     """Return Pillow's bicubic filter (Catmull-Rom: the parameter is -0.5)."""
     near = (1.5 * distances - 2.5) * distances**2 + 1
     far = ((2.5 - 0.5 * distances) * distances - 4) * distances + 2
-    return torch.where(distances < 1, near, torch.where(distances < 2, far, torch.zeros_like(distances)))
+    return torch.where(
+        distances < 1,
+        near,
+        torch.where(distances < 2, far, torch.zeros_like(distances)),
+    )
 
 
-FILTERS = {"bilinear": lambda distances: (1 - distances).clamp_min(0), "bicubic": _cubic}
+FILTERS = {
+    "bilinear": lambda distances: (1 - distances).clamp_min(0),
+    "bicubic": _cubic,
+}
 
 
 class Resize(nn.Module):
@@ -155,14 +196,20 @@ class Resize(nn.Module):
 
     Pixels are ``(B, 3, size, size)`` float64, whole numbers 0 to 255.
 
-    Two matrix products with the weights of Pillow's filter, which are multiples of ``2**-22``, so that their sums are
-    exact in double precision. The result is that of ``PixelTransform``, or one level beside it: of pixels with a tie,
-    and of images that Pillow resizes along their height first. ONNX's own ``Resize`` is up to 19 levels from Pillow.
+    Two matrix products with the weights of Pillow's filter, which are multiples of
+    ``2**-22``, so that their sums are exact in double precision. The result is that of
+    ``PixelTransform``, or one level beside it: of pixels with a tie, and of images that
+    Pillow resizes along their height first. ONNX's own ``Resize`` is up to 19 levels
+    from Pillow.
     """
 
     def __init__(self, size: int, interpolation: str = "bilinear", share: float = 1.0):
         super().__init__()
-        self.size, self.filter, self.margin = size, FILTERS[interpolation], (1 - share) / 2
+        self.size, self.filter, self.margin = (
+            size,
+            FILTERS[interpolation],
+            (1 - share) / 2,
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         """Resize images."""
@@ -173,17 +220,25 @@ class Resize(nn.Module):
     def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
         """Compute ``2**22`` times the weights of the filter, from the middle of ``length`` pixels to ``size``.
 
-        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed matrix of doubles.
+        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a
+        transposed matrix of doubles.
         """
         places = torch.arange(length, device=device).double()
-        # From the tensor, because exporters trace it; of one axis, because they take scalars to be float32.
+        # From the tensor, because exporters trace it; of one axis, because they take
+        # scalars to be float32.
         last = places[-1:]
-        margin = torch.minimum(((last + 1) * self.margin + 0.5).floor(), (last / 2).floor())
+        margin = torch.minimum(
+            ((last + 1) * self.margin + 0.5).floor(), (last / 2).floor()
+        )
         scale = (last + 1 - 2 * margin) / self.size
-        centres = (torch.arange(self.size, device=device).double() + 0.5) * scale + margin
+        centres = (
+            torch.arange(self.size, device=device).double() + 0.5
+        ) * scale + margin
         differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
         inside = ((places >= margin) & (places <= last - margin)).double()
-        weights = self.filter((differences + 0.5).abs() * (1 / scale.clamp_min(1))) * inside.unsqueeze(1 - axis)
+        weights = self.filter(
+            (differences + 0.5).abs() * (1 / scale.clamp_min(1))
+        ) * inside.unsqueeze(1 - axis)
         return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
 
 
@@ -198,19 +253,32 @@ class Graph(nn.Module):
         super().__init__()
         network, self.known = learner.network, learner._classifier
         self.model = copy.copy(network.model)  # whose F no other runtime runs
-        size, interpolation, shares = network.image_size, network.interpolation, self.known.looks.shares
-        self.resize = nn.ModuleList(Resize(size, interpolation, share) for share in shares)
-        # What follows from the classes alone is found here, so that it is a constant of the graph.
+        size, interpolation, shares = (
+            network.image_size,
+            network.interpolation,
+            self.known.looks.shares,
+        )
+        self.resize = nn.ModuleList(
+            Resize(size, interpolation, share) for share in shares
+        )
+        # What follows from the classes alone is found here, so that it is a constant of
+        # the graph.
         views = self.known.looks.views * self.known.length
         self.known.confidence.familiarity(self.known.evidence(torch.zeros(1, views)))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        known, looks = self.known, [resize(images).to(torch.uint8) for resize in self.resize]
+        known, looks = (
+            self.known,
+            [resize(images).to(torch.uint8) for resize in self.resize],
+        )
         pixels = looks[0] if known.looks == WHOLE else torch.stack(looks, 1)
         found = known.evidence(known.compute(self.model, pixels))
         familiarity = known.confidence.familiarity(found)
-        scores, shares = found.scores * known.statistics.temperature, known.confidence.probabilities(found)
+        scores, shares = (
+            found.scores * known.statistics.temperature,
+            known.confidence.probabilities(found),
+        )
         return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
 
 
@@ -220,21 +288,30 @@ def _constant(value: Any) -> Any:
     return node.t("value") if node.kindOf("value") == "t" else value.toIValue()
 
 
-def _solve_triangular(graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any) -> Any:
+def _solve_triangular(
+    graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any
+) -> Any:
     # In single precision: the inverse of a covariance's root is most of the file.
     inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
     values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
-    product = graph.op("MatMul", *((inverse, values) if _constant(left) else (values, inverse)))
+    product = graph.op(
+        "MatMul", *((inverse, values) if _constant(left) else (values, inverse))
+    )
     return graph.op("Cast", product, to_i=torch.onnx.TensorProtoDataType.DOUBLE)
 
 
 def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
     matrix = _constant(root)
-    return graph.op("MatMul", graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)), values)
+    return graph.op(
+        "MatMul",
+        graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)),
+        values,
+    )
 
 
-# What torch's exporter does not know; solves with a constant matrix become products with its inverse. The first
-# arguments have no annotation: torch 2.4 raises for one that is not a class.
+# What torch's exporter does not know; solves with a constant matrix become products
+# with its inverse. The first arguments have no annotation: torch 2.4 raises for one
+# that is not a class.
 OPERATORS: dict[str, Callable] = {
     "aten::mT": lambda graph, matrix: graph.op("Transpose", matrix, perm_i=[1, 0]),
     "aten::linalg_solve_triangular": _solve_triangular,
@@ -263,18 +340,27 @@ def onnx_graph(learner: Learner) -> bytes:
     import onnx
 
     network, known = learner.network, learner._classifier
-    example = torch.zeros(2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8)
-    axes = {"images": {0: "batch", 1: "height", 2: "width"}, **{name: {0: "batch"} for name in OUTPUTS}}
+    example = torch.zeros(
+        2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8
+    )
+    axes = {
+        "images": {0: "batch", 1: "height", 2: "width"},
+        **{name: {0: "batch"} for name in OUTPUTS},
+    }
     with more_operators():
         try:
             graph = onnx_bytes(Graph(learner).eval(), example, axes)
         except torch.onnx.errors.OnnxExporterError as error:
             reason = str(error).splitlines()[0]
-            raise ExportError(f"method {learner.method} has an operation that ONNX lacks: {reason}") from error
+            raise ExportError(
+                f"method {learner.method} has an operation that ONNX lacks: {reason}"
+            ) from error
     model = onnx.load_from_string(graph)
     model.producer_name, model.producer_version = PRODUCER, __version__
     metadata = {
-        "classes": json.dumps([known.names[number] for number in known.taught], ensure_ascii=False),
+        "classes": json.dumps(
+            [known.names[number] for number in known.taught], ensure_ascii=False
+        ),
         "method": learner.method,
         "backbone": network.backbone,
         "image_size": str(network.image_size),
@@ -296,23 +382,44 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
 
     def answered(image: Image.Image) -> tuple[np.ndarray, float]:
         found = known.evidence(known.compute(network.model, transform(image)[None]))
-        return (found.scores[0] * known.statistics.temperature).numpy(), float(known.confidence.familiarity(found))
+        return (found.scores[0] * known.statistics.temperature).numpy(), float(
+            known.confidence.familiarity(found)
+        )
 
     found: list[tuple[float, float, bool, bool]] = []
-    for image in (image for clip in clips_of(images, on_bad="skip") for _, image in clip.frames):
+    for image in (
+        image for clip in clips_of(images, on_bad="skip") for _, image in clip.frames
+    ):
         resized = whole(image).permute(1, 2, 0).contiguous().numpy()
         scores, familiarity = answered(Image.fromarray(resized))
-        its_scores, its_familiarity = session.run(["scores", "familiarity"], {"images": resized[None]})
-        score_error = _largest((its_scores[0] - scores) / max(1e-300, np.abs(scores).max()))
+        its_scores, its_familiarity = session.run(
+            ["scores", "familiarity"], {"images": resized[None]}
+        )
+        score_error = _largest(
+            (its_scores[0] - scores) / max(1e-300, np.abs(scores).max())
+        )
         familiarity_error = _largest(its_familiarity - familiarity)
         scores, familiarity = answered(image)
-        its_scores, its_known = session.run(["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]})
-        other = bool(its_scores[0].argmax() != scores.argmax()), bool(its_known[0] != (familiarity >= 0))
+        its_scores, its_known = session.run(
+            ["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]}
+        )
+        other = (
+            bool(its_scores[0].argmax() != scores.argmax()),
+            bool(its_known[0] != (familiarity >= 0)),
+        )
         found.append((score_error, familiarity_error, *other))
     if not found:
-        raise ValueError("none of the images to compare on could be read; give a folder with photos")
+        raise ValueError(
+            "none of the images to compare on could be read; give a folder with photos"
+        )
     score_errors, familiarity_errors, labels, known_ones = zip(*found)
-    return Parity(len(found), max(score_errors), sum(labels), max(familiarity_errors), sum(known_ones))
+    return Parity(
+        len(found),
+        max(score_errors),
+        sum(labels),
+        max(familiarity_errors),
+        sum(known_ones),
+    )
 
 
 def _largest(differences: np.ndarray) -> float:
@@ -322,6 +429,14 @@ def _largest(differences: np.ndarray) -> float:
 def _noise(size: int) -> list[Image.Image]:
     """Draw images of coloured blots in several sizes."""
     random = np.random.default_rng(0)
-    shapes = [(size, size), (2 * size + 1, size), (size // 2 + 1, 3 * size), (5 * size, 4 * size)]
+    shapes = [
+        (size, size),
+        (2 * size + 1, size),
+        (size // 2 + 1, 3 * size),
+        (5 * size, 4 * size),
+    ]
     blots = random.integers(0, 256, (NOISE_IMAGES, 8, 8, 3), dtype=np.uint8)
-    return [Image.fromarray(one).resize(shapes[number % len(shapes)]) for number, one in enumerate(blots)]
+    return [
+        Image.fromarray(one).resize(shapes[number % len(shapes)])
+        for number, one in enumerate(blots)
+    ]

@@ -1,7 +1,7 @@
 """Learner files: what ``Learner.save`` and ``crumb run`` write, one ``.safetensors`` file, read without running code.
 
-A learner's file holds its state, its network, and a readable header; that of a run holds a strategy with the arguments
-to rebuild it. Neither holds paths.
+A learner's file holds its state, its network, and a readable header; that of a run
+holds a strategy with the arguments to rebuild it. Neither holds paths.
 """
 
 import json
@@ -42,7 +42,14 @@ from crumb_avalanche.system.tensor_file import (
     write_state,
 )
 
-PLAIN = ("method", "budget_bytes", "features", "looks", "lessons", "names")  # of the state of a learner
+PLAIN = (
+    "method",
+    "budget_bytes",
+    "features",
+    "looks",
+    "lessons",
+    "names",
+)  # of the state of a learner
 
 
 class ReplacedError(OSError):
@@ -58,7 +65,8 @@ def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
     """Read the header of a learner file without its tensors: a ``LearnerHeader`` for that of a run.
 
     Raises:
-        LearnerError: the file is absent, damaged, of another kind or of a newer version.
+        LearnerError: the file is absent, damaged, of another kind or of a newer
+            version.
     """
     try:
         return header_of(path, read_metadata(path))
@@ -90,7 +98,12 @@ def refuse_folder(path: Path) -> None:
         )
 
 
-def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[str, Any], weights: bool) -> str:
+def write_learner(
+    path: str | os.PathLike,
+    network: FrozenNetwork,
+    state: dict[str, Any],
+    weights: bool,
+) -> str:
     """Write a learner atomically, after checking that ``read_learner`` will take it.
 
     Args:
@@ -103,8 +116,8 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
         The checksum of the file; see ``digest_of``.
 
     Raises:
-        LearnerError: the state is none that can be read again, for instance because a value is not finite; an existing
-            file is unchanged.
+        LearnerError: the state is none that can be read again, for instance because a
+            value is not finite; an existing file is unchanged.
         OSError: the file cannot be written; an existing one is unchanged.
     """
     header, stored = _parts(network, state, weights)
@@ -116,7 +129,9 @@ def write_learner(path: str | os.PathLike, network: FrozenNetwork, state: dict[s
     return write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
 
 
-def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parts(
+    network: FrozenNetwork, state: dict[str, Any], weights: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the header of a learner, as it is after JSON, and what else is stored."""
     header = {
         **{name: state[name] for name in PLAIN},
@@ -125,7 +140,9 @@ def _parts(network: FrozenNetwork, state: dict[str, Any], weights: bool) -> tupl
         "written": now(),
     }
     rest = {name: value for name, value in state.items() if name not in PLAIN}
-    return json.loads(json.dumps(header)), rest | {"network": network.state() if weights else None}
+    return json.loads(json.dumps(header)), rest | {
+        "network": network.state() if weights else None
+    }
 
 
 def read_learner(
@@ -138,7 +155,8 @@ def read_learner(
         weights: the weight file, or ``torchvision``, for a file without weights.
 
     Raises:
-        LearnerError: see ``read_header``; or a tensor is damaged, or the weights are absent or others.
+        LearnerError: see ``read_header``; or a tensor is damaged, or the weights are
+            absent or others.
     """
     path = file_of(path)
     header = read_header(path)
@@ -163,14 +181,22 @@ def read_learner(
 
 
 def _network(
-    path: Path, header: dict[str, Any], state: dict | None, weights: str | os.PathLike | None
+    path: Path,
+    header: dict[str, Any],
+    state: dict | None,
+    weights: str | os.PathLike | None,
 ) -> FrozenNetwork:
     described = header["network"]
-    if state is not None and weights in (None, *PUBLISHED):  # which are there already, if they are the same
+    if state is not None and weights in (
+        None,
+        *PUBLISHED,
+    ):  # which are there already, if they are the same
         try:
             return FrozenNetwork.of_state(described, state)
         except (RuntimeError, ValueError) as error:
-            raise LearnerError(f"{path} {DAMAGED} (its network: {str(error).splitlines()[0]})") from error
+            raise LearnerError(
+                f"{path} {DAMAGED} (its network: {str(error).splitlines()[0]})"
+            ) from error
     if weights is None:
         raise LearnerError(
             f"{path.name} holds no weights: give those of {described['source']}, SHA-256 "
@@ -182,7 +208,9 @@ def _network(
     return network
 
 
-def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[str, Any]]:
+def _taken_over(
+    header: LearnerHeader, state: Any
+) -> tuple[FrozenNetwork, dict[str, Any]]:
     """Return the network and the state of a learner, from those of a run in closed form.
 
     Its confidence is that of a learner before the first lesson.
@@ -190,20 +218,39 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
     Raises:
         StateError: the run's state is none of a closed form.
     """
-    arguments = {name: value for name, value in header.network.items() if name != "n_classes"}
-    described = {"arguments": arguments, "source": "the run's weights", "weights_sha256": None}
+    arguments = {
+        name: value for name, value in header.network.items() if name != "n_classes"
+    }
+    described = {
+        "arguments": arguments,
+        "source": "the run's weights",
+        "weights_sha256": None,
+    }
     names = {one["label"]: one["name"] for one in header.classes}
     images = {one["name"]: one["images"] for one in header.classes}
-    lesson = Lesson(images, 0, 0, 0, header.written, runtime=header.versions.get("runtime", "torch"))
-    lesson = replace(lesson, id=int(sha256(repr(header).encode()).hexdigest()[:15], 16))  # the same for copies
+    lesson = Lesson(
+        images, 0, 0, 0, header.written, runtime=header.versions.get("runtime", "torch")
+    )
+    lesson = replace(
+        lesson, id=int(sha256(repr(header).encode()).hexdigest()[:15], 16)
+    )  # the same for copies
     try:
-        weights = {f"feature_extractor.{name}": value for name, value in state["feature_extractor"].items()}
+        weights = {
+            f"feature_extractor.{name}": value
+            for name, value in state["feature_extractor"].items()
+        }
         model, unused = state["strategy"]["model"], ("plastic_layers.head.", "calib")
-        weights |= {name: value for name, value in model.items() if not name.startswith(unused)}
+        weights |= {
+            name: value for name, value in model.items() if not name.startswith(unused)
+        }
         return FrozenNetwork.of_state(described, weights), {
             "method": header.strategy,
             "budget_bytes": header.budget_bytes,
-            "features": vars(FeatureMoments(**{name: header.method[name] for name in asdict(FeatureMoments())})),
+            "features": vars(
+                FeatureMoments(
+                    **{name: header.method[name] for name in asdict(FeatureMoments())}
+                )
+            ),
             "looks": [1.0],
             "lessons": [lesson.state_dict()],
             "history": {"before": None, "kept": []},
@@ -216,4 +263,6 @@ def _taken_over(header: LearnerHeader, state: Any) -> tuple[FrozenNetwork, dict[
         }
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StateError(f"the run's state is not that of a method in closed form: {reason}") from error
+        raise StateError(
+            f"the run's state is not that of a method in closed form: {reason}"
+        ) from error

@@ -45,12 +45,17 @@ class Kept:
 
     def learn(self, classifier: Classifier) -> Lesson:
         """Learn the lesson again, in the same pieces."""
-        clips = ((label, (([""] * len(piece), piece) for piece in pieces)) for label, pieces in self.clips)
+        clips = (
+            (label, (([""] * len(piece), piece) for piece in pieces))
+            for label, pieces in self.clips
+        )
         return learn(classifier, clips, [])
 
     def renamed(self, old: str, new: str) -> "Kept":
         """Return the lesson with another name of a class, which may be that of a second one."""
-        return self._of([(new if label == old else label, pieces) for label, pieces in self.clips])
+        return self._of(
+            [(new if label == old else label, pieces) for label, pieces in self.clips]
+        )
 
     def without(self, name: str) -> "Kept":
         """Return the lesson without a class."""
@@ -58,7 +63,10 @@ class Kept:
 
     def _of(self, clips: list[tuple[str, list[Tensor]]]) -> "Kept":
         new = copy.copy(self)
-        new.clips, new.bytes = clips, tensor_bytes([piece for _, pieces in clips for piece in pieces])
+        new.clips, new.bytes = (
+            clips,
+            tensor_bytes([piece for _, pieces in clips for piece in pieces]),
+        )
         return new
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,15 +84,18 @@ class Kept:
         sizes = [size for pieces in state["pieces"] for size in pieces]
         parts: Iterator[Tensor] = iter(state["features"].split(sizes))
         clips = zip(state["labels"], state["pieces"], strict=True)
-        return cls(room)._of([(label, [next(parts) for _ in pieces]) for label, pieces in clips])
+        return cls(room)._of(
+            [(label, [next(parts) for _ in pieces]) for label, pieces in clips]
+        )
 
 
 class History:
     """The lessons of a learner; of the last ones the features, and what was learned before them.
 
-    A lesson is taken back by learning the later ones again after what was learned before: the result equals a learner
-    that never had it, to the bit. Features take at most ``room`` bytes; beyond it the oldest lessons can no longer be
-    taken back. The last lesson always can, for which no features are needed.
+    A lesson is taken back by learning the later ones again after what was learned
+    before: the result equals a learner that never had it, to the bit. Features take at
+    most ``room`` bytes; beyond it the oldest lessons can no longer be taken back. The
+    last lesson always can, for which no features are needed.
 
     Args:
         room: see above.
@@ -111,13 +122,22 @@ class History:
     @property
     def undoable(self) -> list[int]:
         """Numbers of the lessons that can be taken back."""
-        return [lesson.number for lesson in self.lessons[len(self.lessons) - len(self.kept) :]]
+        return [
+            lesson.number
+            for lesson in self.lessons[len(self.lessons) - len(self.kept) :]
+        ]
 
-    def and_lesson(self, lesson: Lesson, before: Classifier, features: Kept | None) -> "History":
+    def and_lesson(
+        self, lesson: Lesson, before: Classifier, features: Kept | None
+    ) -> "History":
         """Return the history with another lesson; ``before`` is what was learned before it."""
         features = features if features is not None and features.whole else None
         kept = [one for one in (*self.kept, features) if one is not None]
-        gone, total, lessons = 0, sum(one.bytes for one in kept), [*self.lessons, lesson]
+        gone, total, lessons = (
+            0,
+            sum(one.bytes for one in kept),
+            [*self.lessons, lesson],
+        )
         while total > self.room:
             total -= kept[gone].bytes
             gone += 1
@@ -131,7 +151,10 @@ class History:
 
     def and_merged(self, lessons: Iterable[Lesson]) -> "History":
         """Return the history with the lessons of another learner, numbered anew; none can be taken back."""
-        numbered = [replace(lesson, number=number) for number, lesson in enumerate(lessons, self.next_number)]
+        numbered = [
+            replace(lesson, number=number)
+            for number, lesson in enumerate(lessons, self.next_number)
+        ]
         return History(self.room, [*self.lessons, *numbered])
 
     def with_other(
@@ -141,7 +164,8 @@ class History:
 
         Args:
             number: of the lesson; default the last one.
-            change: function of the lesson and its features that returns others, or ``None`` to leave it out.
+            change: function of the lesson and its features that returns others, or
+                ``None`` to leave it out.
 
         Returns:
             The history, what is learned now, and the lesson as it was.
@@ -150,37 +174,68 @@ class History:
             ValueError: there is no such lesson, or it can no longer be taken back.
         """
         first, place = len(self.lessons) - len(self.kept), self._place(number)
-        lesson, changed = self.lessons[place], change(self.lessons[place], self.kept[place - first])
+        lesson, changed = (
+            self.lessons[place],
+            change(self.lessons[place], self.kept[place - first]),
+        )
         kept = list(self.kept)
         kept[place - first : place - first + 1] = [] if changed is None else [changed]
-        held = [one for one in self.lessons[first:] if changed is not None or one is not lesson]
+        held = [
+            one
+            for one in self.lessons[first:]
+            if changed is not None or one is not lesson
+        ]
         classifier = copy.deepcopy(self.before)
         assert classifier is not None
         learned = [
-            replace(one, **{name: getattr(anew, name) for name in ("images", "answered", "right", "notes", "doubts")})
-            for one, anew in ((one, features.learn(classifier)) for one, features in zip(held, kept) if features)
+            replace(
+                one,
+                **{
+                    name: getattr(anew, name)
+                    for name in ("images", "answered", "right", "notes", "doubts")
+                },
+            )
+            for one, anew in (
+                (one, features.learn(classifier))
+                for one, features in zip(held, kept)
+                if features
+            )
         ]
-        return History(self.room, [*self.lessons[:first], *learned], self.before, kept), classifier, lesson
+        return (
+            History(self.room, [*self.lessons[:first], *learned], self.before, kept),
+            classifier,
+            lesson,
+        )
 
     def _place(self, number: int | None) -> int:
         numbers, undoable = [lesson.number for lesson in self.lessons], self.undoable
         if undoable and (number is None or number in undoable):
             return len(numbers) - 1 if number is None else numbers.index(number)
-        which = f"only {', '.join(map(str, undoable))} can be" if undoable else "none can be"
+        which = (
+            f"only {', '.join(map(str, undoable))} can be"
+            if undoable
+            else "none can be"
+        )
         if number is not None and number not in numbers:
             raise ValueError(f"there is no lesson {number}; {which} taken back")
         named = (
-            "there is no lesson to take back" if number is None else f"lesson {number} cannot be taken back, {which}"
+            "there is no lesson to take back"
+            if number is None
+            else f"lesson {number} cannot be taken back, {which}"
         )
         if not numbers:
             raise ValueError(named)
         why = f"the features of the last lessons are kept, in {self.room:,} bytes, and not of those that were merged"
-        raise ValueError(f"{named}: {why}; forget a class instead, or teach a new learner")
+        raise ValueError(
+            f"{named}: {why}; forget a class instead, or teach a new learner"
+        )
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name, which may be that of a second one."""
         if self.before is not None and old in self.before.names:
-            (self.before.move if new in self.before.names else self.before.rename)(old, new)
+            (self.before.move if new in self.before.names else self.before.rename)(
+                old, new
+            )
         self.kept = [one and one.renamed(old, new) for one in self.kept]
         self.lessons = [lesson.renamed(old, new) for lesson in self.lessons]
 
@@ -199,18 +254,31 @@ class History:
         }
 
     @classmethod
-    def of_state(cls, room: int, lessons: Sequence[Lesson], state: dict[str, Any], empty: Classifier) -> "History":
+    def of_state(
+        cls,
+        room: int,
+        lessons: Sequence[Lesson],
+        state: dict[str, Any],
+        empty: Classifier,
+    ) -> "History":
         """Load lessons, and what ``state_dict`` returned into a classifier without classes."""
         if state["before"] is None:
             return cls(room, lessons)
         empty.load_state_dict(state["before"])
-        return cls(room, lessons, empty, [one and Kept.of_state(one, room) for one in state["kept"]])
+        return cls(
+            room,
+            lessons,
+            empty,
+            [one and Kept.of_state(one, room) for one in state["kept"]],
+        )
 
 
 def renamed(lesson: Lesson, features: Kept | None, old: str, new: str) -> Kept:
     """Return the features of a lesson with another name of a class; raise ValueError if it has none or no features."""
     if old not in lesson.images:
-        raise ValueError(f"lesson {lesson.number} shows {', '.join(lesson.images) or 'nothing'}, not {old}")
+        raise ValueError(
+            f"lesson {lesson.number} shows {', '.join(lesson.images) or 'nothing'}, not {old}"
+        )
     if features is None:
         raise ValueError(
             f"of lesson {lesson.number} no features are kept, so it cannot be learned under another name: take it back "

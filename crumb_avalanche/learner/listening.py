@@ -7,8 +7,10 @@ from typing import Any
 from crumb_avalanche.learner.access import needed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST_CONNECTIONS = 32  # each may hold an upload; uvicorn would run out of file descriptors and log without end
-SECONDS_TO_ASK = 10.0  # until the headers of a request are there, since the connection or the answer before
+# each may hold an upload; uvicorn would run out of file descriptors and log without end
+MOST_CONNECTIONS = 32
+# until the headers of a request are there, since the connection or the answer before
+SECONDS_TO_ASK = 10.0
 
 
 class Listener(socket.socket):
@@ -18,7 +20,9 @@ class Listener(socket.socket):
         """Accept a connection, as ``socket.accept``."""
         while True:
             connection, address = super().accept()
-            self._open = [one for one in getattr(self, "_open", []) if one.fileno() >= 0]
+            self._open = [
+                one for one in getattr(self, "_open", []) if one.fileno() >= 0
+            ]
             if len(self._open) < MOST_CONNECTIONS:
                 self._open.append(connection)
                 return connection, address
@@ -46,32 +50,46 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
     Args:
         host: name or address of this computer.
         port: 0 takes a free one.
-        secure: whether it serves https. Browsers give a camera to https pages alone, and a token must not travel in the
-            clear.
+        secure: whether it serves https. Browsers give a camera to https pages alone,
+            and a token must not travel in the clear.
 
     Raises:
         ValueError: the host is not one that browsers can name, or the port is not free.
     """
     if host in ("", "0.0.0.0", "::"):
-        raise ValueError(f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20")
+        raise ValueError(
+            f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20"
+        )
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         made = socket.create_server(address[:2], family=family)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
-        raise ValueError(f"cannot listen at {host}, port {port} ({reason}); give another --port or --host") from error
+        raise ValueError(
+            f"cannot listen at {host}, port {port} ({reason}); give another --port or --host"
+        ) from error
     opened = Listener(family, fileno=made.detach())
-    # Connections inherit it. asyncio sets it only for sockets that it opens itself; without it, the body of an answer
-    # waits 40 ms for the client to acknowledge the header.
+    # Connections inherit it. asyncio sets it only for sockets that it opens itself;
+    # without it, the body of an answer waits 40 ms for the client to acknowledge the
+    # header.
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     number, scheme = opened.getsockname()[1], "https" if secure else "http"
     usual = number == (443 if secure else 80)
     names = [host.lower(), *(["localhost"] if host in LOOPBACK else [])]
     names = [f"[{name}]" if ":" in name else name for name in dict.fromkeys(names)]
-    return opened, [f"{scheme}://{name}" + ("" if usual else f":{number}") for name in names]
+    return opened, [
+        f"{scheme}://{name}" + ("" if usual else f":{number}") for name in names
+    ]
 
 
-def run(app: Any, opened: socket.socket, certificate: str | None = None, key: str | None = None) -> None:
+def run(
+    app: Any,
+    opened: socket.socket,
+    certificate: str | None = None,
+    key: str | None = None,
+) -> None:
     """Serve until the process is interrupted."""
     uvicorn = load_server()
     config = uvicorn.Config(
@@ -109,7 +127,8 @@ def _protocol() -> type:
                 self.asking = None
 
         def on_response_complete(self) -> None:
-            super().on_response_complete()  # which begins the next request if it has come already
+            # which begins the next request if it has come already
+            super().on_response_complete()
             if self.asking is None and self.cycle.response_complete:
                 self.asking = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
 

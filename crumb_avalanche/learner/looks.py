@@ -1,9 +1,10 @@
 """The parts of an image that a learner looks at, and how much each counts.
 
-An object that is shown is in the middle of the image. A close look leaves out its surroundings, a wide one shows an
-object that fills the image. Which of them is more accurate depends on the stream, so their weights are learned. The
-maps of the closest look have two views, as usual and close to the middle, which finds small objects without another
-pass of the network.
+An object that is shown is in the middle of the image. A close look leaves out its
+surroundings, a wide one shows an object that fills the image. Which of them is more
+accurate depends on the stream, so their weights are learned. The maps of the closest
+look have two views, as usual and close to the middle, which finds small objects without
+another pass of the network.
 """
 
 import itertools
@@ -18,9 +19,12 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 MOST = 3
-CLOSE = 0.65  # size of the windows of the second view of the closest look, in units of the usual ones
+# size of the windows of the second view of the closest look, in units of the usual ones
+CLOSE = 0.65
 STEPS = {1: 1, 2: 10, 3: 6, 4: 5}  # of the weights that are tried, by number of views
-PRIOR = 8.0  # cost of the squared distance from equal weights, in units of the log-likelihood of a clip
+# cost of the squared distance from equal weights, in units of the log-likelihood of a
+# clip
+PRIOR = 8.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Looks:
     """Middle parts of an image, each resized to what the network takes.
 
     Args:
-        shares: sides of the parts in units of the image's sides, one to three numbers from 0.1 to 1.
+        shares: sides of the parts in units of the image's sides, one to three numbers
+            from 0.1 to 1.
 
     Raises:
         ValueError: they are none of these.
@@ -38,8 +43,12 @@ class Looks:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
-        if not 1 <= len(self.shares) <= MOST or not all(0.1 <= share <= 1 for share in self.shares):
-            raise ValueError(f"looks are {self.shares}; give one to three shares of the image's side, from 0.1 to 1")
+        if not 1 <= len(self.shares) <= MOST or not all(
+            0.1 <= share <= 1 for share in self.shares
+        ):
+            raise ValueError(
+                f"looks are {self.shares}; give one to three shares of the image's side, from 0.1 to 1"
+            )
 
     @property
     def views(self) -> int:
@@ -55,17 +64,21 @@ class Looks:
             windows[closest].append(replace(features, inner=inner, window=window))
         return windows
 
-    def transform(self, size: int, interpolation: str) -> Callable[[Image.Image], Tensor]:
+    def transform(
+        self, size: int, interpolation: str
+    ) -> Callable[[Image.Image], Tensor]:
         """Return a function of an RGB image: ``(3, size, size)`` uint8 of the whole image, else ``(L, 3, size, size)``.
 
-        Each look is cut out of the image as it is, so that small objects keep their details, and resized as
-        ``PixelTransform`` does.
+        Each look is cut out of the image as it is, so that small objects keep their
+        details, and resized as ``PixelTransform`` does.
         """
         resized = PixelTransform(size, interpolation)
         if self == WHOLE:
             return resized
 
-        return lambda image: torch.stack([resized(middle(image, share)) for share in self.shares])
+        return lambda image: torch.stack(
+            [resized(middle(image, share)) for share in self.shares]
+        )
 
     def of(self, pixels: Tensor) -> list[Tensor]:
         """Return ``(B, 3, h, w)`` of each look, from a batch of what ``transform`` returns."""
@@ -84,8 +97,9 @@ def middle(image: Image.Image, share: float) -> Image.Image:
 class LookWeights:
     """Weights of the scores of ``V`` views: how well each weighting predicted clips before they were learned.
 
-    The weights are the mean over a grid of weightings, by their likelihood of the clips' true classes, with a prior
-    for equal weights. Losses are sums over clips, so that those of two learners are added.
+    The weights are the mean over a grid of weightings, by their likelihood of the
+    clips' true classes, with a prior for equal weights. Losses are sums over clips, so
+    that those of two learners are added.
 
     Args:
         views: ``V``.
@@ -93,7 +107,11 @@ class LookWeights:
 
     def __init__(self, views: int):
         steps = STEPS[views]
-        parts = (part for part in itertools.product(range(steps + 1), repeat=views) if sum(part) == steps)
+        parts = (
+            part
+            for part in itertools.product(range(steps + 1), repeat=views)
+            if sum(part) == steps
+        )
         self._grid = torch.tensor(list(parts), dtype=torch.float64) / steps
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
 
@@ -106,7 +124,8 @@ class LookWeights:
         """Take in a clip that was predicted before it is learned.
 
         Args:
-            scores: ``(n, V, C)`` float64 of its frames, divided by the temperature of the closed form.
+            scores: ``(n, V, C)`` float64 of its frames, divided by the temperature of
+                the closed form.
             column: the true class.
         """
         shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)

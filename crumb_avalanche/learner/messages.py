@@ -5,7 +5,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-Version = Annotated[int, Field(description="number of changes since the server started, with this one")]
+Version = Annotated[
+    int, Field(description="number of changes since the server started, with this one")
+]
 
 
 @dataclass
@@ -28,35 +30,69 @@ class Found(BaseModel):
     """What an image or a clip shows."""
 
     label: Annotated[str, Field(description="the most likely class")]
-    confidence: Annotated[float, Field(ge=0, le=1, description="its probability, if a class taught is shown")]
-    known: Annotated[bool, Field(description="whether a class taught explains the image; if not, label is the nearest")]
-    runners_up: Annotated[list[RunnerUp], Field(description="the next classes, most likely first")]
-    notes: Annotated[list[str], Field(description="what of the file was not used: of an animation all but one image")]
+    confidence: Annotated[
+        float,
+        Field(ge=0, le=1, description="its probability, if a class taught is shown"),
+    ]
+    known: Annotated[
+        bool,
+        Field(
+            description="whether a class taught explains the image; if not, label is the nearest"
+        ),
+    ]
+    runners_up: Annotated[
+        list[RunnerUp], Field(description="the next classes, most likely first")
+    ]
+    notes: Annotated[
+        list[str],
+        Field(
+            description="what of the file was not used: of an animation all but one image"
+        ),
+    ]
 
 
 class Doubted(BaseModel, from_attributes=True):
     """What speaks against the label of a lesson."""
 
-    text: Annotated[str, Field(description="how many of its images looked like what, before they were learned")]
+    text: Annotated[
+        str,
+        Field(
+            description="how many of its images looked like what, before they were learned"
+        ),
+    ]
     label: Annotated[str, Field(description="the class given")]
-    other: Annotated[str, Field(description="the class that most of the others looked like")]
+    other: Annotated[
+        str, Field(description="the class that most of the others looked like")
+    ]
 
 
 class OfLesson(BaseModel):
     """What a lesson learned."""
 
-    number: Annotated[int, Field(description="stays the same when other lessons are taken back")]
-    images: Annotated[dict[str, int], Field(description="number of images by class name")]
+    number: Annotated[
+        int, Field(description="stays the same when other lessons are taken back")
+    ]
+    images: Annotated[
+        dict[str, int], Field(description="number of images by class name")
+    ]
     nothing: Annotated[int, Field(description="images that show nothing")]
-    doubts: Annotated[list[Doubted], Field(description="what speaks against the label; at most one for each class")]
+    doubts: Annotated[
+        list[Doubted],
+        Field(description="what speaks against the label; at most one for each class"),
+    ]
 
 
 class Listed(OfLesson):
     """A lesson of the list."""
 
-    source: Annotated[str, Field(description="what was shown, such as the name of a video; may be empty")]
+    source: Annotated[
+        str,
+        Field(description="what was shown, such as the name of a video; may be empty"),
+    ]
     when: Annotated[str, Field(description="date and time, ISO 8601 in UTC")]
-    answered: Annotated[int, Field(description="clips that were predicted before they were learned")]
+    answered: Annotated[
+        int, Field(description="clips that were predicted before they were learned")
+    ]
     right: Annotated[int, Field(description="the right ones among them")]
     picture: Annotated[bool, Field(description="whether /picture shows it")]
     can_undo: Annotated[bool, Field(description="whether it can be taken back")]
@@ -65,7 +101,12 @@ class Listed(OfLesson):
 class Learned(OfLesson):
     """A lesson that was learned, or taken back."""
 
-    notes: Annotated[list[str], Field(description="what the learner gave up for its budget, and what was not used")]
+    notes: Annotated[
+        list[str],
+        Field(
+            description="what the learner gave up for its budget, and what was not used"
+        ),
+    ]
     version: Version
 
 
@@ -83,7 +124,9 @@ class Classes(BaseModel):
     bytes: Annotated[int, Field(description="what was learned takes")]
     budget_bytes: Annotated[int, Field(description="what it may take")]
     lessons: Annotated[int, Field(description="number of lessons")]
-    can_undo: Annotated[bool, Field(description="whether there is a lesson to take back")]
+    can_undo: Annotated[
+        bool, Field(description="whether there is a lesson to take back")
+    ]
     nothing: Annotated[int, Field(description="images that were shown as nothing")]
     clips_missing: Annotated[
         int,
@@ -92,8 +135,12 @@ class Classes(BaseModel):
             "images of other things are called unknown"
         ),
     ]
-    version: Annotated[int, Field(description="number of changes since the server started")]
-    learning: Annotated[Learning | None, Field(description="the lesson that is being learned")]
+    version: Annotated[
+        int, Field(description="number of changes since the server started")
+    ]
+    learning: Annotated[
+        Learning | None, Field(description="the lesson that is being learned")
+    ]
 
 
 class Changed(BaseModel):
@@ -105,4 +152,6 @@ class Changed(BaseModel):
 class Forgotten(Changed):
     """A class was removed."""
 
-    remains: Annotated[str, Field(description="of its images in what classes share; may be empty")]
+    remains: Annotated[
+        str, Field(description="of its images in what classes share; may be empty")
+    ]

@@ -33,7 +33,8 @@ class FrozenNetwork:
 
     Attributes:
         model: in evaluation mode; its head is zero and never used.
-        arguments: of ``split_backbone``: ``name``, ``image_size`` and, where they are not the default, others.
+        arguments: of ``split_backbone``: ``name``, ``image_size`` and, where they are
+            not the default, others.
         source: where its weights come from.
         sha256: hash of its weights.
     """
@@ -74,8 +75,15 @@ class FrozenNetwork:
     ) -> "FrozenNetwork":
         """Build a network with published weights or those of a file; see ``split_backbone``."""
         expected = preprocessing_of(backbone)
-        image_size = expected.size if image_size is None else whole_number("image_size", image_size, 1)
-        arguments: dict[str, Any] = {"name": full_name(backbone), "image_size": image_size}
+        image_size = (
+            expected.size
+            if image_size is None
+            else whole_number("image_size", image_size, 1)
+        )
+        arguments: dict[str, Any] = {
+            "name": full_name(backbone),
+            "image_size": image_size,
+        }
         if is_timm(backbone) or expected != Preprocessing():
             arguments["preprocessing"] = expected.as_dict()
         if cut_layer is not None:
@@ -83,7 +91,9 @@ class FrozenNetwork:
         return cls.of_arguments(arguments, weights)
 
     @classmethod
-    def of_arguments(cls, arguments: dict[str, Any], weights: str | os.PathLike | None) -> "FrozenNetwork":
+    def of_arguments(
+        cls, arguments: dict[str, Any], weights: str | os.PathLike | None
+    ) -> "FrozenNetwork":
         """Build a network from the ``arguments`` of another, with published weights or those of a file."""
         name = str(weights) if weights is not None else None
         source = f"the file {os.path.basename(name)}" if name else "random weights"
@@ -92,7 +102,9 @@ class FrozenNetwork:
         return cls._of(_model(name, arguments), arguments, source)
 
     @classmethod
-    def of_state(cls, header: dict[str, Any], state: dict[str, Tensor]) -> "FrozenNetwork":
+    def of_state(
+        cls, header: dict[str, Any], state: dict[str, Tensor]
+    ) -> "FrozenNetwork":
         """Rebuild a network from ``header()``, maybe without a hash, and ``state()``.
 
         Raises:
@@ -102,7 +114,9 @@ class FrozenNetwork:
         model = _model(None, arguments)
         missing = sorted(_named(model).keys() ^ state.keys())
         if missing:
-            raise NetworkError(f"the weights of {arguments['name']} lack or add {missing[0]!r}; save the learner again")
+            raise NetworkError(
+                f"the weights of {arguments['name']} lack or add {missing[0]!r}; save the learner again"
+            )
         model.load_state_dict(state, strict=False)
         network = cls._of(model, arguments, header["source"])
         if header["weights_sha256"] is not None:
@@ -110,7 +124,9 @@ class FrozenNetwork:
         return network
 
     @classmethod
-    def _of(cls, model: SplitModel, arguments: dict[str, Any], source: str) -> "FrozenNetwork":
+    def _of(
+        cls, model: SplitModel, arguments: dict[str, Any], source: str
+    ) -> "FrozenNetwork":
         return cls(model, arguments, source, weights_hash(_named(model)))
 
     def check_hash(self, sha256: str) -> None:
@@ -124,7 +140,10 @@ class FrozenNetwork:
     def check_same(self, other: "FrozenNetwork") -> None:
         """Raise NetworkError if another network is not the same to the bit."""
         if (self.arguments, self.sha256) != (other.arguments, other.sha256):
-            mine, theirs = (f"{one.arguments} with weights {one.sha256[:12]}..." for one in (self, other))
+            mine, theirs = (
+                f"{one.arguments} with weights {one.sha256[:12]}..."
+                for one in (self, other)
+            )
             raise NetworkError(
                 f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
                 "be merged: teach one of them again with the network of the other"
@@ -137,7 +156,11 @@ class FrozenNetwork:
 
     def header(self) -> dict[str, Any]:
         """Return plain values that describe it."""
-        return {"arguments": dict(self.arguments), "source": self.source, "weights_sha256": self.sha256}
+        return {
+            "arguments": dict(self.arguments),
+            "source": self.source,
+            "weights_sha256": self.sha256,
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Return its weights by name, without the head."""
@@ -147,7 +170,11 @@ class FrozenNetwork:
 def _named(model: SplitModel) -> dict[str, Tensor]:
     """Return the weights that have an influence on features."""
     head = f"plastic_layers.{model.head}."
-    return {name: value for name, value in model.state_dict().items() if not name.startswith((head, "calibrated"))}
+    return {
+        name: value
+        for name, value in model.state_dict().items()
+        if not name.startswith((head, "calibrated"))
+    }
 
 
 def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:

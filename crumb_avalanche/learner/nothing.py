@@ -1,6 +1,7 @@
 """What shows none of the classes: images that are drawn, and those that a person shows as nothing.
 
-An image is unknown if what is left of it without the directions of such images is not like a class.
+An image is unknown if what is left of it without the directions of such images is not
+like a class.
 """
 
 import numpy as np
@@ -12,13 +13,16 @@ NOTHING = ""  # the class name of what shows nothing
 DRAWN = 16  # images
 SIDE = 128  # of the images that are drawn, in pixels
 SHAPES = 100  # of an image
-MOST_SHOWN = 96  # rows of features of images that were shown as nothing; the latest ones are kept
+# rows of features of images that were shown as nothing; the latest ones are kept
+MOST_SHOWN = 96
 EACH_LESSON = 8  # images of a clip; others are nearly the same
-# Images are unknown whose distance and cosine add up to less than that of their backbone, as long as few clips were
-# recorded; other backbones take the mean. ``experiments/open_set.py --thresholds`` measures them, on photos alone.
+# Images are unknown whose distance and cosine add up to less than that of their
+# backbone, as long as few clips were recorded; other backbones take the mean.
+# ``experiments/open_set.py --thresholds`` measures them, on photos alone.
 THRESHOLDS = {"efficientnet_lite0": 0.63, "mobilenet_v2": 0.57, "squeezenet1_1": 0.48}
-# Images are unknown whose cosine without the directions of what was shown as nothing is below this. Chosen by hand
-# between the cosines of new views of the empty scene and of taught objects elsewhere, on the same scenes.
+# Images are unknown whose cosine without the directions of what was shown as nothing is
+# below this. Chosen by hand between the cosines of new views of the empty scene and of
+# taught objects elsewhere, on the same scenes.
 LEAST_APART = 0.15
 
 
@@ -30,20 +34,27 @@ def usual_threshold(backbone: str) -> float:
 def drawn_images(side: int, number: int = DRAWN) -> Tensor:
     """Draw images that show nothing, in turn of overlapping shapes and of coloured noise; always the same ones.
 
-    Both have about the statistics of photos (Baradad et al., Learning to See by Looking at Noise, NeurIPS 2021).
+    Both have about the statistics of photos (Baradad et al., Learning to See by Looking
+    at Noise, NeurIPS 2021).
 
     Returns:
         ``(number, 3, side, side)`` uint8.
     """
     draws = np.random.default_rng(0)
-    images = np.stack([(_noise if place % 2 else _shapes)(draws) for place in range(number)])
-    pixels = functional.interpolate(torch.from_numpy(images).permute(0, 3, 1, 2), size=side, mode="bilinear")
+    images = np.stack(
+        [(_noise if place % 2 else _shapes)(draws) for place in range(number)]
+    )
+    pixels = functional.interpolate(
+        torch.from_numpy(images).permute(0, 3, 1, 2), size=side, mode="bilinear"
+    )
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
     """Return the features of drawn images, and the latest ones of those shown."""
-    return torch.cat([nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]])
+    return torch.cat(
+        [nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]]
+    )
 
 
 def _shapes(draws: np.random.Generator) -> np.ndarray:
@@ -56,7 +67,11 @@ def _shapes(draws: np.random.Generator) -> np.ndarray:
         height = width * draws.uniform(0.4, 1)
         x, y = draws.uniform(0, SIDE, 2)
         across, down = np.abs(columns - x) / width, np.abs(rows - y) / height
-        inside = np.hypot(across, down) < 1 if draws.random() < 0.5 else np.maximum(across, down) < 1
+        inside = (
+            np.hypot(across, down) < 1
+            if draws.random() < 0.5
+            else np.maximum(across, down) < 1
+        )
         image[inside] = (colour + draws.uniform(0, 255, 3)) / 2
     return image
 
@@ -66,7 +81,14 @@ def _noise(draws: np.random.Generator) -> np.ndarray:
     frequencies = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
     frequencies[0, 0] = np.inf
     amplitudes = frequencies ** -draws.uniform(0.8, 1.8)
-    spectrum = np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1)) * amplitudes[:, :, None]
+    spectrum = (
+        np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1))
+        * amplitudes[:, :, None]
+    )
     image = np.fft.ifft2(spectrum, axes=(0, 1)).real
-    mixed = image / image.std((0, 1)) @ (0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1)
+    mixed = (
+        image
+        / image.std((0, 1))
+        @ (0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1)
+    )
     return mixed * draws.uniform(25, 60) + draws.uniform(60, 190, 3)

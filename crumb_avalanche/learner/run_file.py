@@ -27,7 +27,13 @@ from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.schema import shown
-from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    loaded_json,
+    read_state,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -56,11 +62,17 @@ class LearnerHeader:
     codebook: tuple[int, int] | None  # codebook_size and codebook_dim
     precision: str = "fp32"  # or bf16
     evaluate_quantized: bool = False
-    transform: dict[str, Any] = field(default_factory=dict)  # size, interpolation, mean and std of an image
-    classes: list[dict[str, Any]] = field(default_factory=list)  # label, name and images, in order of arrival
+    transform: dict[str, Any] = field(
+        default_factory=dict
+    )  # size, interpolation, mean and std of an image
+    classes: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # label, name and images, in order of arrival
     budget_bytes: int | None = None  # in bytes, where it was given so
     weights_sha256: str = ""  # of F, see weights_hash
-    versions: dict[str, str] = field(default_factory=dict)  # of libraries that influence results
+    versions: dict[str, str] = field(
+        default_factory=dict
+    )  # of libraries that influence results
     written: str = ""  # ISO 8601 in UTC
 
 
@@ -72,12 +84,15 @@ def cannot_be_taught(header: LearnerHeader) -> str:
 
 
 def header_of(
-    path: str | os.PathLike, metadata: dict[str, str], formats: Sequence[str] = (FORMAT, FORMAT_OF_RUNS)
+    path: str | os.PathLike,
+    metadata: dict[str, str],
+    formats: Sequence[str] = (FORMAT, FORMAT_OF_RUNS),
 ) -> LearnerHeader | dict[str, Any]:
     """Return the checked header in the metadata of a file: a ``LearnerHeader`` for that of a run.
 
     Raises:
-        LearnerError: the file is of another format, or holds a value that breaks a rule.
+        LearnerError: the file is of another format, or holds a value that breaks a
+            rule.
     """
     found = metadata.get("format", "")
     if found not in formats:
@@ -95,7 +110,9 @@ def header_of(
     return LearnerHeader(**{**values, "codebook": codebook and tuple(codebook)})
 
 
-def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader) -> None:
+def save_learner(
+    path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader
+) -> None:
     """Write a run's learner file atomically.
 
     Args:
@@ -104,22 +121,38 @@ def save_learner(path: str | os.PathLike, strategy: "StreamStrategy", header: Le
         header: ``weights_sha256`` and ``written`` are filled in.
 
     Raises:
-        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be stored.
-        OSError: the file cannot be written, for instance because the disk is full; an existing one is unchanged.
+        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be
+            stored.
+        OSError: the file cannot be written, for instance because the disk is full; an
+            existing one is unchanged.
     """
     if header.strategy in NOT_KEPT:
-        raise LearnerError(f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}")
+        raise LearnerError(
+            f"strategy {header.strategy} has no learner file: {NOT_KEPT[header.strategy]}"
+        )
     model = strategy.model
-    state: dict[str, Any] = {"feature_extractor": dict(model.feature_extractor.state_dict())}
-    filled = replace(header, weights_sha256=weights_hash(model.feature_extractor), written=now())
+    state: dict[str, Any] = {
+        "feature_extractor": dict(model.feature_extractor.state_dict())
+    }
+    filled = replace(
+        header, weights_sha256=weights_hash(model.feature_extractor), written=now()
+    )
     try:
         state["strategy"] = strategy.answer_state()
-        write_state(path, state, {"format": FORMAT_OF_RUNS, "learner": json.dumps(asdict(filled))})
+        write_state(
+            path,
+            state,
+            {"format": FORMAT_OF_RUNS, "learner": json.dumps(asdict(filled))},
+        )
     except StateError as error:
-        raise LearnerError(f"strategy {header.strategy} cannot be saved: {error}") from error
+        raise LearnerError(
+            f"strategy {header.strategy} cannot be saved: {error}"
+        ) from error
 
 
-def load_learner(path: str | os.PathLike, device: str = "cpu") -> "tuple[StreamStrategy, LearnerHeader]":
+def load_learner(
+    path: str | os.PathLike, device: str = "cpu"
+) -> "tuple[StreamStrategy, LearnerHeader]":
     """Build the strategy of a run's learner file, which can ``eval`` as the run's did but not train on.
 
     Args:
@@ -127,7 +160,8 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> "tuple[StreamS
         device: device of the strategy.
 
     Raises:
-        LearnerError: the file is absent, damaged, of another format, or does not fit the installed version.
+        LearnerError: the file is absent, damaged, of another format, or does not fit
+            the installed version.
     """
     from avalanche.training.plugins import EvaluationPlugin
 
@@ -142,22 +176,35 @@ def load_learner(path: str | os.PathLike, device: str = "cpu") -> "tuple[StreamS
     try:
         with preserve_rng_state():
             codebook = None if header.codebook is None else Codebook(*header.codebook)
-            model = split_backbone(weights=None, codebook=codebook, **header.network).to(device)
+            model = split_backbone(
+                weights=None, codebook=codebook, **header.network
+            ).to(device)
             model.set_precision(header.precision)
-            learning, evaluator = LearningSettings(**header.learning), EvaluationPlugin(loggers=[])
+            learning, evaluator = (
+                LearningSettings(**header.learning),
+                EvaluationPlugin(loggers=[]),
+            )
             settings = learning, header.mem_size, header.seed, device, header.method
-            strategy = build_strategy(header.strategy, model, *settings, evaluator=evaluator)
+            strategy = build_strategy(
+                header.strategy, model, *settings, evaluator=evaluator
+            )
             model.quantized_evaluation = header.evaluate_quantized
             model.feature_extractor.load_state_dict(state["feature_extractor"])
             strategy.load_answer_state(state["strategy"])
         for name, value in model.state_dict().items():
             if value.is_floating_point() and not value.isfinite().all():
                 raise StateError(f"{name} holds values that are not finite")
-    except Exception as error:  # the state of each strategy is its own, and so is how it fails
+    except (
+        Exception
+    ) as error:  # the state of each strategy is its own, and so is how it fails
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise LearnerError(f"{path} does not fit strategy {header.strategy} of this version: {reason}") from error
+        raise LearnerError(
+            f"{path} does not fit strategy {header.strategy} of this version: {reason}"
+        ) from error
     if weights_hash(model.feature_extractor) != header.weights_sha256:
-        raise LearnerError(f"the weights of F in {path} are not those that its header names; save the learner again")
+        raise LearnerError(
+            f"the weights of F in {path} are not those that its header names; save the learner again"
+        )
     return strategy, header
 
 
@@ -170,7 +217,8 @@ def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
 class RunAnswers:
     """What answers as the evaluation of a run did, for any strategy; it has of ``Classifier`` what answers need.
 
-    Confidence is not calibrated, and it is not known which images are unknown. The RNG state does not change.
+    Confidence is not calibrated, and it is not known which images are unknown. The RNG
+    state does not change.
 
     Attributes:
         header: of the file.
@@ -191,8 +239,13 @@ class RunAnswers:
             self._strategy, self.header = load_learner(path)
         transform, classes = self.header.transform, self.header.classes
         if not {"size", "interpolation"} <= transform.keys() or not classes:
-            raise LearnerError(f"{path} names no class or image size; take a copy, or repeat the run")
-        arguments = {"name": self.header.network["name"], "image_size": int(transform["size"])}
+            raise LearnerError(
+                f"{path} names no class or image size; take a copy, or repeat the run"
+            )
+        arguments = {
+            "name": self.header.network["name"],
+            "image_size": int(transform["size"]),
+        }
         model, sha256 = self._strategy.model, self.header.weights_sha256
         self.network = FrozenNetwork(model, arguments, "the run's weights", sha256)
         self.names = [one["name"] for one in classes]
@@ -214,7 +267,13 @@ class RunAnswers:
             warnings.filterwarnings("ignore", "No loggers specified")
             try:
                 self._strategy.eval(unlabelled_experience(pixels))
-            except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+            except (
+                AttributeError,
+                IndexError,
+                KeyError,
+                RuntimeError,
+                TypeError,
+            ) as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 raise LearnerError(
                     f"the learner of this run cannot answer ({reason}); take a copy, or repeat it"
@@ -228,8 +287,15 @@ class RunAnswers:
 
     def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
         """Rank the classes for each frame, and for all together by the mean of their outputs; see ``Classifier``."""
-        shares = probabilities(self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)]))[:, self._labels]
-        best = shares.sort(dim=1, descending=True, stable=True).indices[:, : RUNNERS_UP + 1].tolist()
+        shares = probabilities(
+            self._strategy, torch.cat([outputs, outputs.mean(0, keepdim=True)])
+        )[:, self._labels]
+        best = (
+            shares.sort(dim=1, descending=True, stable=True)
+            .indices[:, : RUNNERS_UP + 1]
+            .tolist()
+        )
         return [
-            ([(self.names[place], float(row[place])) for place in places], None) for row, places in zip(shares, best)
+            ([(self.names[place], float(row[place])) for place in places], None)
+            for row, places in zip(shares, best)
         ]

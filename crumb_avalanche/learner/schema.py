@@ -1,6 +1,7 @@
 """What a learner file may hold, as data: every value has a type, a range and sizes that agree with the others.
 
-``check_learner`` is called on what was read, before anything is built of it, and on what is about to be written.
+``check_learner`` is called on what was read, before anything is built of it, and on
+what is about to be written.
 """
 
 import math
@@ -16,7 +17,18 @@ from crumb_avalanche.learner.calibration import RIVALS, Confidence, Records
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
-from crumb_avalanche.system.schema import PLAIN_VALUES, array, check, each, maybe, real, record, table, text, whole
+from crumb_avalanche.system.schema import (
+    PLAIN_VALUES,
+    array,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    table,
+    text,
+    whole,
+)
 from crumb_avalanche.system.tensor_file import StateError
 
 MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
@@ -67,7 +79,9 @@ LESSON = record(
     when=text(40),
     unread=each(str, 0),
     notes=each(text(1000), most=10**5),
-    doubts=each(record(label=NAME, frames=IMAGES, as_label=IMAGES, other=NAME, as_other=IMAGES)),
+    doubts=each(
+        record(label=NAME, frames=IMAGES, as_label=IMAGES, other=NAME, as_other=IMAGES)
+    ),
     runtime=text(),
     number=whole(1),
     source=text(),
@@ -86,7 +100,9 @@ FEATURES = record(
     inner=real(0.1, 1),
     window=real(0, 1),
 )
-NAMES = each(maybe(NAME), most=MOST_CLASSES)  # of the classes by number; nothing where one was forgotten
+NAMES = each(
+    maybe(NAME), most=MOST_CLASSES
+)  # of the classes by number; nothing where one was forgotten
 # The plain values of a learner.
 HEADER = record(
     method=text(rule=_known_method),
@@ -95,11 +111,17 @@ HEADER = record(
     looks=each(real(0.1, 1), most=MOST),
     names=NAMES,
     lessons=each(LESSON),
-    network=record(arguments=record(**NETWORK), source=text(2000), weights_sha256=SHA256, included=bool),
+    network=record(
+        arguments=record(**NETWORK),
+        source=text(2000),
+        weights_sha256=SHA256,
+        included=bool,
+    ),
     versions=VERSIONS,
     written=text(40),
 )
-# The header of a run's learner file; the method checks its settings itself, and the strategy its state.
+# The header of a run's learner file; the method checks its settings itself, and the
+# strategy its state.
 RUN = record(
     strategy=text(),
     **dict.fromkeys(("method", "learning"), PLAIN_VALUES),
@@ -133,7 +155,10 @@ PLAIN = maybe(bool | text(40) | whole(0, 10**6) | real(-1e9, 1e9))
 NUMBERS = array((*FLOATS, torch.int32, torch.int8), ...)
 COUNTS = array(torch.int32, ..., low=0)
 CONFIDENCE = record(
-    **{name: array(torch.int64, None, low=0) for name in ("lessons", "images", "classes", "labels")},
+    **{
+        name: array(torch.int64, None, low=0)
+        for name in ("lessons", "images", "classes", "labels")
+    },
     next=whole(0, 10**9),
     typicality=array(torch.float32, None, 3),
     rivals=array(torch.int64, None, RIVALS, low=-1),
@@ -159,13 +184,18 @@ STATE = record(
 def check_header(header: dict[str, Any]) -> None:
     """Raise ``StateError`` if plain values are not those of a learner; names the place, what is there and the rule."""
     check(HEADER, header)
-    names, lessons = [name for name in header["names"] if name is not None], header["lessons"]
+    names, lessons = (
+        [name for name in header["names"] if name is not None],
+        header["lessons"],
+    )
     _require(len(set(names)) == len(names), "names", "different ones")
     numbers = [lesson["number"] for lesson in lessons]
     _require(numbers == sorted(set(numbers)), "lessons", "with increasing numbers")
     for index, lesson in enumerate(lessons):
         counts = [lesson[name] for name in ("right", "answered", "clips")]
-        _require(counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips")
+        _require(
+            counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips"
+        )
     _require(len(header["looks"]) > 0, "looks", "at least one")
 
 
@@ -174,9 +204,15 @@ def check_run_header(header: Any) -> None:
     check(RUN, header)
     for key in ("label", "name"):
         values = [one[key] for one in header["classes"]]
-        _require(len(set(values)) == len(values), "classes", f"each with a {key} of its own")
+        _require(
+            len(set(values)) == len(values), "classes", f"each with a {key} of its own"
+        )
     labels = [one["label"] for one in header["classes"]]
-    _require(max(labels, default=0) < header["network"]["n_classes"], "classes", "labels below network.n_classes")
+    _require(
+        max(labels, default=0) < header["network"]["n_classes"],
+        "classes",
+        "labels below network.n_classes",
+    )
 
 
 def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
@@ -192,65 +228,144 @@ def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
     check_header(header)
     lessons, included = header["lessons"], header["network"]["included"]
     check(STATE, state)
-    _check_known({"names": header["names"], **{name: state[name] for name in KNOWN}}, header, lessons, "")
-    _require(len(state["pictures"]) == len(lessons), "pictures", "one or none for each lesson")
-    largest = max((len(picture) for picture in state["pictures"] if picture is not None), default=0)
-    _require(largest <= LARGEST_PICTURE, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
+    _check_known(
+        {"names": header["names"], **{name: state[name] for name in KNOWN}},
+        header,
+        lessons,
+        "",
+    )
+    _require(
+        len(state["pictures"]) == len(lessons),
+        "pictures",
+        "one or none for each lesson",
+    )
+    largest = max(
+        (len(picture) for picture in state["pictures"] if picture is not None),
+        default=0,
+    )
+    _require(
+        largest <= LARGEST_PICTURE, "pictures", f"of at most {LARGEST_PICTURE:,} bytes"
+    )
     before, kept = state["history"]["before"], state["history"]["kept"]
-    _require((before is None) == (not kept), "history.before", "there if lessons are kept")
+    _require(
+        (before is None) == (not kept), "history.before", "there if lessons are kept"
+    )
     _require(len(kept) <= len(lessons), "history.kept", "of no more than the lessons")
     _require(
-        len(kept) < 2 or all(one is not None for one in kept), "history.kept", "with features, if there are several"
+        len(kept) < 2 or all(one is not None for one in kept),
+        "history.kept",
+        "with features, if there are several",
     )
     if before is not None:
-        _check_known(before, header, lessons[: len(lessons) - len(kept)], "history.before.")
-    for place, (one, lesson) in enumerate(zip(kept, lessons[len(lessons) - len(kept) :])):
+        _check_known(
+            before, header, lessons[: len(lessons) - len(kept)], "history.before."
+        )
+    for place, (one, lesson) in enumerate(
+        zip(kept, lessons[len(lessons) - len(kept) :])
+    ):
         if one is not None:
-            _check_kept(one, lesson, header, before["statistics"]["settings"]["length"], f"history.kept[{place}]")
-    _require((state["network"] is not None) == included, "network.included", "true if weights are there")
+            _check_kept(
+                one,
+                lesson,
+                header,
+                before["statistics"]["settings"]["length"],
+                f"history.kept[{place}]",
+            )
+    _require(
+        (state["network"] is not None) == included,
+        "network.included",
+        "true if weights are there",
+    )
 
 
-def _check_known(known: dict[str, Any], header: dict[str, Any], lessons: list[dict[str, Any]], place: str) -> None:
+def _check_known(
+    known: dict[str, Any],
+    header: dict[str, Any],
+    lessons: list[dict[str, Any]],
+    place: str,
+) -> None:
     """Check the names, statistics and confidence of a learner that had some lessons; ``place`` ends with a point."""
     names, statistics, nothing = known["names"], known["statistics"], known["nothing"]
     settings = statistics.get("settings")
     check(NAMED, settings, f"{place}statistics.settings")
-    kinds = {name: COUNTS if name.endswith("counts") else NUMBERS for name in (*statistics, "counts")}
-    kinds["settings"] = record(**{name: SETTINGS.get(name, PLAIN) for name in ("n_classes", "length", *settings)})
+    kinds = {
+        name: COUNTS if name.endswith("counts") else NUMBERS
+        for name in (*statistics, "counts")
+    }
+    kinds["settings"] = record(
+        **{
+            name: SETTINGS.get(name, PLAIN)
+            for name in ("n_classes", "length", *settings)
+        }
+    )
     check(record(**kinds), statistics, f"{place}statistics")
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
     _require((+images).keys() <= set(names), f"{place}names", "those of the lessons")
-    _require(settings["n_classes"] == len(names), f"{place}statistics.settings.n_classes", "the number of names")
+    _require(
+        settings["n_classes"] == len(names),
+        f"{place}statistics.settings.n_classes",
+        "the number of names",
+    )
     views = Looks(tuple(header["looks"])).views
     counts = [views * images[name] for name in names]
-    _require(statistics["counts"].tolist() == counts, f"{place}statistics.counts", "what the lessons add up to")
+    _require(
+        statistics["counts"].tolist() == counts,
+        f"{place}statistics.counts",
+        "what the lessons add up to",
+    )
     weightings = len(LookWeights(views).losses)
-    _require(len(known["look_losses"]) == weightings, f"{place}look_losses", f"{weightings} values")
+    _require(
+        len(known["look_losses"]) == weightings,
+        f"{place}look_losses",
+        f"{weightings} values",
+    )
     held = Records.of_state(known["confidence"])
-    fits = len(held.labels) <= Confidence().capacity and bool((held.labels < len(names)).all())
-    _require(fits and bool((held.rivals < len(names)).all()), f"{place}confidence", "records of the classes")
+    fits = len(held.labels) <= Confidence().capacity and bool(
+        (held.labels < len(names)).all()
+    )
+    _require(
+        fits and bool((held.rivals < len(names)).all()),
+        f"{place}confidence",
+        "records of the classes",
+    )
     latest = max(held.lessons.tolist(), default=-1)
-    _require(latest < known["confidence"]["next"], f"{place}confidence.next", "above all lessons")
+    _require(
+        latest < known["confidence"]["next"],
+        f"{place}confidence.next",
+        "above all lessons",
+    )
     if nothing is not None:
         most, length = DRAWN + MOST_SHOWN, settings["length"]
         fits = DRAWN <= len(nothing) <= most and nothing.shape[1] == length
-        _require(fits, f"{place}nothing", f"of {DRAWN} to {most} rows of {length} features")
+        _require(
+            fits, f"{place}nothing", f"of {DRAWN} to {most} rows of {length} features"
+        )
 
 
-def _check_kept(kept: Any, lesson: dict[str, Any], header: dict[str, Any], length: int, place: str) -> None:
+def _check_kept(
+    kept: Any, lesson: dict[str, Any], header: dict[str, Any], length: int, place: str
+) -> None:
     """Check the features of a lesson, of which each view has ``length`` or more."""
-    _require(len(kept["labels"]) == len(kept["pieces"]), place, "of as many labels as pieces")
+    _require(
+        len(kept["labels"]) == len(kept["pieces"]), place, "of as many labels as pieces"
+    )
     counts: Counter[str] = Counter()
     for label, pieces in zip(kept["labels"], kept["pieces"]):
         counts[label] += sum(pieces)
-    images = lesson["images"] | ({NOTHING: lesson["nothing"]} if lesson["nothing"] else {})
+    images = lesson["images"] | (
+        {NOTHING: lesson["nothing"]} if lesson["nothing"] else {}
+    )
     _require(counts == images, place, "what its lesson says")
     (rows, columns), views = kept["features"].shape, Looks(tuple(header["looks"])).views
     _require(rows == sum(counts.values()), f"{place}.features", "one per image")
     fits = not rows or (columns % views == 0 and columns >= views * length)
-    _require(fits, f"{place}.features", f"of {length} columns or more for each of {views} views")
+    _require(
+        fits,
+        f"{place}.features",
+        f"of {length} columns or more for each of {views} views",
+    )
 
 
 def _require(holds: bool, place: str, rule: str) -> None:

@@ -25,15 +25,19 @@ AT_A_TIME = 64  # images of an update
 class CrumbClassifier(ClassifierMixin, BaseEstimator):
     """Classifier in closed form that learns features batch by batch, in one pass and within a budget of bytes.
 
-    Unlike estimators of scikit-learn, ``partial_fit`` also takes classes that no earlier call named; they are added to
-    ``classes_`` at the end. What is learned of the others stays.
+    Unlike estimators of scikit-learn, ``partial_fit`` also takes classes that no
+    earlier call named; they are added to ``classes_`` at the end. What is learned of
+    the others stays.
 
     Args:
-        method: name of a registered method in closed form, such as ``rda``, ``slda``, ``ncm``, or ``ranpac``.
-        budget_bytes: most bytes of the statistics; if it is full, a method gives up what counts least.
+        method: name of a registered method in closed form, such as ``rda``, ``slda``,
+            ``ncm``, or ``ranpac``.
+        budget_bytes: most bytes of the statistics; if it is full, a method gives up
+            what counts least.
 
     Attributes:
-        classes_: ``(C,)``, the labels, in the order of the columns of ``predict_proba``.
+        classes_: ``(C,)``, the labels, in the order of the columns of
+            ``predict_proba``.
         n_features_in_: number of features.
         statistics_: the closed form.
     """
@@ -55,7 +59,9 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         self.__dict__.pop("classes_", None)
         return self.partial_fit(X, y)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "CrumbClassifier":
+    def partial_fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None
+    ) -> "CrumbClassifier":
         """Learn further features and labels.
 
         Args:
@@ -63,27 +69,38 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
             classes: labels that will come, ``(C,)``; optional.
 
         Raises:
-            BudgetError: a class more does not fit into the budget; nothing of the call is learned then.
+            BudgetError: a class more does not fit into the budget; nothing of the call
+                is learned then.
             ValueError: see ``fit``.
         """
         first = not hasattr(self, "classes_")
         features, y = validate_data(self, X, y, reset=first)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        named = unique_labels(y) if classes is None else unique_labels(np.asarray(classes), y)
+        named = (
+            unique_labels(y)
+            if classes is None
+            else unique_labels(np.asarray(classes), y)
+        )
         known = named[:0] if first else self.classes_
         together = np.concatenate([known, named[~np.isin(named, known)]])
         if not first:
             statistics = self.statistics_
         elif (form := get_strategy(self.method).form) is None:
-            raise ValueError(f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac")
+            raise ValueError(
+                f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac"
+            )
         else:
-            statistics = form.for_budget(features.shape[1], self.budget_bytes, features.shape[1])
+            statistics = form.for_budget(
+                features.shape[1], self.budget_bytes, features.shape[1]
+            )
         statistics.make_room(len(together), self.budget_bytes, features.shape[1])
         statistics.grow(len(together))
         order = np.argsort(together)
         labels = torch.from_numpy(order[np.searchsorted(together, y, sorter=order)])
-        for some, numbers in zip(torch.tensor(features).split(AT_A_TIME), labels.split(AT_A_TIME)):
+        for some, numbers in zip(
+            torch.tensor(features).split(AT_A_TIME), labels.split(AT_A_TIME)
+        ):
             statistics.update(some, numbers)
         self.classes_, self.statistics_ = together, statistics
         return self
@@ -99,7 +116,9 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
 
     def _scores(self, X: ArrayLike) -> torch.Tensor:
         check_is_fitted(self)
-        return self.statistics_.scores(torch.tensor(validate_data(self, X, reset=False), dtype=torch.float64))
+        return self.statistics_.scores(
+            torch.tensor(validate_data(self, X, reset=False), dtype=torch.float64)
+        )
 
 
 class ImageFeatures(TransformerMixin, BaseEstimator):
@@ -107,9 +126,11 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
 
     Args:
         backbone: a name in ``BACKBONES``, or ``timm:NAME``.
-        weights: ``"torchvision"`` or ``"timm"`` downloads the published weights; or a weight file; ``None`` draws them.
+        weights: ``"torchvision"`` or ``"timm"`` downloads the published weights; or a
+            weight file; ``None`` draws them.
         image_size: side in pixels to which images are resized; default the network's.
-        moments: arguments of ``FeatureMoments``; default those of the recommended method.
+        moments: arguments of ``FeatureMoments``; default those of the recommended
+            method.
     """
 
     def __init__(
@@ -126,7 +147,9 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any = None, y: Any = None) -> "ImageFeatures":
         """Build the network; see ``split_backbone`` for what is raised."""
-        self.network_ = FrozenNetwork.build(self.backbone, self.weights, self.image_size)
+        self.network_ = FrozenNetwork.build(
+            self.backbone, self.weights, self.image_size
+        )
         return self
 
     def transform(self, X: Sequence[Any]) -> NDArray:
@@ -136,7 +159,13 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
             BadFrameError: a file cannot be decoded.
         """
         check_is_fitted(self)
-        moments = FeatureMoments(**(RegularizedDiscriminant.moments if self.moments is None else self.moments))
+        moments = FeatureMoments(
+            **(
+                RegularizedDiscriminant.moments
+                if self.moments is None
+                else self.moments
+            )
+        )
         change = PixelTransform(self.network_.image_size, self.network_.interpolation)
         images = X if getattr(X, "ndim", 0) == 4 else list(X)
         found = [

@@ -17,10 +17,27 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, DoubtfulNameError, check_name, check_near
-from crumb_avalanche.learner.messages import Changed, Classes, Forgotten, Found, Learned, Listed
+from benchmarks_toybox_ilab.tables.names import (
+    LONGEST_NAME,
+    DoubtfulNameError,
+    check_name,
+    check_near,
+)
+from crumb_avalanche.learner.messages import (
+    Changed,
+    Classes,
+    Forgotten,
+    Found,
+    Learned,
+    Listed,
+)
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.shared import BusyError, SaveError, SharedLearner, TooLargeError
+from crumb_avalanche.learner.shared import (
+    BusyError,
+    SaveError,
+    SharedLearner,
+    TooLargeError,
+)
 
 TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
@@ -41,22 +58,29 @@ HEADERS = {
 def page() -> tuple[str, str]:
     """Return the page with its style and script in it, and its Content-Security-Policy."""
     html, style, script = (
-        (PAGE / f"page.{kind}").read_text(encoding="utf-8").strip() for kind in ("html", "css", "js")
+        (PAGE / f"page.{kind}").read_text(encoding="utf-8").strip()
+        for kind in ("html", "css", "js")
     )
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    hashes = [
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        for text in (style, script)
+    ]
     policy = (
         f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
         "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return html.replace("/* page.css */", style).replace("/* page.js */", script), policy
+    return html.replace("/* page.css */", style).replace(
+        "/* page.js */", script
+    ), policy
 
 
 class Guard:
     """Refuses requests of other pages and programs before anything else sees them, and sets the headers of answers.
 
-    Every request needs a Host header (against DNS rebinding) and, if it has one, an Origin header (against requests of
-    other pages) of one of ``origins``. All but ``/health`` need the token, in the header ``X-Crumb-Token`` or, for the
-    page itself, in its address.
+    Every request needs a Host header (against DNS rebinding) and, if it has one, an
+    Origin header (against requests of other pages) of one of ``origins``. All but
+    ``/health`` need the token, in the header ``X-Crumb-Token`` or, for the page itself,
+    in its address.
 
     Args:
         app: ASGI application.
@@ -69,7 +93,9 @@ class Guard:
         self.app, self.token, self.origins = app, token, origins
         self.hosts = [origin.partition("://")[2] for origin in origins]
         headers = {**HEADERS, "Content-Security-Policy": policy}
-        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        self.headers = [
+            (name.lower().encode(), value.encode()) for name, value in headers.items()
+        ]
 
     async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
         """Answer a request, or pass it on."""
@@ -87,7 +113,9 @@ class Guard:
         if wrong is None:
             # The server leaves the body of an answer to HEAD out.
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            return await self.app({**scope, "method": method}, receive, send_with_headers)
+            return await self.app(
+                {**scope, "method": method}, receive, send_with_headers
+            )
         return await _error(403, wrong)(scope, receive, send_with_headers)
 
     def refusal(self, scope: Any) -> str | None:
@@ -95,7 +123,9 @@ class Guard:
         given: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        host, origin, tokens = (given.get(name, []) for name in ("host", "origin", TOKEN_HEADER))
+        host, origin, tokens = (
+            given.get(name, []) for name in ("host", "origin", TOKEN_HEADER)
+        )
         if len(host) != 1 or host[0].lower() not in self.hosts:
             return f"this server answers at {self.origins[0]} only"
         if origin and (len(origin) != 1 or origin[0].lower() not in self.origins):
@@ -103,8 +133,12 @@ class Guard:
         if scope["path"] == "/health":
             return None
         if scope["path"] == "/":
-            tokens = tokens or parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        if len(tokens) == 1 and hmac.compare_digest(tokens[0].encode(), self.token.encode()):
+            tokens = tokens or parse_qs(scope["query_string"].decode("latin-1")).get(
+                "token", []
+            )
+        if len(tokens) == 1 and hmac.compare_digest(
+            tokens[0].encode(), self.token.encode()
+        ):
             return None
         return (
             "the token is missing or wrong. Open the whole address that crumb serve printed, with ?token=...; programs "
@@ -115,7 +149,9 @@ class Guard:
 # Routes
 
 # Describes the token, which ``Guard`` checks.
-TOKEN = APIKeyHeader(name=TOKEN_HEADER, description="Printed by crumb serve.", auto_error=False)
+TOKEN = APIKeyHeader(
+    name=TOKEN_HEADER, description="Printed by crumb serve.", auto_error=False
+)
 api = APIRouter(dependencies=[Security(TOKEN)])
 
 
@@ -125,7 +161,9 @@ async def _shared(request: Request) -> SharedLearner:
 
 def _name(text: str) -> str:
     if "\ufffd" in text:
-        raise ValueError("the name is not UTF-8; encode it as UTF-8 before it is quoted")
+        raise ValueError(
+            "the name is not UTF-8; encode it as UTF-8 before it is quoted"
+        )
     return check_name(text)
 
 
@@ -133,10 +171,17 @@ Shared = Annotated[SharedLearner, Depends(_shared)]
 Name = Annotated[
     str,
     AfterValidator(_name),
-    Query(description="name of a class", json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME}),
+    Query(
+        description="name of a class",
+        json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME},
+    ),
 ]
-NewClass = Annotated[bool, Query(description="take a name that is nearly that of another class")]
-Source = Annotated[str, Query(description="what the images are from, for the list of lessons")]
+NewClass = Annotated[
+    bool, Query(description="take a name that is nearly that of another class")
+]
+Source = Annotated[
+    str, Query(description="what the images are from, for the list of lessons")
+]
 Part = Annotated[
     list[float] | None,
     Query(
@@ -154,7 +199,9 @@ async def classes(shared: Shared) -> Classes:
     return shared.classes()
 
 
-@api.get("/lessons", summary="The lessons, in order, without those that were taken back")
+@api.get(
+    "/lessons", summary="The lessons, in order, without those that were taken back"
+)
 async def lessons(shared: Shared) -> list[Listed]:
     """List the lessons."""
     return shared.lessons()
@@ -178,18 +225,33 @@ def _body(most: int) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-@api.post("/predict", summary="Answer what an image or the images of a clip show", openapi_extra=_body(MOST_ASKED))
+@api.post(
+    "/predict",
+    summary="Answer what an image or the images of a clip show",
+    openapi_extra=_body(MOST_ASKED),
+)
 async def predict(request: Request, shared: Shared, box: Part = None) -> Found:
     """Answer for the images of the body."""
     images = await _images(request)
     if len(images) > MOST_ASKED:
-        raise ValueError(f"predict takes at most {MOST_ASKED} images, of one clip, not {len(images)}")
+        raise ValueError(
+            f"predict takes at most {MOST_ASKED} images, of one clip, not {len(images)}"
+        )
     return await shared.predict(images, box)
 
 
-@api.post("/teach", summary="Learn images of a class, as one lesson", openapi_extra=_body(MOST_IMAGES))
+@api.post(
+    "/teach",
+    summary="Learn images of a class, as one lesson",
+    openapi_extra=_body(MOST_IMAGES),
+)
 async def teach(
-    request: Request, shared: Shared, label: Name, new_class: NewClass = False, source: Source = "", box: Part = None
+    request: Request,
+    shared: Shared,
+    label: Name,
+    new_class: NewClass = False,
+    source: Source = "",
+    box: Part = None,
 ) -> Learned:
     """Learn the images of the body."""
     if not new_class:  # the label is checked before the upload is read
@@ -197,74 +259,117 @@ async def teach(
     return await shared.teach(label, await _images(request), new_class, source, box)
 
 
-@api.post("/nothing", summary="Learn images of the empty scene, as one lesson", openapi_extra=_body(MOST_IMAGES))
+@api.post(
+    "/nothing",
+    summary="Learn images of the empty scene, as one lesson",
+    openapi_extra=_body(MOST_IMAGES),
+)
 async def nothing(request: Request, shared: Shared, source: Source = "") -> Learned:
     """Learn the images of the body as showing nothing."""
     return await shared.teach(None, await _images(request), source=source)
 
 
 @api.post("/rename", summary="Give a class another name")
-async def rename(shared: Shared, old: Name, new: Name, new_class: NewClass = False) -> Changed:
+async def rename(
+    shared: Shared, old: Name, new: Name, new_class: NewClass = False
+) -> Changed:
     """Rename a class."""
     return await shared.changed(lambda learner: learner.rename(old, new, new_class))
 
 
-@api.post("/forget", summary="Remove a class, which only /revert brings back, until the next change")
+@api.post(
+    "/forget",
+    summary="Remove a class, which only /revert brings back, until the next change",
+)
 async def forget(shared: Shared, name: Name) -> Forgotten:
     """Remove a class."""
     return await shared.forget(name)
 
 
-@api.post("/undo", summary="Take a lesson back, the last one unless another number is given")
+@api.post(
+    "/undo", summary="Take a lesson back, the last one unless another number is given"
+)
 async def undo(shared: Shared, lesson: Number = None) -> Learned:
     """Take a lesson back."""
     return await shared.undo(lesson)
 
 
-@api.post("/move", summary="Make the images of a class, of one lesson or of all, those of another one")
-async def move(shared: Shared, old: Name, new: Name, lesson: Number = None, new_class: NewClass = False) -> Changed:
+@api.post(
+    "/move",
+    summary="Make the images of a class, of one lesson or of all, those of another one",
+)
+async def move(
+    shared: Shared,
+    old: Name,
+    new: Name,
+    lesson: Number = None,
+    new_class: NewClass = False,
+) -> Changed:
     """Move images from one class to another."""
-    return await shared.changed(lambda learner: learner.move(old, new, lesson, new_class))
+    return await shared.changed(
+        lambda learner: learner.move(old, new, lesson, new_class)
+    )
 
 
-@api.post("/revert", summary="Take the last change back, whatever it was, if it made this version")
+@api.post(
+    "/revert",
+    summary="Take the last change back, whatever it was, if it made this version",
+)
 async def revert(shared: Shared, version: int) -> Changed:
     """Put the learner back that was there before the last change."""
     return await shared.revert(version)
 
 
-@api.get("/download", summary="The learner's file, for crumb predict and Learner.load", response_class=Response)
+@api.get(
+    "/download",
+    summary="The learner's file, for crumb predict and Learner.load",
+    response_class=Response,
+)
 async def download(shared: Shared) -> Response:
     """Send the learner's file, without the pictures of its lessons."""
     name = quote(shared.path.name)
-    headers = {"Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"}
-    return Response(await shared.copied(), media_type="application/octet-stream", headers=headers)
+    headers = {
+        "Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
+    }
+    return Response(
+        await shared.copied(), media_type="application/octet-stream", headers=headers
+    )
 
 
 async def _images(request: Request) -> list[tuple[str, bytes]]:
     """Read the images of a request, with names for errors: its body, or all files of a multipart form."""
     stream = _bounded(request)
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+    if (
+        not request.headers.get("content-type", "")
+        .lower()
+        .startswith("multipart/form-data")
+    ):
         return [("the image", b"".join([part async for part in stream]))]
 
     class InMemory(MultiPartParser):
         spool_max_size = MOST_BYTES  # images are never written to the disk
 
     try:
-        form = await InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10).parse()
+        form = await InMemory(
+            request.headers, stream, max_files=MOST_IMAGES, max_fields=10
+        ).parse()
     except MultiPartException as error:
         raise HTTPException(400, error.message) from error
     files = [file for _, file in form.multi_items() if not isinstance(file, str)]
     if not files:
         raise ValueError("the form holds no image; add each as a file")
-    images = [(f"image {number}", await file.read()) for number, file in enumerate(files, 1)]
+    images = [
+        (f"image {number}", await file.read()) for number, file in enumerate(files, 1)
+    ]
     await form.close()
     return images
 
 
 async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
     """Yield the parts of a body; raise TooLargeError as soon as it is known to be too large."""
-    too_large = TooLargeError(f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several lessons")
+    too_large = TooLargeError(
+        f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several lessons"
+    )
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MOST_BYTES:
         raise too_large
@@ -287,18 +392,28 @@ ERRORS = {
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
 }
-STATUS = {NothingTaughtError: 409, TooLargeError: 413, ValueError: 400, BusyError: 503, SaveError: 507}
+STATUS = {
+    NothingTaughtError: 409,
+    TooLargeError: 413,
+    ValueError: 400,
+    BusyError: 503,
+    SaveError: 507,
+}
 
 
 class Error(BaseModel):
     """Why a request was refused."""
 
     error: Annotated[str, Field(description="what is wrong, and what to do")]
-    near: Annotated[str, Field(description="of 409: the class whose name is nearly the same")] = ""
+    near: Annotated[
+        str, Field(description="of 409: the class whose name is nearly the same")
+    ] = ""
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    **{status: {"model": Error, "description": text} for status, text in ERRORS.items()},
+    **{
+        status: {"model": Error, "description": text} for status, text in ERRORS.items()
+    },
     "default": {"model": Error, "description": "The server has a bug."},
 }
 
@@ -331,7 +446,11 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     app.state.shared = shared
 
     @app.get("/", summary="The page for people", response_class=HTMLResponse)
-    async def index(token: Annotated[str, Query(description="the token of the printed address")] = "") -> str:
+    async def index(
+        token: Annotated[
+            str, Query(description="the token of the printed address")
+        ] = "",
+    ) -> str:
         return html
 
     @app.get("/health", summary="Whether the server runs; needs no token")
@@ -339,7 +458,13 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         return Health()
 
     app.include_router(api)
-    for kind in (ClientDisconnect, StarletteHTTPException, RequestValidationError, *STATUS, Exception):
+    for kind in (
+        ClientDisconnect,
+        StarletteHTTPException,
+        RequestValidationError,
+        *STATUS,
+        Exception,
+    ):
         app.add_exception_handler(kind, _failed)
     return Guard(app, token, origins, policy)
 
@@ -351,16 +476,26 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
         name, says = first["loc"][1], first["msg"].removeprefix("Value error, ")
-        return _error(400, f"{request.url.path} needs ?{name}=... in its address: {says}")
+        return _error(
+            400, f"{request.url.path} needs ?{name}=... in its address: {says}"
+        )
     if isinstance(error, StarletteHTTPException):
-        return _error(error.status_code, f"{request.method} {request.url.path}: {error.detail}", error.headers)
+        return _error(
+            error.status_code,
+            f"{request.method} {request.url.path}: {error.detail}",
+            error.headers,
+        )
     if isinstance(error, DoubtfulNameError):
         question = f"{str(error).partition(';')[0]}; if it is another one, add new_class=true to the address"
         return JSONResponse({"error": question, "near": error.near}, 409)
-    status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
+    status = next(
+        (code for kind, code in STATUS.items() if isinstance(error, kind)), 500
+    )
     bug = "the server has a bug; what it prints says more, and the learner is as it was"
     return _error(status, bug if status == 500 else str(error))
 
 
-def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+def _error(
+    status: int, text: str, headers: Mapping[str, str] | None = None
+) -> Response:
     return JSONResponse({"error": text}, status, headers)

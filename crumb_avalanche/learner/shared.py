@@ -15,21 +15,38 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.image import TooManyPixelsError, open_image, other_images, to_rgb
+from benchmarks_toybox_ilab.tables.image import (
+    TooManyPixelsError,
+    open_image,
+    other_images,
+    to_rgb,
+)
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.boxes import in_box
 from crumb_avalanche.learner.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
-from crumb_avalanche.learner.messages import Changed, Class, Classes, Forgotten, Found, Learned, Learning, Listed
+from crumb_avalanche.learner.messages import (
+    Changed,
+    Class,
+    Classes,
+    Forgotten,
+    Found,
+    Learned,
+    Learning,
+    Listed,
+)
 from crumb_avalanche.system.progress import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded
-MOST_SCANNED = 1_000_000_000  # pixels in all scans of a JPEG, each of which costs as much as the whole image
+# pixels in all scans of a JPEG, each of which costs as much as the whole image
+MOST_SCANNED = 1_000_000_000
 START_OF_SCAN = b"\xff\xda"
-SECONDS_TO_DECODE = 10.0  # an image of the thread that decodes it, as the processor counts
+SECONDS_TO_DECODE = (
+    10.0  # an image of the thread that decodes it, as the processor counts
+)
 MOST_WAITING = 16  # calls; each may hold an upload
 Result = TypeVar("Result")
 
@@ -53,8 +70,9 @@ class SaveError(OSError):
 class SharedLearner:
     """A learner that answers from its last saved state while it learns.
 
-    Changes run one after the other, in the order of the calls; so do answers, beside them. A change is saved before it
-    has an influence on answers. If it fails, or cannot be saved, the learner is as it was.
+    Changes run one after the other, in the order of the calls; so do answers, beside
+    them. A change is saved before it has an influence on answers. If it fails, or
+    cannot be saved, the learner is as it was.
 
     Args:
         learner: not to be used elsewhere.
@@ -71,8 +89,13 @@ class SharedLearner:
         self.learning: Learning | None = None
         self._weights = weights
         learner.keep_pictures = True
-        self._taught, self._asked = learner, _copy(learner, copy.deepcopy(learner.network))
-        self._before: Learner | None = None  # the one that answered before the last change
+        self._taught, self._asked = (
+            learner,
+            _copy(learner, copy.deepcopy(learner.network)),
+        )
+        self._before: Learner | None = (
+            None  # the one that answered before the last change
+        )
         # A network serves one image at a time: each of the two learners has its own.
         self._networks = learner.network, self._asked.network
         self._asking, self._stops = Lock(), False
@@ -101,14 +124,29 @@ class SharedLearner:
     def lessons(self) -> list[Listed]:
         """Describe the lessons, in order."""
         lessons, undoable = self._asked.lessons, self._asked.undoable
-        told = [{"picture": bool(one.picture), "can_undo": one.number in undoable} for one in lessons]
-        return [Listed.model_validate({**vars(one), **more}) for one, more in zip(lessons, told)]
+        told = [
+            {"picture": bool(one.picture), "can_undo": one.number in undoable}
+            for one in lessons
+        ]
+        return [
+            Listed.model_validate({**vars(one), **more})
+            for one, more in zip(lessons, told)
+        ]
 
     def picture(self, number: int) -> bytes:
         """Return a JPEG of a lesson; empty if there is none."""
-        return next((lesson.picture for lesson in self._asked.lessons if lesson.number == number), b"")
+        return next(
+            (
+                lesson.picture
+                for lesson in self._asked.lessons
+                if lesson.number == number
+            ),
+            b"",
+        )
 
-    async def predict(self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None = None) -> Found:
+    async def predict(
+        self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None = None
+    ) -> Found:
         """Answer for an image, or for several as a clip, given as names and bytes; with a box for this part of it.
 
         Raises:
@@ -118,11 +156,15 @@ class SharedLearner:
         """
         return await self._answers(self._predict, images, box)
 
-    def _predict(self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None) -> Found:
+    def _predict(
+        self, images: Sequence[tuple[str, bytes]], box: Sequence[float] | None
+    ) -> Found:
         notes: list[str] = []
         with self._asking:
             clip = Clip("the image", None, self._frames(images, notes))
-            answer = self._asked.predict(clip if box is None else next(in_box([clip], box)))
+            answer = self._asked.predict(
+                clip if box is None else next(in_box([clip], box))
+            )
         return Found(notes=notes, **answer.as_dict())
 
     async def teach(
@@ -162,7 +204,9 @@ class SharedLearner:
                 if label is None:
                     lesson = learner.teach_nothing(clip, progress=progress)
                 else:
-                    lesson = learner.teach(clip, box=box, progress=progress, new_class=new_class)
+                    lesson = learner.teach(
+                        clip, box=box, progress=progress, new_class=new_class
+                    )
             finally:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))
@@ -200,7 +244,9 @@ class SharedLearner:
 
         def revert(_: Learner) -> None:
             if self._before is None or version != self.version:
-                raise ValueError("this cannot be taken back: something else was changed meanwhile")
+                raise ValueError(
+                    "this cannot be taken back: something else was changed meanwhile"
+                )
             self._taught = _copy(self._before, self._networks[0])
 
         return await self.changed(revert)
@@ -228,7 +274,9 @@ class SharedLearner:
         try:
             result = action(self._taught)
             if self._taught.classes:
-                self._taught.predict(Image.new("RGB", (8, 8)))  # solves the statistics here, not in the next answer
+                self._taught.predict(
+                    Image.new("RGB", (8, 8))
+                )  # solves the statistics here, not in the next answer
             self._goes_on()
             try:
                 self._taught.save(self.path, self._weights, pictures=True)
@@ -259,7 +307,9 @@ class SharedLearner:
         with tempfile.TemporaryDirectory() as folder, self._asking:
             path = Path(folder) / self.path.name
             self._asked.save(path, self._weights)
-            del self._asked._files[os.path.realpath(path)]  # the folder goes, and all copies share this table
+            del self._asked._files[
+                os.path.realpath(path)
+            ]  # the folder goes, and all copies share this table
             return path.read_bytes()
 
     def close(self) -> None:
@@ -276,12 +326,18 @@ class _Queue:
         self._thread = ThreadPoolExecutor(1)
         self._waiting = 0
 
-    async def __call__(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def __call__(
+        self, function: Callable[..., Result], *arguments: Any
+    ) -> Result:
         if self._waiting >= MOST_WAITING:
-            raise BusyError(f"{self._waiting} requests are waiting; try again in some seconds")
+            raise BusyError(
+                f"{self._waiting} requests are waiting; try again in some seconds"
+            )
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, function, *arguments
+            )
         finally:
             self._waiting -= 1
 
@@ -295,7 +351,9 @@ def _learned(lesson: Lesson, version: int) -> Learned:
 
 def _copy(learner: Learner, network: Any) -> Learner:
     """Copy a learner with another copy of its network, and what it knows of its file, which is the same for all."""
-    return copy.deepcopy(learner, {id(learner.network): network, id(learner._files): learner._files})
+    return copy.deepcopy(
+        learner, {id(learner.network): network, id(learner._files): learner._files}
+    )
 
 
 class _Watched(io.BytesIO):
@@ -308,7 +366,9 @@ class _Watched(io.BytesIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read as any file."""
         if time.thread_time() > self._end:
-            raise TooManyPixelsError(f"it takes more than {SECONDS_TO_DECODE:g} s to decode; reduce it")
+            raise TooManyPixelsError(
+                f"it takes more than {SECONDS_TO_DECODE:g} s to decode; reduce it"
+            )
         return super().read(size)
 
 
@@ -321,13 +381,21 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
 
     Raises:
         ImageError: it is not an image of ``FORMATS``, or is damaged.
-        TooLargeError: it has more than ``MOST_PIXELS`` pixels, or would take too long to decode.
+        TooLargeError: it has more than ``MOST_PIXELS`` pixels, or would take too long
+            to decode.
     """
     wrong = f"{len(data):,} bytes that are not an image of these formats: {', '.join(FORMATS)}"
     try:
         image = open_image(_Watched(data), MOST_PIXELS, formats=FORMATS)
-        if data.count(START_OF_SCAN) * image.width * image.height > MOST_SCANNED and image.format in ("JPEG", "MPO"):
-            raise TooManyPixelsError("it is a JPEG of too many scans; save it again as a usual one")
+        if data.count(
+            START_OF_SCAN
+        ) * image.width * image.height > MOST_SCANNED and image.format in (
+            "JPEG",
+            "MPO",
+        ):
+            raise TooManyPixelsError(
+                "it is a JPEG of too many scans; save it again as a usual one"
+            )
         wrong = "it is damaged; send it again, or another one"
         others = other_images(image)
         return to_rgb(image, upright=True), [f"{name}: {others}"] if others else []

@@ -1,7 +1,7 @@
 """Read images from photos, folders, videos, arrays and tensors, one at a time, and resize them in batches.
 
-Nothing is written: the frames of a video are decoded as they are used. They equal those of `crumb run` at the same
-rate, except that no frame is given twice.
+Nothing is written: the frames of a video are decoded as they are used. They equal those
+of `crumb run` at the same rate, except that no frame is given twice.
 """
 
 import os
@@ -18,9 +18,19 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
-from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, is_video, walk
+from benchmarks_toybox_ilab.tables.folders import (
+    entries_of,
+    ignored_files,
+    is_video,
+    walk,
+)
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from benchmarks_toybox_ilab.tables.image import eight_bits, on_background, read_image, to_rgb
+from benchmarks_toybox_ilab.tables.image import (
+    eight_bits,
+    on_background,
+    read_image,
+    to_rgb,
+)
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
@@ -49,34 +59,46 @@ _RULE = (
 
 
 def clips_of(
-    source: Any, label: str | None = None, *, on_bad: OnBad = "raise", report: Callable[[BadImage], object] = warn
+    source: Any,
+    label: str | None = None,
+    *,
+    on_bad: OnBad = "raise",
+    report: Callable[[BadImage], object] = warn,
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
 
-    A folder is read to any depth: each video is a clip, and the photos of each folder are one. Files of other kinds and
-    hidden ones are ignored, and counted by extension in one warning after the last clip, which also names class folders
-    without photos and videos. A folder reached twice through links is read once. Photos are upright and 8-bit RGB by
-    the rules of `tables.image`. Of a video, 1 frame per second is taken, or up to 5 if it is so short that 1 gives less
-    than 20 or does not state its length; frames have at most 512 pixels on the short side.
+    A folder is read to any depth: each video is a clip, and the photos of each folder
+    are one. Files of other kinds and hidden ones are ignored, and counted by extension
+    in one warning after the last clip, which also names class folders without photos
+    and videos. A folder reached twice through links is read once. Photos are upright
+    and 8-bit RGB by the rules of `tables.image`. Of a video, 1 frame per second is
+    taken, or up to 5 if it is so short that 1 gives less than 20 or does not state its
+    length; frames have at most 512 pixels on the short side.
 
     Args:
-        source: Path of a photo, a video or a folder; glob pattern (`**` for any depth); PIL image; array or tensor (see
-            `array_images`); a `Clip`; or an iterable of these, which is read lazily. Photos and single images that
-            follow each other in an iterable are the frames of one clip; every other item is a source of its own. The
-            photos of a folder that match a pattern are one clip.
-        label: Class name of all clips. `None` uses the names of the class folders if the source is one folder of class
-            folders (see `class_folders`), and no label otherwise.
-        on_bad: `"raise"` raises for the first file that cannot be decoded, or image of an array with a value that
-            breaks the rule; `"skip"` reports and leaves it out. The frames before the damage of a video are used.
-        report: Called with each file that is left out; `bad.append` collects them in a list.
+        source: Path of a photo, a video or a folder; glob pattern (`**` for any depth);
+            PIL image; array or tensor (see `array_images`); a `Clip`; or an iterable of
+            these, which is read lazily. Photos and single images that follow each other
+            in an iterable are the frames of one clip; every other item is a source of
+            its own. The photos of a folder that match a pattern are one clip.
+        label: Class name of all clips. `None` uses the names of the class folders if
+            the source is one folder of class folders (see `class_folders`), and no
+            label otherwise.
+        on_bad: `"raise"` raises for the first file that cannot be decoded, or image of
+            an array with a value that breaks the rule; `"skip"` reports and leaves it
+            out. The frames before the damage of a video are used.
+        report: Called with each file that is left out; `bad.append` collects them in a
+            list.
 
     Raises:
         FileNotFoundError: If the path does not exist.
-        BadFrameError: If a file cannot be decoded and `on_bad` is `"raise"`; also from `Clip.frames`.
-        ImportError: If there is a video, PyAV is not installed, and `on_bad` is `"raise"`.
+        BadFrameError: If a file cannot be decoded and `on_bad` is `"raise"`; also from
+            `Clip.frames`.
+        ImportError: If there is a video, PyAV is not installed, and `on_bad` is
+            `"raise"`.
         TypeError: If the source or an item is none of the above.
-        ValueError: If an argument or the name of a class folder breaks its rule, or the source holds no photo and no
-            video (after the last clip).
+        ValueError: If an argument or the name of a class folder breaks its rule, or the
+            source holds no photo and no video (after the last clip).
     """
     if on_bad not in ("raise", "skip"):
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
@@ -120,16 +142,25 @@ class _Reader:
             yield replace(source, label=label or source.label)
         elif isinstance(source, Image.Image) or is_array(source):
             yield Clip(name, label, self._images(_named(name, source)))
-        elif isinstance(source, Iterable) and not isinstance(source, bytes | bytearray | Mapping):
-            numbered = ((f"{name}[{number}]", item) for number, item in enumerate(source))
+        elif isinstance(source, Iterable) and not isinstance(
+            source, bytes | bytearray | Mapping
+        ):
+            numbered = (
+                (f"{name}[{number}]", item) for number, item in enumerate(source)
+            )
             for frames, group in groupby(numbered, lambda pair: _is_frame(pair[1])):
                 if frames:
-                    # Of a list a clip may be read after the next ones, of an iterator only before.
-                    images: Iterable[tuple[str, Any]] = chain.from_iterable(_named(*pair) for pair in group)
+                    # Of a list a clip may be read after the next ones, of an iterator
+                    # only before.
+                    images: Iterable[tuple[str, Any]] = chain.from_iterable(
+                        _named(*pair) for pair in group
+                    )
                     images = list(images) if isinstance(source, Sequence) else images
                     yield Clip(name, label, self._images(images))
                 else:
-                    yield from chain.from_iterable(self.clips(item, label, place) for place, item in group)
+                    yield from chain.from_iterable(
+                        self.clips(item, label, place) for place, item in group
+                    )
         else:
             raise TypeError(
                 f"{name} is {type(source).__name__}; give a path, a PIL image, an array, a tensor, or a list of these."
@@ -150,7 +181,9 @@ class _Reader:
         elif is_pattern(path):
             found, ignored = matches(path)
             self.ignored += ignored
-            clips: dict[Path, list[Path]] = {}  # photos by folder; a video or a folder by itself
+            clips: dict[
+                Path, list[Path]
+            ] = {}  # photos by folder; a video or a folder by itself
             for match in found:
                 alone = os.path.isdir(match) or is_video(match)
                 clips.setdefault(match if alone else match.parent, []).append(match)
@@ -164,7 +197,9 @@ class _Reader:
 
     def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
         def unlisted(folder: Path, error: OSError) -> None:
-            self._bad(folder, f"the folder cannot be read: {error.strerror or error}", error)
+            self._bad(
+                folder, f"the folder cannot be read: {error.strerror or error}", error
+            )
 
         for path, entries in walk(folder, unlisted, root):
             self.ignored += entries.ignored
@@ -173,7 +208,11 @@ class _Reader:
             yield from (self._clip(file, label, [file]) for file in entries.videos)
 
     def _clip(self, path: Path, label: str | None, files: Sequence[Path]) -> Clip:
-        frames = self._video(files[0]) if is_video(files[0]) else self._images((str(file), file) for file in files)
+        frames = (
+            self._video(files[0])
+            if is_video(files[0])
+            else self._images((str(file), file) for file in files)
+        )
         return Clip(str(path), label, frames, tuple(map(str, files)))
 
     def not_empty(self, clips: Iterator, source: str) -> Iterator:
@@ -182,14 +221,23 @@ class _Reader:
         for clip in clips:
             empty = False
             yield clip
-        told = [f"ignored: {ignored}"] if (ignored := ignored_files(self.ignored)) else []
+        told = (
+            [f"ignored: {ignored}"] if (ignored := ignored_files(self.ignored)) else []
+        )
         if empty:
             raise ValueError(
-                "; ".join([f"{source} holds no photo and no video, in folders at any depth", *told])
+                "; ".join(
+                    [
+                        f"{source} holds no photo and no video, in folders at any depth",
+                        *told,
+                    ]
+                )
                 + ". Give files that Pillow (JPEG, PNG ...) or PyAV (MP4 ...) can read."
             )
         if self.empty:
-            more = f" and {len(self.empty) - _LISTED} more" * (len(self.empty) > _LISTED)
+            more = f" and {len(self.empty) - _LISTED} more" * (
+                len(self.empty) > _LISTED
+            )
             some = ", ".join(self.empty[:_LISTED]) + more
             told.insert(0, f"no class, as there is no photo and no video in it: {some}")
         if told:
@@ -204,8 +252,12 @@ class _Reader:
                 elif isinstance(item, Image.Image):
                     image = to_rgb(item, upright=True)
                 else:
-                    if os.path.exists(item) and not os.path.isfile(item):  # a pipe would block
-                        raise ValueError("is not a regular file; frames of a camera come from camera_clip")
+                    if os.path.exists(item) and not os.path.isfile(
+                        item
+                    ):  # a pipe would block
+                        raise ValueError(
+                            "is not a regular file; frames of a camera come from camera_clip"
+                        )
                     image = read_image(item, upright=True)
             # Pillow's decoders raise far more than OSError on damaged bytes.
             except Exception as error:
@@ -221,7 +273,9 @@ class _Reader:
         try:
             fps = _default_rate(path)
             for number, image in enumerate(sampled_frames(path, fps, SHORT_SIDE)):
-                if image is not last:  # a video with less than fps frames per second repeats them
+                if (
+                    image is not last
+                ):  # a video with less than fps frames per second repeats them
                     yield f"{path}#t={number / fps:g}", image
                 last = image
         except (VideoError, ImportError) as error:
@@ -229,7 +283,9 @@ class _Reader:
                 raise
             self._bad(path, str(error).removeprefix(f"video {path} "), error)
 
-    def _bad(self, path: Path | str, reason: str, error: Exception | None = None) -> None:
+    def _bad(
+        self, path: Path | str, reason: str, error: Exception | None = None
+    ) -> None:
         bad = BadImage(str(path), reason)
         if not self.skip:
             cure = "Restore or replace the file, or pass on_bad='skip' to leave it out."
@@ -277,10 +333,12 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the images of an array or a tensor, to be converted by `pixels_image`, one at a time.
 
     Args:
-        source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)` tensor on any device, of 3 channels
-            or 4 with alpha; uint8; uint16, of which the upper 8 of the bits that are used are kept (see `eight_bits`);
-            or floating-point from 0 to 1.
-        name: Name of the source. The images of a batch are named `name[0]`, `name[1]` ...
+        source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)`
+            tensor on any device, of 3 channels or 4 with alpha; uint8; uint16, of which
+            the upper 8 of the bits that are used are kept (see `eight_bits`); or
+            floating-point from 0 to 1.
+        name: Name of the source. The images of a batch are named `name[0]`, `name[1]`
+            ...
 
     Raises:
         ValueError: If shape or dtype breaks the rule.
@@ -289,9 +347,15 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     floating = source.is_floating_point() if tensor else source.dtype.kind == "f"
     channels = shape[-3 if tensor else -1] if len(shape) in (3, 4) else 0
     kind = str(source.dtype).removeprefix("torch.") if tensor else source.dtype.name
-    if channels not in (3, 4) or 0 in shape or not (floating or kind in ("uint8", "uint16")):
+    if (
+        channels not in (3, 4)
+        or 0 in shape
+        or not (floating or kind in ("uint8", "uint16"))
+    ):
         what = "a tensor" if tensor else "an array"
-        raise ValueError(f"{name} is {what} of shape {shape} and dtype {source.dtype}; {_RULE}.")
+        raise ValueError(
+            f"{name} is {what} of shape {shape} and dtype {source.dtype}; {_RULE}."
+        )
     if kind == "uint16":  # all images of a batch by the same bits
         values = np.moveaxis(source.cpu().numpy(), -3, -1) if tensor else source
         source = eight_bits(values.astype(np.uint16))
@@ -301,11 +365,14 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def batches(
-    frames: Iterable[tuple[str, Image.Image]], size: int, transform: "Callable[[Image.Image], torch.Tensor]"
+    frames: Iterable[tuple[str, Image.Image]],
+    size: int,
+    transform: "Callable[[Image.Image], torch.Tensor]",
 ) -> "Iterator[tuple[list[str], torch.Tensor]]":
     """Yield the paths of images, and the images transformed, in batches.
 
-    Images are taken one at a time. The reduced decoding of large JPEG files is not used, because its result differs.
+    Images are taken one at a time. The reduced decoding of large JPEG files is not
+    used, because its result differs.
 
     Args:
         frames: Pairs of path and image, such as `Clip.frames`.

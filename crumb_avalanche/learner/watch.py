@@ -26,8 +26,8 @@ class Watched(Answer):
 
     Attributes:
         time: seconds since the first frame.
-        changed: whether this is a moment that matters: another class, or something unknown, has been seen for half a
-            window, also the first one.
+        changed: whether this is a moment that matters: another class, or something
+            unknown, has been seen for half a window, also the first one.
         dropped: frames since the last answer that came too fast.
     """
 
@@ -37,14 +37,21 @@ class Watched(Answer):
 
     def as_dict(self) -> dict:
         """Return plain values for JSON."""
-        return {**super().as_dict(), "time": round(self.time, 3), "changed": self.changed, "dropped": self.dropped}
+        return {
+            **super().as_dict(),
+            "time": round(self.time, 3),
+            "changed": self.changed,
+            "dropped": self.dropped,
+        }
 
 
 def same_classes(one: Any, other: Any) -> bool:
     """Whether two frames have values of the same classes and kinds: a lesson may come between them."""
     if not isinstance(one, Evidence):
         return True
-    return torch.equal(one.labels, other.labels) and (one.apart is None) == (other.apart is None)
+    return torch.equal(one.labels, other.labels) and (one.apart is None) == (
+        other.apart is None
+    )
 
 
 def together(found: list[Any]) -> Any:
@@ -52,8 +59,14 @@ def together(found: list[Any]) -> Any:
     if not isinstance(found[0], Evidence):
         return torch.cat(found)
     last = found[-1]
-    rows = [name for name in ("scores", "typicality", "apart") if getattr(last, name) is not None]
-    return last._replace(**{name: torch.cat([getattr(one, name) for one in found]) for name in rows})
+    rows = [
+        name
+        for name in ("scores", "typicality", "apart")
+        if getattr(last, name) is not None
+    ]
+    return last._replace(
+        **{name: torch.cat([getattr(one, name) for one in found]) for name in rows}
+    )
 
 
 def frames_of(
@@ -64,7 +77,11 @@ def frames_of(
     Args:
         source, bgr, live, fps: see ``Predictor.watch``.
     """
-    if isinstance(source, bool) or (is_array(source) and source.ndim == 3) or isinstance(source, Image.Image):
+    if (
+        isinstance(source, bool)
+        or (is_array(source) and source.ndim == 3)
+        or isinstance(source, Image.Image)
+    ):
         raise TypeError(
             f"the source is {type(source).__name__}; give predict a single image, and watch a stream of them"
         )
@@ -76,7 +93,9 @@ def frames_of(
         live = not file if live is None else live
         timed: Timed = camera_frames(device)
         timed = _played(timed) if file and live else timed
-        return shown_device(device), _sampled(_newest(timed) if live else ((*one, 0) for one in timed), fps)
+        return shown_device(device), _sampled(
+            _newest(timed) if live else ((*one, 0) for one in timed), fps
+        )
     if callable(source):
         images: Iterable[Any] = _called(source)
     elif isinstance(source, Iterable):
@@ -87,11 +106,15 @@ def frames_of(
             "function that returns a frame, or an iterator of frames"
         )
     given = _given(images, bgr)
-    return "the source", _sampled(_newest(given) if live else ((*one, 0) for one in given), fps)
+    return "the source", _sampled(
+        _newest(given) if live else ((*one, 0) for one in given), fps
+    )
 
 
 def _called(function: Callable[[], Any]) -> Iterator[Any]:
-    while (image := function()) is not None:  # iter(function, None) would compare arrays
+    while (
+        image := function()
+    ) is not None:  # iter(function, None) would compare arrays
         yield image
 
 
@@ -101,13 +124,17 @@ def _given(images: Iterable[Any], bgr: bool) -> Timed:
     for number, image in enumerate(images):
         if not isinstance(image, Image.Image):
             if not is_array(image) or len(image.shape) != 3:
-                raise TypeError(f"frame {number} is {type(image).__name__}; give (H, W, 3) arrays or PIL images")
+                raise TypeError(
+                    f"frame {number} is {type(image).__name__}; give (H, W, 3) arrays or PIL images"
+                )
             ((_, image),) = array_images(image, f"frame {number}")
         yield time.monotonic() - begin, partial(_picture, image, bgr)
 
 
 def _picture(image: Any, bgr: bool) -> Image.Image:
-    found = image.convert("RGB") if isinstance(image, Image.Image) else pixels_image(image)
+    found = (
+        image.convert("RGB") if isinstance(image, Image.Image) else pixels_image(image)
+    )
     return Image.merge("RGB", found.split()[::-1]) if bgr else found
 
 

@@ -1,7 +1,7 @@
 """Replay buffers as plain tensors: codes, raw images, raw feature maps.
 
-They are storage policies of the plugins of this package. A buffer writes into one tensor allocated once, so the bytes
-that the ledger reports are the bytes held.
+They are storage policies of the plugins of this package. A buffer writes into one
+tensor allocated once, so the bytes that the ledger reports are the bytes held.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,8 @@ class StreamBatch:
     Attributes:
         labels: ``(B,)`` int64.
         feature_map: ``(B, C, H, W)`` float32.
-        codes: ``(B, G, H, W)`` codes of the maps, or ``None`` where the forward was not quantized.
+        codes: ``(B, G, H, W)`` codes of the maps, or ``None`` where the forward was not
+            quantized.
         pixels: maps positions in the batch to ``(n, 3, h, w)`` ``uint8`` images.
     """
 
@@ -53,8 +54,10 @@ class MemoryBuffer(ABC):
         seed: of the rule's and the replay's random draws.
 
     Attributes:
-        rows: ``(mem_size, ...)`` tensor, or ``None`` before the first memory; an empty slot is all zero.
-        labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory. With a class above 32,767 int32, 4 bytes.
+        rows: ``(mem_size, ...)`` tensor, or ``None`` before the first memory; an empty
+            slot is all zero.
+        labels: ``(mem_size,)`` int16, -1 in empty slots; 2 bytes a memory. With a class
+            above 32,767 int32, 4 bytes.
         extracts: whether F runs on a memory that is replayed.
     """
 
@@ -63,9 +66,13 @@ class MemoryBuffer(ABC):
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
         check_count("mem_size", mem_size, Memories)
         if mem_size < 1:
-            raise ValueError(f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise mem_size or the budget")
+            raise ValueError(
+                f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise mem_size or the budget"
+            )
         if not isinstance(rule, SelectionRule | None):
-            raise TypeError(f"rule is {rule!r}; give an instance of a SelectionRule, such as EveryJth()")
+            raise TypeError(
+                f"rule is {rule!r}; give an instance of a SelectionRule, such as EveryJth()"
+            )
         self.max_size = mem_size
         self.rule = EveryJth() if rule is None else rule
         self.slots = Slots(mem_size, seed)
@@ -73,7 +80,9 @@ class MemoryBuffer(ABC):
         self.rows: Tensor | None = None
 
     @abstractmethod
-    def to_rows(self, batch: StreamBatch, positions: Sequence[int], model: SplitModel) -> Tensor:
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
         """Turn some images of a batch into rows, ``(n, ...)``."""
 
     @abstractmethod
@@ -108,24 +117,33 @@ class MemoryBuffer(ABC):
 
     def begin_experience(self, labels: Sequence[int], batch_size: int) -> None:
         """Announce the labels of an experience to the selection rule."""
-        coming = {int(label): count for label, count in sorted(Counter(map(int, labels)).items())}
+        coming = {
+            int(label): count
+            for label, count in sorted(Counter(map(int, labels)).items())
+        }
         self._wipe(self.rule.begin_experience(self.slots, coming, batch_size))
 
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
         """Offer a batch to the selection rule, write what it chose, and return the number of memories written."""
         labels = batch.numbers
-        chosen = {slot: position for position, slot in self.rule.choose(self.slots, labels)}
+        chosen = {
+            slot: position for position, slot in self.rule.choose(self.slots, labels)
+        }
         if chosen:
             positions = list(chosen.values())
             rows = self.to_rows(batch, positions, model).cpu()
             if self.rows is None:
-                self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
+                self.rows = torch.zeros(
+                    (self.max_size, *rows.shape[1:]), dtype=rows.dtype
+                )
             where = torch.tensor(list(chosen))
             self.rows[where] = rows
             if max(labels) > torch.iinfo(self.labels.dtype).max:
                 self.labels = self.labels.int()
-            self.labels[where] = torch.tensor([labels[position] for position in positions], dtype=self.labels.dtype)
+            self.labels[where] = torch.tensor(
+                [labels[position] for position in positions], dtype=self.labels.dtype
+            )
         # A freed slot that was not taken again must not keep its bytes.
         if int((self.labels >= 0).sum()) > len(self.slots):
             self._wipe([slot for slot in self.slots.free if self.labels[slot] >= 0])
@@ -140,7 +158,12 @@ class MemoryBuffer(ABC):
         drawn = []
         for label in candidates:
             members = self.slots.by_class[label]
-            drawn.append([members[place] for place in self.slots.random.integers(len(members), size=rounds)])
+            drawn.append(
+                [
+                    members[place]
+                    for place in self.slots.random.integers(len(members), size=rounds)
+                ]
+            )
         return torch.tensor(drawn).t().reshape(-1)
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
@@ -156,7 +179,9 @@ class MemoryBuffer(ABC):
             "rows": self.rows,
             "labels": self.labels,
             "free": list(self.slots.free),
-            "by_class": {label: list(slots) for label, slots in self.slots.by_class.items()},
+            "by_class": {
+                label: list(slots) for label, slots in self.slots.by_class.items()
+            },
             "random": self.slots.random.bit_generator.state,
             "rule": self.rule.state_dict(),
         }
@@ -174,7 +199,9 @@ class MemoryBuffer(ABC):
         self.labels = state["labels"].clone()
         self.rows = None if state["rows"] is None else state["rows"].clone()
         self.slots.free = list(state["free"])
-        self.slots.by_class = {label: list(slots) for label, slots in state["by_class"].items()}
+        self.slots.by_class = {
+            label: list(slots) for label, slots in state["by_class"].items()
+        }
         self.slots.random.bit_generator.state = state["random"]
         self.rule.load_state_dict(state["rule"])
 
@@ -192,19 +219,30 @@ class CodeBuffer(MemoryBuffer):
     def item_bytes(model):
         channels, height, width = model.map_shape
         return packed_bytes(
-            model.codebook.groups(channels) * height * width, bits_per_code(model.codebook.codebook_size)
+            model.codebook.groups(channels) * height * width,
+            bits_per_code(model.codebook.codebook_size),
         )
 
     def to_rows(self, batch, positions, model):
-        codes = model.encode(batch.feature_map[positions]) if batch.codes is None else batch.codes[positions]
+        codes = (
+            model.encode(batch.feature_map[positions])
+            if batch.codes is None
+            else batch.codes[positions]
+        )
         flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
-        return pack(flat.cpu(), bits_per_code(model.codebook.codebook_size))  # packing would wait for a GPU as well
+        return pack(
+            flat.cpu(), bits_per_code(model.codebook.codebook_size)
+        )  # packing would wait for a GPU as well
 
     def to_maps(self, rows, model):
         channels, height, width = model.map_shape
         groups = model.codebook.groups(channels)
-        codes = unpack(rows, bits_per_code(model.codebook.codebook_size), groups * height * width)
-        return model.codebook.decode(codes.view(-1, height, width, groups).permute(0, 3, 1, 2))
+        codes = unpack(
+            rows, bits_per_code(model.codebook.codebook_size), groups * height * width
+        )
+        return model.codebook.decode(
+            codes.view(-1, height, width, groups).permute(0, 3, 1, 2)
+        )
 
 
 class ImageBuffer(MemoryBuffer):

@@ -15,7 +15,9 @@ def bits_per_code(codebook_size: int) -> int:
 def packed_bytes(codes_per_item: int, bits: int) -> int:
     """Return the bytes of one packed item, whose last byte is padded with zeros; ``ValueError`` for another width."""
     if bits not in WIDTHS:
-        raise ValueError(f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}")
+        raise ValueError(
+            f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}"
+        )
     return -(-codes_per_item * bits // 8)
 
 
@@ -49,10 +51,13 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
     """Unpack ``(N, length)`` codes, uint8 or at 16 bits int16, that ``pack`` packed.
 
     Raises:
-        ValueError: the width is another one, or the number of bytes in a row does not match ``length``.
+        ValueError: the width is another one, or the number of bytes in a row does not
+            match ``length``.
     """
     if packed.shape[1] != (size := packed_bytes(length, bits)):
-        raise ValueError(f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {size}")
+        raise ValueError(
+            f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {size}"
+        )
     if bits == 8:
         return packed
     if bits == 16:

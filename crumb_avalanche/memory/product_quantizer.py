@@ -1,8 +1,9 @@
 """Product quantizer of feature maps.
 
-Jégou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search", PAMI 2011. REMIND stores its codes (Hayes
-et al., ECCV 2020). Unlike ``Codebook``, it has a table of centroids for each group of channels, searches the nearest
-row in L2, and is not trained after ``fit``.
+Jégou, Douze and Schmid, "Product Quantization for Nearest Neighbor Search", PAMI 2011.
+REMIND stores its codes (Hayes et al., ECCV 2020). Unlike ``Codebook``, it has a table
+of centroids for each group of channels, searches the nearest row in L2, and is not
+trained after ``fit``.
 """
 
 import faiss
@@ -20,7 +21,8 @@ LARGEST_TABLE = 256  # a code is a byte
 class ProductQuantizer(nn.Module):
     """Encode each group of consecutive channels at a location as the index of the nearest centroid of the group.
 
-    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``m`` groups of ``d = C / m`` consecutive channels.
+    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``m`` groups of ``d = C /
+        m`` consecutive channels.
 
     Args:
         channels: number of channels ``C``.
@@ -28,7 +30,8 @@ class ProductQuantizer(nn.Module):
         centroids: number of centroids ``K`` of a group, from 2 to 256.
 
     Attributes:
-        centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until ``fit`` or a state dict fills it.
+        centroids: ``(m, K, d)`` float32 buffer, ``4 * K * C`` bytes; zeros until
+            ``fit`` or a state dict fills it.
 
     Raises:
         ValueError: ``m`` does not divide ``C``, or ``K`` is out of range.
@@ -42,8 +45,13 @@ class ProductQuantizer(nn.Module):
                 f"divisor, such as {largest_divisor(channels, max(1, sub_quantizers))}"
             )
         if not 2 <= centroids <= LARGEST_TABLE:
-            raise ValueError(f"centroids is {centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}")
-        self.register_buffer("centroids", torch.zeros(sub_quantizers, centroids, channels // sub_quantizers))
+            raise ValueError(
+                f"centroids is {centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}"
+            )
+        self.register_buffer(
+            "centroids",
+            torch.zeros(sub_quantizers, centroids, channels // sub_quantizers),
+        )
 
     @property
     def channels(self) -> int:
@@ -79,16 +87,19 @@ class ProductQuantizer(nn.Module):
         """Fit the centroids of each group by k-means (faiss).
 
         Args:
-            vectors: ``(N, C)`` float, the channels of single locations; faiss uses 256 per centroid.
+            vectors: ``(N, C)`` float, the channels of single locations; faiss uses 256
+                per centroid.
             seed: seed of k-means.
 
         Raises:
-            ValueError: the number of channels differs, a value is not finite, or there are fewer vectors than
-                centroids.
+            ValueError: the number of channels differs, a value is not finite, or there
+                are fewer vectors than centroids.
         """
         groups, size, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
-            raise ValueError(f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})")
+            raise ValueError(
+                f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})"
+            )
         if len(vectors) < size:
             raise ValueError(
                 f"{len(vectors)} vectors cannot make {size} centroids; give more feature maps, or lower centroids"
@@ -96,10 +107,20 @@ class ProductQuantizer(nn.Module):
         _check_finite(vectors)
         faiss.omp_set_num_threads(torch.get_num_threads())
         for group in range(groups):
-            part = vectors[:, group * dim : (group + 1) * dim].float().cpu().contiguous().numpy()
-            means = faiss.Kmeans(dim, size, niter=25, seed=seed + group, min_points_per_centroid=1)
+            part = (
+                vectors[:, group * dim : (group + 1) * dim]
+                .float()
+                .cpu()
+                .contiguous()
+                .numpy()
+            )
+            means = faiss.Kmeans(
+                dim, size, niter=25, seed=seed + group, min_points_per_centroid=1
+            )
             means.train(part)
-            self.centroids[group] = torch.from_numpy(means.centroids).to(self.centroids.device)
+            self.centroids[group] = torch.from_numpy(means.centroids).to(
+                self.centroids.device
+            )
         return self
 
     @torch.no_grad()
@@ -113,20 +134,29 @@ class ProductQuantizer(nn.Module):
             ``(B, m, H, W)`` ``uint8`` codes; ``(B, H, W, m)`` in memory.
 
         Raises:
-            ValueError: the number of channels differs, there are no centroids yet, or the map is not finite.
+            ValueError: the number of channels differs, there are no centroids yet, or
+                the map is not finite.
         """
         batch, channels, height, width = feature_map.shape
         if channels != self.channels:
-            raise ValueError(f"the feature map has {channels} channels, the quantizer was made for {self.channels}")
+            raise ValueError(
+                f"the feature map has {channels} channels, the quantizer was made for {self.channels}"
+            )
         if not self.fitted:
-            raise ValueError("the quantizer has no centroids yet: fit it on vectors of feature maps first")
+            raise ValueError(
+                "the quantizer has no centroids yet: fit it on vectors of feature maps first"
+            )
         groups, _, dim = self.centroids.shape
         table = self.centroids.to(feature_map.device)
         vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).float()
         _check_finite(vectors)
-        codes = torch.empty(len(vectors), groups, dtype=torch.uint8, device=vectors.device)
+        codes = torch.empty(
+            len(vectors), groups, dtype=torch.uint8, device=vectors.device
+        )
         for group in range(groups):
-            codes[:, group] = nearest_rows(vectors[:, group * dim : (group + 1) * dim], table[group])
+            codes[:, group] = nearest_rows(
+                vectors[:, group * dim : (group + 1) * dim], table[group]
+            )
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     @torch.no_grad()
@@ -142,11 +172,17 @@ class ProductQuantizer(nn.Module):
         batch, groups, height, width = codes.shape
         size = self.centroids.shape[1]
         first = torch.arange(groups, dtype=torch.int32, device=codes.device) * size
-        rows = functional.embedding(codes.permute(0, 2, 3, 1) + first, self.centroids.flatten(0, 1).to(codes.device))
+        rows = functional.embedding(
+            codes.permute(0, 2, 3, 1) + first,
+            self.centroids.flatten(0, 1).to(codes.device),
+        )
         return rows.reshape(batch, height, width, self.channels).permute(0, 3, 1, 2)
 
 
 def _check_finite(vectors: Tensor) -> None:
-    # The extremes are NaN if any value is; a mask of all values would take a quarter of their memory.
+    # The extremes are NaN if any value is; a mask of all values would take a quarter of
+    # their memory.
     if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):
-        raise ValueError("the feature maps hold NaN or infinite values; look for them in the images or weights")
+        raise ValueError(
+            "the feature maps hold NaN or infinite values; look for them in the images or weights"
+        )

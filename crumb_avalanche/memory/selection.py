@@ -1,7 +1,7 @@
 """Selection rules: which images of the stream are stored, and which memories are evicted for them.
 
-Every rule keeps the classes balanced and never holds more than the capacity. Rules move slot numbers only; the buffers
-of ``memory.buffers`` hold the bytes.
+Every rule keeps the classes balanced and never holds more than the capacity. Rules move
+slot numbers only; the buffers of ``memory.buffers`` hold the bytes.
 """
 
 from abc import ABC, abstractmethod
@@ -16,16 +16,18 @@ class SelectionRule(ABC):
     """Chooses, batch by batch, which images go to which slots.
 
     Attributes:
-        second_pass: whether images are offered in a second pass after the experience's training, instead of during
-            the last epoch.
-        evenly_spread: whether the memories of a class are spread evenly over all its images, however many experiences
-            they come in.
+        second_pass: whether images are offered in a second pass after the experience's
+            training, instead of during the last epoch.
+        evenly_spread: whether the memories of a class are spread evenly over all its
+            images, however many experiences they come in.
     """
 
     second_pass = False
     evenly_spread = True
 
-    def begin_experience(self, slots: Slots, coming: dict[int, int], batch_size: int) -> list[int]:
+    def begin_experience(
+        self, slots: Slots, coming: dict[int, int], batch_size: int
+    ) -> list[int]:
         """Prepare for an experience, given its number of images of each class.
 
         Returns:
@@ -47,7 +49,8 @@ class SelectionRule(ABC):
         """Choose the images of a batch to store, by their labels, and take slots for them.
 
         Returns:
-            ``(position in the batch, slot)`` pairs; a later pair for the same slot replaces an earlier one.
+            ``(position in the batch, slot)`` pairs; a later pair for the same slot
+            replaces an earlier one.
         """
 
     @property
@@ -57,8 +60,14 @@ class SelectionRule(ABC):
 
     def state_dict(self) -> dict:
         """Return the state, plain values and tensors: the fields of a rule that is a dataclass, sets as lists."""
-        values = {name: getattr(self, name) for name in getattr(self, "__dataclass_fields__", ())}
-        return {name: sorted(value) if isinstance(value, set) else deepcopy(value) for name, value in values.items()}
+        values = {
+            name: getattr(self, name)
+            for name in getattr(self, "__dataclass_fields__", ())
+        }
+        return {
+            name: sorted(value) if isinstance(value, set) else deepcopy(value)
+            for name, value in values.items()
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
@@ -70,16 +79,20 @@ class SelectionRule(ABC):
 class EveryJth(SelectionRule):
     """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
 
-    A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is kept, with
-    ``j = N / quota``, not rounded: the kept images are spread evenly over the experience and exactly fill the quota. In
-    the first experience this is the paper's ``j`` = images / capacity; later ones have only their share of the buffer.
+    A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images
+    every ``j``-th is kept, with ``j = N / quota``, not rounded: the kept images are
+    spread evenly over the experience and exactly fill the quota. In the first
+    experience this is the paper's ``j`` = images / capacity; later ones have only their
+    share of the buffer.
 
-    The paper's classes come in one experience each. If a class returns, as in an online or domain-incremental stream,
-    its ``n``-th image of all is kept with the probability quota / ``n`` and replaces a random memory of the class
-    (reservoir sampling), so that its memories stay a uniform sample of all its images.
+    The paper's classes come in one experience each. If a class returns, as in an online
+    or domain-incremental stream, its ``n``-th image of all is kept with the probability
+    quota / ``n`` and replaces a random memory of the class (reservoir sampling), so
+    that its memories stay a uniform sample of all its images.
 
     Attributes:
-        coming, offered: images of each class in this experience, and those offered so far.
+        coming, offered: images of each class in this experience, and those offered so
+            far.
         past: images of each class that were offered in earlier experiences.
         quota: memories a class may hold.
 
@@ -127,7 +140,8 @@ class EveryJth(SelectionRule):
     def _replaces(self, slots: Slots, label: int, number: int) -> bool:
         """Decide on the ``number``-th image of a class that returned; if it is kept, free a slot for it."""
         held = slots.count(label)
-        # A class above its quota still is a uniform sample; others that need room make it smaller.
+        # A class above its quota still is a uniform sample; others that need room make
+        # it smaller.
         if slots.random.random() >= max(held, self.quota) / number:
             return False
         if held >= self.quota:
@@ -141,8 +155,9 @@ class EveryJth(SelectionRule):
 class ClassBalancedReservoir(SelectionRule):
     """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
 
-    In a full buffer, an image replaces a random memory of its own class if that was once the largest, with the
-    probability memories / images of the class so far; else a random memory of a largest class.
+    In a full buffer, an image replaces a random memory of its own class if that was
+    once the largest, with the probability memories / images of the class so far; else a
+    random memory of a largest class.
 
     Attributes:
         seen: images of each class that were offered.
@@ -159,7 +174,9 @@ class ClassBalancedReservoir(SelectionRule):
             if not slots.free:
                 # A class that has once been the largest is "full" from then on.
                 largest = slots.largest()
-                self.full |= {other for other in slots.classes if slots.count(other) == largest}
+                self.full |= {
+                    other for other in slots.classes if slots.count(other) == largest
+                }
                 held = slots.count(label)
                 if label in self.full:
                     if held == 0 or slots.random.random() >= held / self.seen[label]:
@@ -175,10 +192,12 @@ class ClassBalancedReservoir(SelectionRule):
 class ReferenceRule(SelectionRule):
     """The rule of the published code: a second pass over the experience after its training.
 
-    Quota ``capacity // classes seen``; within each batch every ``j``-th image of each class, starting with its first,
-    ``j = max(1, (batches - 1) * batch size // capacity)``; a class above its quota evicts random members; the pass ends
-    as soon as every class is at its quota, so it reads only the first part of later experiences. Old classes are cut
-    to their quota when the pass begins; while the experience is trained on, all their memories are replayed.
+    Quota ``capacity // classes seen``; within each batch every ``j``-th image of each
+    class, starting with its first, ``j = max(1, (batches - 1) * batch size //
+    capacity)``; a class above its quota evicts random members; the pass ends as soon as
+    every class is at its quota, so it reads only the first part of later experiences.
+    Old classes are cut to their quota when the pass begins; while the experience is
+    trained on, all their memories are replayed.
 
     If a class returns, most of its memories are of its latest experiences.
 
@@ -213,10 +232,14 @@ class ReferenceRule(SelectionRule):
             self.trimmed = True
         chosen: list[tuple[int, int]] = []
         for label in dict.fromkeys(labels):
-            candidates = [position for position, other in enumerate(labels) if other == label][:: self.stride]
+            candidates = [
+                position for position, other in enumerate(labels) if other == label
+            ][:: self.stride]
             held = slots.count(label)
             # A uniform choice of the quota among old and new members.
-            survivors = set(slots.random.permutation(held + len(candidates))[: self.quota].tolist())
+            survivors = set(
+                slots.random.permutation(held + len(candidates))[: self.quota].tolist()
+            )
             for _ in range(held - sum(member < held for member in survivors)):
                 slots.release(label)
             for number, position in enumerate(candidates):

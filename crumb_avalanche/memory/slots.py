@@ -14,7 +14,9 @@ class Slots:
     def __init__(self, capacity: int, seed: int = 0):
         self.capacity = capacity
         self.by_class: dict[int, list[int]] = {}
-        self.free = list(range(capacity - 1, -1, -1))  # popped from the end: slot 0 first
+        self.free = list(
+            range(capacity - 1, -1, -1)
+        )  # popped from the end: slot 0 first
         self.random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
@@ -47,8 +49,14 @@ class Slots:
         if self.free:
             return
         largest = self.largest()
-        victims = [other for other, slots in self.by_class.items() if len(slots) == largest]
-        self.release(label if label in victims else victims[int(self.random.integers(len(victims)))])
+        victims = [
+            other for other, slots in self.by_class.items() if len(slots) == largest
+        ]
+        self.release(
+            label
+            if label in victims
+            else victims[int(self.random.integers(len(victims)))]
+        )
 
     def take(self, label: int) -> int:
         """Take a free slot for a memory of ``label``.
@@ -57,11 +65,17 @@ class Slots:
             ValueError: no slot is free.
         """
         if not self.free:
-            raise ValueError(f"all {self.capacity} slots are taken; call make_room or release before take")
+            raise ValueError(
+                f"all {self.capacity} slots are taken; call make_room or release before take"
+            )
         slot = self.free.pop()
         self.by_class.setdefault(label, []).append(slot)
         return slot
 
     def trim(self, quota: int) -> list[int]:
         """Shrink every class to the quota and return the freed slots."""
-        return [self.release(label) for label in self.by_class for _ in range(max(0, self.count(label) - quota))]
+        return [
+            self.release(label)
+            for label in self.by_class
+            for _ in range(max(0, self.count(label) - quota))
+        ]

@@ -1,6 +1,7 @@
 """Adaptive aggregation networks: a stable and a plastic branch, blended by a share that is trained on exemplars.
 
-One level is blended: all plastic layers before the head. Training is a single pass instead of many epochs.
+One level is blended: all plastic layers before the head. Training is a single pass
+instead of many epochs.
 """
 
 import copy
@@ -14,7 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.methods.replay import HerdingPlugin, OldNetwork, distillation_loss, draw, draw_from
+from crumb_avalanche.methods.replay import (
+    HerdingPlugin,
+    OldNetwork,
+    distillation_loss,
+    draw,
+    draw_from,
+)
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
@@ -34,7 +41,9 @@ class ScaledConv(nn.Module):
         super().__init__()
         self.conv = conv.requires_grad_(False)
         self.scale = nn.Parameter(torch.ones_like(conv.weight[:, :, :1, :1]))
-        self.shift = None if conv.bias is None else nn.Parameter(torch.zeros_like(conv.bias))
+        self.shift = (
+            None if conv.bias is None else nn.Parameter(torch.zeros_like(conv.bias))
+        )
 
     def forward(self, maps: Tensor) -> Tensor:
         weights = {"weight": self.conv.weight * self.scale}
@@ -62,7 +71,8 @@ class BlendedHead(nn.Module):
 
     Attributes:
         share: ``a``, initially one half; the caller keeps it within [0, 1].
-        stable: output of the stable branch in this pass; ``None`` for the plastic branch alone.
+        stable: output of the stable branch in this pass; ``None`` for the plastic
+            branch alone.
     """
 
     stable: Tensor | None = None
@@ -81,9 +91,10 @@ class BlendedHead(nn.Module):
 class AggregatedLayers(nn.Module):
     """Plastic layers with two branches before one head; the stable branch is used after ``aggregate``.
 
-    The stable branch is a copy, whose head only returns its input, frozen except for the factors of its convolutions
-    (``ScaledConv``); its batch norms stay in evaluation mode. ``layers`` become the plastic branch and the head, whose
-    qualified name ``head`` is another one in this module.
+    The stable branch is a copy, whose head only returns its input, frozen except for
+    the factors of its convolutions (``ScaledConv``); its batch norms stay in evaluation
+    mode. ``layers`` become the plastic branch and the head, whose qualified name
+    ``head`` is another one in this module.
     """
 
     def __init__(self, layers: nn.Module, head: str):
@@ -92,7 +103,11 @@ class AggregatedLayers(nn.Module):
         self.head = f"plastic.{head}.layer"
         self.stable = copy.deepcopy(layers).requires_grad_(False)
         put(self.stable, head, Catch())
-        convolutions = [name for name, module in self.stable.named_modules() if isinstance(module, nn.Conv2d)]
+        convolutions = [
+            name
+            for name, module in self.stable.named_modules()
+            if isinstance(module, nn.Conv2d)
+        ]
         for name in convolutions:
             put(self.stable, name, ScaledConv(self.stable.get_submodule(name)))
         self.plastic = layers
@@ -136,7 +151,10 @@ class AggregatedLayers(nn.Module):
                 continue
             twin = self.stable.get_submodule(name)
             twin = twin.conv if isinstance(twin, ScaledConv) else twin
-            for source, target in ((module._parameters, twin._parameters), (module._buffers, twin._buffers)):
+            for source, target in (
+                (module._parameters, twin._parameters),
+                (module._buffers, twin._buffers),
+            ):
                 for key, tensor in source.items():
                     if tensor is not None:
                         target[key].copy_(tensor)
@@ -144,7 +162,11 @@ class AggregatedLayers(nn.Module):
 
     def changing(self) -> set[str]:
         """Return the names in the state dict that training changes: all but the stable branch's own weights."""
-        learned = {name for name, parameter in self.named_parameters() if parameter.requires_grad}
+        learned = {
+            name
+            for name, parameter in self.named_parameters()
+            if parameter.requires_grad
+        }
         return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
 
 
@@ -154,13 +176,18 @@ class OldBranches(OldNetwork):
     def take(self, model):
         super().take(model)
         changing = model.plastic_layers.changing()
-        self.state = {name: value for name, value in self.state.items() if name in changing}
+        self.state = {
+            name: value for name, value in self.state.items() if name in changing
+        }
 
 
 def fixed_bytes(model: SplitModel, method: Any, n_classes: int) -> int:
     """Return the bytes of the old network and of the stable branch."""
     layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
-    return OldBranches.bytes_of(SimpleNamespace(plastic_layers=layers)) + layers.stable_bytes
+    return (
+        OldBranches.bytes_of(SimpleNamespace(plastic_layers=layers))
+        + layers.stable_bytes
+    )
 
 
 @register(
@@ -173,13 +200,15 @@ def fixed_bytes(model: SplitModel, method: Any, n_classes: int) -> int:
 class AANetsPlugin(HerdingPlugin):
     """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
 
-    An outer step uses the batch's own frames for the classes of the batch, which have no exemplars yet. It runs in
-    evaluation mode, so that only the share changes. Settings of the authors that fail in a single pass are others.
+    An outer step uses the batch's own frames for the classes of the batch, which have
+    no exemplars yet. It runs in evaluation mode, so that only the share changes.
+    Settings of the authors that fail in a single pass are others.
 
     Attributes:
-        outer_every: inner steps between two updates of the share of the stable branch; there is at least one update in
-            an experience.
-        a_learning_rate: learning rate of these updates (the authors' 1e-8, for many epochs, hardly changes it here).
+        outer_every: inner steps between two updates of the share of the stable branch;
+            there is at least one update in an experience.
+        a_learning_rate: learning rate of these updates (the authors' 1e-8, for many
+            epochs, hardly changes it here).
         distillation: weight of the distillation loss.
         temperature: temperature of the distillation.
     """
@@ -194,7 +223,10 @@ class AANetsPlugin(HerdingPlugin):
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
         layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
-        recipe.model.plastic_layers, recipe.model.head = layers, layers.head  # before the optimiser is made
+        recipe.model.plastic_layers, recipe.model.head = (
+            layers,
+            layers.head,
+        )  # before the optimiser is made
         self.random = np.random.default_rng(recipe.seed)
         self.old_network = OldBranches()
         self._old: list[int] = []  # classes of earlier experiences
@@ -220,19 +252,28 @@ class AANetsPlugin(HerdingPlugin):
             maps, labels = self.storage_policy.replay(slots, model)
             logits = self.logits(model, maps)
             strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
-            logits, maps = torch.cat([strategy.mb_output, logits]), torch.cat([self.batch.feature_map, maps])
+            logits, maps = (
+                torch.cat([strategy.mb_output, logits]),
+                torch.cat([self.batch.feature_map, maps]),
+            )
             old_logits = self.old_network.logits(model, maps)
             loss = distillation_loss(logits, old_logits, self._old, self.temperature)
-            strategy.loss = strategy.loss + self.distillation * self.temperature**2 * loss
+            strategy.loss = (
+                strategy.loss + self.distillation * self.temperature**2 * loss
+            )
 
     def after_backward(self, strategy, **kwargs):
-        strategy.model.plastic_layers.blended.share.grad = None  # inner steps do not change it
+        strategy.model.plastic_layers.blended.share.grad = (
+            None  # inner steps do not change it
+        )
 
     def after_training_iteration(self, strategy, **kwargs):
         if self._old:
             self._steps += 1
             if self._steps % self.outer_every == 0:
-                self._outer_step(strategy, self.batch.feature_map, self.batch.labels, **kwargs)
+                self._outer_step(
+                    strategy, self.batch.feature_map, self.batch.labels, **kwargs
+                )
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
@@ -243,7 +284,9 @@ class AANetsPlugin(HerdingPlugin):
             self.herd(strategy)
             if self._old and self._steps < self.outer_every:
                 nothing = torch.empty(0, dtype=torch.int64)
-                self._outer_step(strategy, torch.empty(0, *model.map_shape), nothing, **kwargs)
+                self._outer_step(
+                    strategy, torch.empty(0, *model.map_shape), nothing, **kwargs
+                )
         self._old = list(strategy.seen_classes.seen)
         self.old_network.take(model)
 
@@ -254,7 +297,10 @@ class AANetsPlugin(HerdingPlugin):
         rounds = -(-strategy.train_mb_size // len(fresh | set(buffer.classes)))
         stored = len(set(buffer.classes) - fresh)
         places = [
-            draw_from(self.random, (labels == label).nonzero().flatten().tolist(), rounds) for label in sorted(fresh)
+            draw_from(
+                self.random, (labels == label).nonzero().flatten().tolist(), rounds
+            )
+            for label in sorted(fresh)
         ]
         slots = buffer.sample(fresh, rounds * stored)
         with model.stopwatch.measure("replay"), evaluating(model):
@@ -263,7 +309,9 @@ class AANetsPlugin(HerdingPlugin):
                 where = torch.cat(places).to(labels.device)
                 parts.append((maps[where], labels[where]))
             balanced, targets = (torch.cat(part) for part in zip(*parts))
-            strategy.replay_loss = strategy._criterion(self.logits(model, balanced), targets)
+            strategy.replay_loss = strategy._criterion(
+                self.logits(model, balanced), targets
+            )
             trigger_plugins(strategy, "on_replay_loss", **kwargs)
             share = model.plastic_layers.blended.share
             (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])

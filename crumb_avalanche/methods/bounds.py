@@ -32,11 +32,13 @@ def build_finetune(recipe: Recipe) -> StreamStrategy:
 class OneCycle(StatefulPlugin):
     """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does; it has no state but the clock's.
 
-    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
+    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using
+    Large Learning Rates", 2018.
 
     Attributes:
-        peak_rate: largest learning rate of one cycle over all epochs, in which the rate rises and falls to almost 0;
-            learning rate and momentum of the run are then not used. With 0 the rate of the run is kept throughout.
+        peak_rate: largest learning rate of one cycle over all epochs, in which the rate
+            rises and falls to almost 0; learning rate and momentum of the run are then
+            not used. With 0 the rate of the run is kept throughout.
     """
 
     peak_rate: NotNegative = 1e-2
@@ -48,7 +50,9 @@ class OneCycle(StatefulPlugin):
         if not self.peak_rate:
             return
         steps = strategy.train_epochs * len(strategy.dataloader)
-        rate, momentum = one_cycle(strategy.clock.train_exp_iterations, steps, self.peak_rate)
+        rate, momentum = one_cycle(
+            strategy.clock.train_exp_iterations, steps, self.peak_rate
+        )
         for group in strategy.optimizer.param_groups:
             group.update(lr=rate, momentum=momentum)
 
@@ -60,8 +64,15 @@ def one_cycle(step: int, steps: int, peak: float) -> tuple[float, float]:
     if step <= top:
         share, rates, momenta = step / top, (first, peak), (0.95, 0.85)
     else:
-        share, rates, momenta = (step - top) / (steps - 1 - top), (peak, low), (0.85, 0.95)
-    rate, momentum = (end + (start - end) / 2 * (1 + math.cos(math.pi * share)) for start, end in (rates, momenta))
+        share, rates, momenta = (
+            (step - top) / (steps - 1 - top),
+            (peak, low),
+            (0.85, 0.95),
+        )
+    rate, momentum = (
+        end + (start - end) / 2 * (1 + math.cos(math.pi * share))
+        for start, end in (rates, momenta)
+    )
     return rate, momentum
 
 
@@ -73,7 +84,9 @@ class ChanceStrategy(StreamStrategy):
         self._random = torch.Generator().manual_seed(seed)
 
     def forward(self):
-        logits = torch.rand(len(self.mb_x), self.model.n_classes, generator=self._random).to(self.mb_x.device)
+        logits = torch.rand(
+            len(self.mb_x), self.model.n_classes, generator=self._random
+        ).to(self.mb_x.device)
         return logits.requires_grad_(self.is_training)
 
     def optimizer_step(self):
@@ -100,4 +113,8 @@ register(
     source="Talbot et al., figure 3",
     stores="nothing",
     gradient=False,
-)(lambda recipe: ChanceStrategy(seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()))
+)(
+    lambda recipe: ChanceStrategy(
+        seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()
+    )
+)

@@ -14,9 +14,16 @@ from torch import Tensor, nn
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.progress import counted
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
-from crumb_avalanche.system.tensor_file import StateError, storage_bytes, tensor_bytes, tensors_of
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    storage_bytes,
+    tensor_bytes,
+    tensors_of,
+)
 
-NO_DENSITY = -1e30  # score of a class without images: below all others, and finite in float32
+NO_DENSITY = (
+    -1e30
+)  # score of a class without images: below all others, and finite in float32
 LOWEST_SCORE = -1e29  # of a class with images
 Form = TypeVar("Form", bound="ClosedForm")
 
@@ -33,26 +40,34 @@ class Scores(nn.Module):
         self.form, self.solved = form, solved
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.form._answers(features.double(), self.solved).clamp_min(LOWEST_SCORE)
+        return self.form._answers(features.double(), self.solved).clamp_min(
+            LOWEST_SCORE
+        )
 
 
 class ClosedForm(ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
-    A subclass declares the settings of the method as annotated attributes, whose types carry their range and whose
-    values are the defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the constructor, attributes of
-    an instance, and flags of the command line.
+    A subclass declares the settings of the method as annotated attributes, whose types
+    carry their range and whose values are the defaults: ``ridge: NotNegative = 1e-3``.
+    They are keyword arguments of the constructor, attributes of an instance, and flags
+    of the command line.
 
-    ``grow`` adds classes at any time; the statistics do not depend on when. The time of ``update`` depends on the batch
-    and the number of features, not on the number of classes. The first ``scores`` after a change solves for the
-    classifier and caches the solution, which ``copy.deepcopy`` shares.
+    ``grow`` adds classes at any time; the statistics do not depend on when. The time of
+    ``update`` depends on the batch and the number of features, not on the number of
+    classes. The first ``scores`` after a change solves for the classifier and caches
+    the solution, which ``copy.deepcopy`` shares.
 
     Attributes:
-        moments: arguments of ``FeatureMoments`` that differ from its defaults in a run, where they are settings, too.
-        temperature: divisor of the scores whose softmax are probabilities; of those below the median of the best ones
-            for held-out images of 40 of 50 classes of CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
-        budgeted: whether the budget of a run decides how much is stored; see ``bought``.
-        by_class, shared: names of the tensors with a row for each class, and of those that all classes share.
+        moments: arguments of ``FeatureMoments`` that differ from its defaults in a run,
+            where they are settings, too.
+        temperature: divisor of the scores whose softmax are probabilities; of those
+            below the median of the best ones for held-out images of 40 of 50 classes of
+            CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
+        budgeted: whether the budget of a run decides how much is stored; see
+            ``bought``.
+        by_class, shared: names of the tensors with a row for each class, and of those
+            that all classes share.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
         counts: images of each class, ``(n_classes,)`` int32.
     """
@@ -63,36 +78,54 @@ class ClosedForm(ABC):
     by_class: ClassVar[tuple[str, ...]] = ("counts",)
     shared: ClassVar[tuple[str, ...]] = ()
     counts: Tensor
-    # Settings in which statistics that are merged may differ, and those that change while learning.
+    # Settings in which statistics that are merged may differ, and those that change
+    # while learning.
     _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
     _changing: ClassVar[frozenset[str]] = frozenset()
     _solution: Any = None  # cached by ``scores``; None after the statistics change
-    _derived: tuple[Any, int] = (None, 0)  # what ``derived_bytes`` depends on, and the bytes
-    _cached: ClassVar[tuple[str, ...]] = ("_solution",)  # attributes that are replaced, never changed in place
+    _derived: tuple[Any, int] = (
+        None,
+        0,
+    )  # what ``derived_bytes`` depends on, and the bytes
+    _cached: ClassVar[tuple[str, ...]] = (
+        "_solution",
+    )  # attributes that are replaced, never changed in place
 
-    def __init__(self, n_classes: int, length: int, *decided: Any, **keywords: Any) -> None:
+    def __init__(
+        self, n_classes: int, length: int, *decided: Any, **keywords: Any
+    ) -> None:
         """Check and record all arguments, and allocate the statistics of ``n_classes`` classes of ``length`` features.
 
-        ``decided`` and ``keywords`` are settings, and what else ``_allocate`` takes, such as ``seed``.
+        ``decided`` and ``keywords`` are settings, and what else ``_allocate`` takes,
+        such as ``seed``.
 
         Raises:
             ValueError: a value has another type or is out of its range.
             TypeError: an argument is unknown.
         """
         own = declared(type(self)).items()
-        given = {name: checked(name, keywords.pop(name, getattr(self, name)), hint) for name, hint in own}
-        bound = inspect.signature(self._allocate).bind(n_classes, length, *decided, **keywords)
+        given = {
+            name: checked(name, keywords.pop(name, getattr(self, name)), hint)
+            for name, hint in own
+        }
+        bound = inspect.signature(self._allocate).bind(
+            n_classes, length, *decided, **keywords
+        )
         bound.apply_defaults()
         if [*bound.arguments][:2] != ["n_classes", "length"]:
             taken = ", ".join(bound.arguments)
-            raise TypeError(f"{type(self).__name__}._allocate takes {taken}; name the first two n_classes and length")
+            raise TypeError(
+                f"{type(self).__name__}._allocate takes {taken}; name the first two n_classes and length"
+            )
         arguments = check_arguments(type(self)._allocate, bound.arguments)
         self.settings = {**arguments, **given}
         vars(self).update(given)
         self._allocate(**arguments)
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
-        memo.update({id(part): part for part in (getattr(self, name) for name in self._cached)})
+        memo.update(
+            {id(part): part for part in (getattr(self, name) for name in self._cached)}
+        )
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
@@ -151,8 +184,8 @@ class ClosedForm(ABC):
             labels: ``(B,)`` int64, on the CPU.
 
         Raises:
-            ValueError: a shape does not fit, a feature is not finite or too large, or there is no such class. The
-                statistics are unchanged then.
+            ValueError: a shape does not fit, a feature is not finite or too large, or
+                there is no such class. The statistics are unchanged then.
         """
         self._check_batch(features, labels)
         if len(labels):
@@ -163,8 +196,8 @@ class ClosedForm(ABC):
         """Score the classes for ``(B, D)`` float features on the CPU; the largest score is the answer.
 
         Returns:
-            ``(B, n_classes)`` float64; -1e30 (``NO_DENSITY``) for classes without images, and at least -1e29 for all
-            others.
+            ``(B, n_classes)`` float64; -1e30 (``NO_DENSITY``) for classes without
+            images, and at least -1e29 for all others.
         """
         seen = self.image_counts > 0
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
@@ -199,7 +232,8 @@ class ClosedForm(ABC):
     def forget(self, label: int) -> None:
         """Remove all that is held of one class alone; it can be taught again from the start.
 
-        ``remains_after_forget`` names what a matrix shared by all classes keeps until the last class is removed.
+        ``remains_after_forget`` names what a matrix shared by all classes keeps until
+        the last class is removed.
 
         Raises:
             ValueError: there is no such class.
@@ -209,31 +243,50 @@ class ClosedForm(ABC):
             self._forget(label)
             self._solution = None
 
-    def merge(self, other: "ClosedForm", labels: Mapping[int, int] | None = None) -> None:
+    def merge(
+        self, other: "ClosedForm", labels: Mapping[int, int] | None = None
+    ) -> None:
         """Add the statistics of another instance of the same class and settings, which is not changed.
 
-        The result is that of one instance trained on both parts, up to rounding, unless the class says otherwise.
+        The result is that of one instance trained on both parts, up to rounding, unless
+        the class says otherwise.
 
         Args:
             other: the other instance; ``n_classes`` may differ.
-            labels: the number in this instance of each class of ``other`` that has images; default the same numbers.
-                Classes are added where a number needs it. Two classes may get the same number.
+            labels: the number in this instance of each class of ``other`` that has
+                images; default the same numbers. Classes are added where a number needs
+                it. Two classes may get the same number.
 
         Raises:
             StateError: the other instance has another class or other settings.
             ValueError: ``labels`` lacks a class, or has a negative number.
         """
         if type(other) is not type(self):
-            raise StateError(f"{type(other).__name__} cannot be merged into {type(self).__name__}; give the same kind")
+            raise StateError(
+                f"{type(other).__name__} cannot be merged into {type(self).__name__}; give the same kind"
+            )
         self._check(other.settings, "merged", self._free)
         present = other.image_counts.nonzero().flatten().tolist()
-        if labels is not None and (missing := [label for label in present if label not in labels]):
-            raise ValueError(f"labels has no number for class {missing[0]}, which has images; give one for each class")
-        numbers = {label: label if labels is None else labels[label] for label in present}
+        if labels is not None and (
+            missing := [label for label in present if label not in labels]
+        ):
+            raise ValueError(
+                f"labels has no number for class {missing[0]}, which has images; give one for each class"
+            )
+        numbers = {
+            label: label if labels is None else labels[label] for label in present
+        }
         if numbers and min(numbers.values()) < 0:
-            raise ValueError(f"labels holds {min(numbers.values())}; give class numbers from 0")
+            raise ValueError(
+                f"labels holds {min(numbers.values())}; give class numbers from 0"
+            )
         if numbers:
-            self.grow(max(self.settings["n_classes"], *(number + 1 for number in numbers.values())))
+            self.grow(
+                max(
+                    self.settings["n_classes"],
+                    *(number + 1 for number in numbers.values()),
+                )
+            )
             self._merge(other, numbers)
             self._solution = None
 
@@ -276,25 +329,44 @@ class ClosedForm(ABC):
         raise NotImplementedError(f"the size of {cls.__name__} is fixed")
 
     @classmethod
-    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
+    def fixed_bytes(
+        cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]
+    ) -> int:
         """Return the bytes that a run charges to its budget before any item.
 
-        ``length`` features, of which the last ``kept`` are those of the head's input, as in ``narrow``.
+        ``length`` features, of which the last ``kept`` are those of the head's input,
+        as in ``narrow``.
         """
         return cls.bytes_of(n_classes, length, **settings)
 
     @classmethod
-    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def bought(
+        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return the constructor arguments that follow from what a budget buys; ``ValueError`` for too little."""
         return {}
 
     @classmethod
     def for_stream(
-        cls: type[Form], n_classes: int, length: int, kept: int, items: int, seed: int, settings: Mapping[str, Any]
+        cls: type[Form],
+        n_classes: int,
+        length: int,
+        kept: int,
+        items: int,
+        seed: int,
+        settings: Mapping[str, Any],
     ) -> Form:
         """Build an instance for a run; it may begin with fewer classes than come. See ``fixed_bytes``, ``bought``."""
-        drawn = {"seed": seed} if "seed" in inspect.signature(cls._allocate).parameters else {}
-        return cls(n_classes, length, **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)})
+        drawn = (
+            {"seed": seed}
+            if "seed" in inspect.signature(cls._allocate).parameters
+            else {}
+        )
+        return cls(
+            n_classes,
+            length,
+            **{**settings, **drawn, **cls.bought(n_classes, length, items, settings)},
+        )
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
@@ -346,12 +418,15 @@ class ClosedForm(ABC):
         """Load what ``state_dict`` returned.
 
         Raises:
-            StateError: the settings differ, or a tensor is missing or has another shape; nothing is changed then.
+            StateError: the settings differ, or a tensor is missing or has another
+                shape; nothing is changed then.
         """
         self._check(state["settings"], "loaded")
         mine = self.named_tensors()
         if mine.keys() != state.keys() - {"settings"}:
-            raise StateError(f"the state holds {', '.join(state)}, but {type(self).__name__} needs {', '.join(mine)}")
+            raise StateError(
+                f"the state holds {', '.join(state)}, but {type(self).__name__} needs {', '.join(mine)}"
+            )
         self._load({name: state[name] for name in mine})
         self._solution = None
 
@@ -362,7 +437,9 @@ class ClosedForm(ABC):
             settings, counts = state["settings"], state["counts"]
             # Checked first, because the constructor allocates memory for this number.
             if len(counts) != settings["n_classes"]:
-                raise StateError(f"the state has counts of {len(counts)} classes, not of {settings['n_classes']}")
+                raise StateError(
+                    f"the state has counts of {len(counts)} classes, not of {settings['n_classes']}"
+                )
             statistics = cls(**settings)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
@@ -373,14 +450,20 @@ class ClosedForm(ABC):
 
     def like(self: Form, state: dict[str, Any]) -> Form:
         """Build an instance without images that can load a state, with what changes while learning as it was then."""
-        changed = {name: value for name, value in state["settings"].items() if name in self._changing}
+        changed = {
+            name: value
+            for name, value in state["settings"].items()
+            if name in self._changing
+        }
         return type(self)(**{**self.settings, **changed})
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         """Copy the values of all tensors, by name."""
         copy_tensors(tensors, self.named_tensors())
 
-    def _check(self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()) -> None:
+    def _check(
+        self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()
+    ) -> None:
         for name in {**self.settings, **settings}:
             mine, theirs = self.settings.get(name), settings.get(name)
             if mine != theirs and name not in free:
@@ -397,7 +480,11 @@ class ClosedForm(ABC):
 
     def _check_batch(self, features: Tensor, labels: Tensor) -> None:
         length = self.settings["length"]
-        if features.dim() != 2 or features.shape[1] != length or labels.shape != features.shape[:1]:
+        if (
+            features.dim() != 2
+            or features.shape[1] != length
+            or labels.shape != features.shape[:1]
+        ):
             raise ValueError(
                 f"features have the shape {tuple(features.shape)} and labels {tuple(labels.shape)}; give (B, {length}) "
                 "and (B,)"
@@ -416,7 +503,8 @@ class ClosedForm(ABC):
 def grown(rows: Tensor, count: int) -> Tensor:
     """Return at least as many rows: those of ``rows``, whose memory it may share, followed by zeros.
 
-    ``rows`` is a tensor of its own or what this function returned: it reserves an eighth more room for later calls.
+    ``rows`` is a tensor of its own or what this function returned: it reserves an
+    eighth more room for later calls.
     """
     shape = (count, *rows.shape[1:])
     if rows.untyped_storage().nbytes() < math.prod(shape) * rows.element_size():

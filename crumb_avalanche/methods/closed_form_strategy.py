@@ -16,8 +16,8 @@ from crumb_avalanche.training.stream_strategy import StreamStrategy
 class ClosedFormStrategy(StreamStrategy):
     """Update class statistics with every image once, in stream order, without gradient steps.
 
-    Logits and loss are zero in training. A class beyond those that the statistics have a place for is given one, and
-    what is stored is fitted into the budget then.
+    Logits and loss are zero in training. A class beyond those that the statistics have
+    a place for is given one, and what is stored is fitted into the budget then.
     """
 
     def __init__(
@@ -49,7 +49,9 @@ class ClosedFormStrategy(StreamStrategy):
         return {"maps": False, "cells": 1} if narrow else {}
 
     def forward(self):
-        with without_autocast(self.device):  # sums of bfloat16 features would part from those of float32
+        with without_autocast(
+            self.device
+        ):  # sums of bfloat16 features would part from those of float32
             if not self.is_training:
                 return self._answers(self.features(self.model, self.mb_x))
             if self.clock.train_exp_epochs == 0:
@@ -65,7 +67,9 @@ class ClosedFormStrategy(StreamStrategy):
             statistics.grow(classes)
             if self.budget is not None:
                 kept = self.features.of_head().length(self.model)
-                places = statistics.places  # some of them in reserve, which takes bytes, too
+                places = (
+                    statistics.places
+                )  # some of them in reserve, which takes bytes, too
                 if statistics.narrow(places, self.budget, kept):
                     places = classes
                 statistics.share(places, self.budget)
@@ -76,9 +80,17 @@ class ClosedFormStrategy(StreamStrategy):
         seen = self.seen_classes.seen
         if not seen:
             return torch.zeros(len(features), self.model.n_classes, device=self.device)
-        scores = self.statistics.scores(features.cpu()[:, -self.statistics.settings["length"] :])
-        missing = self.model.n_classes - scores.shape[1]  # classes for which the statistics have no place yet
-        scores = functional.pad(scores, (0, missing), value=NO_DENSITY) if missing else scores
+        scores = self.statistics.scores(
+            features.cpu()[:, -self.statistics.settings["length"] :]
+        )
+        missing = (
+            self.model.n_classes - scores.shape[1]
+        )  # classes for which the statistics have no place yet
+        scores = (
+            functional.pad(scores, (0, missing), value=NO_DENSITY)
+            if missing
+            else scores
+        )
         return (scores - scores[:, seen].amax(1, keepdim=True)).float().to(self.device)
 
     def criterion(self):
@@ -109,7 +121,10 @@ class ClosedFormStrategy(StreamStrategy):
     def _loaded(self, state: dict[str, Any]) -> ClosedForm:
         """Return statistics with a state, in which features of the map may have been dropped."""
         length = state["settings"]["length"]
-        possible = [moments.length(self.model) for moments in (self.features, self.features.of_head())]
+        possible = [
+            moments.length(self.model)
+            for moments in (self.features, self.features.of_head())
+        ]
         if length not in possible:
             raise StateError(
                 f"the state has {length} features, but this strategy {possible[0]}; build it with the settings that "
@@ -127,13 +142,24 @@ def build(form: type[ClosedForm], recipe: Any) -> ClosedFormStrategy:
         ValueError: the budget does not buy what the form needs at least.
     """
     features, settings = parts_of(recipe.method)
-    length, kept = features.length(recipe.model), features.of_head().length(recipe.model)
-    statistics = form.for_stream(recipe.n_classes, length, kept, recipe.mem_size, recipe.seed, settings)
+    length, kept = (
+        features.length(recipe.model),
+        features.of_head().length(recipe.model),
+    )
+    statistics = form.for_stream(
+        recipe.n_classes, length, kept, recipe.mem_size, recipe.seed, settings
+    )
     budget = None
-    if statistics.settings["n_classes"] < recipe.n_classes:  # the bytes that mem_size was computed from
+    if (
+        statistics.settings["n_classes"] < recipe.n_classes
+    ):  # the bytes that mem_size was computed from
         budget = recipe.mem_size * form.item_bytes(length, settings)
         budget += form.fixed_bytes(recipe.n_classes, length, kept, settings)
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
     return ClosedFormStrategy(
-        statistics=statistics, features=features, budget=budget, optimizer=recipe.optimizer(), **arguments
+        statistics=statistics,
+        features=features,
+        budget=budget,
+        optimizer=recipe.optimizer(),
+        **arguments,
     )

@@ -22,18 +22,27 @@ class BalancedMemories(ClassBalancedReservoir):
         return []
 
 
-def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor, temperature: float) -> Tensor:
+def ppp_loss(
+    embeddings: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    known: Tensor,
+    temperature: float,
+) -> Tensor:
     """Compute the pseudo-prototypical proxy (PPP) loss, without loops and in logarithms.
 
-    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class ``c`` against the similarities
-    to the prototypes of all other classes. The attraction of a sample is the log of its mean ``P`` over the prototype
-    and the other samples of its class. Its repulsion of a sample ``j`` of another class is the log of 1 minus the mean
-    of ``P(c | f_j, .)`` over the prototype of its class and itself. Proxies are constants.
+    ``P(c | f, p)`` is the softmax of the similarity of ``f`` to a proxy ``p`` of class
+    ``c`` against the similarities to the prototypes of all other classes. The
+    attraction of a sample is the log of its mean ``P`` over the prototype and the other
+    samples of its class. Its repulsion of a sample ``j`` of another class is the log of
+    1 minus the mean of ``P(c | f_j, .)`` over the prototype of its class and itself.
+    Proxies are constants.
 
     Args:
         embeddings: ``(B, D)``, of length 1.
         labels: ``(B,)`` int64; all of them have a prototype.
-        prototypes, known: ``(classes, D)``, of length 1, and ``(classes,)`` bool, which of them there are.
+        prototypes, known: ``(classes, D)``, of length 1, and ``(classes,)`` bool, which
+            of them there are.
         temperature: divisor of similarities.
 
     Returns:
@@ -41,19 +50,33 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
     """
     if int(known.sum()) < 2:
         return embeddings.sum() * 0
-    to_samples = embeddings @ embeddings.detach().t() / temperature  # [i, j]: similarity of i to proxy j
-    to_prototypes = (embeddings @ prototypes.t() / temperature).masked_fill(~known, -torch.inf)
+    to_samples = (
+        embeddings @ embeddings.detach().t() / temperature
+    )  # [i, j]: similarity of i to proxy j
+    to_prototypes = (embeddings @ prototypes.t() / temperature).masked_fill(
+        ~known, -torch.inf
+    )
     classes, places = labels.unique(return_inverse=True)
     own = one_hot(classes, len(prototypes)).bool()
-    # [i, j]: log of the summed similarities of i to the prototypes of all classes except that of j.
-    others = to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(2)[:, places]
-    sample, prototype = to_samples - others, to_prototypes[:, labels] - others  # P is the sigmoid of these
+    # [i, j]: log of the summed similarities of i to the prototypes of all classes
+    # except that of j.
+    others = (
+        to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(2)[:, places]
+    )
+    sample, prototype = (
+        to_samples - others,
+        to_prototypes[:, labels] - others,
+    )  # P is the sigmoid of these
     same = labels.unsqueeze(1) == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     pseudo = logsigmoid(sample).masked_fill(~same | itself, -torch.inf)
-    attracted = torch.cat([pseudo, logsigmoid(prototype).diagonal().unsqueeze(1)], dim=1).logsumexp(1)
+    attracted = torch.cat(
+        [pseudo, logsigmoid(prototype).diagonal().unsqueeze(1)], dim=1
+    ).logsumexp(1)
     attracted = attracted - same.sum(1).log()
-    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - math.log(2)
+    repelled = torch.logaddexp(logsigmoid(-sample), logsigmoid(-prototype)) - math.log(
+        2
+    )
     return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
 
 
@@ -67,14 +90,16 @@ def ppp_loss(embeddings: Tensor, labels: Tensor, prototypes: Tensor, known: Tens
 class CoPEPlugin(ImageMemoryPlugin):
     """Trains on every batch and as many memories in one step; answers with the nearest prototype.
 
-    An embedding is the normalised input of the head, averaged over locations; the head itself is not used. Memories
-    are balanced over the classes by a reservoir, and none is replayed twice in a batch. Prototypes are updated after
-    each step with the embeddings of that step.
+    An embedding is the normalised input of the head, averaged over locations; the head
+    itself is not used. Memories are balanced over the classes by a reservoir, and none
+    is replayed twice in a batch. Prototypes are updated after each step with the
+    embeddings of that step.
 
     Attributes:
         prototype_momentum: weight of the old prototype in an update.
         temperature: divisor of similarities.
-        prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame of the class.
+        prototypes: ``(n_classes, D)`` float32, of length 1, or 0 before the first frame
+            of the class.
     """
 
     prototype_momentum: Probability = 0.99
@@ -85,7 +110,11 @@ class CoPEPlugin(ImageMemoryPlugin):
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
         model = recipe.model
-        weights = [name for name, weight in model.plastic_layers.named_parameters() if weight.requires_grad]
+        weights = [
+            name
+            for name, weight in model.plastic_layers.named_parameters()
+            if weight.requires_grad
+        ]
         if all(name.startswith(f"{model.head}.") for name in weights):
             raise ValueError(
                 "cope learns the layers between cut and head, but this model has none with weights there; cut the "
@@ -109,12 +138,14 @@ class CoPEPlugin(ImageMemoryPlugin):
     def begin(self, embeddings: Tensor, labels: Tensor) -> None:
         """Initialise the prototypes of classes in the batch that have none yet with their means.
 
-        The authors' code draws them at random. A stream has a few dozen batches of a class: with a momentum of 0.99, a
-        random prototype would stay mostly random.
+        The authors' code draws them at random. A stream has a few dozen batches of a
+        class: with a momentum of 0.99, a random prototype would stay mostly random.
         """
         self.prototypes = self.prototypes.to(embeddings.device)
         for label in labels[~self.known[labels]].unique().tolist():
-            self.prototypes[label] = normalize(embeddings[labels == label].mean(0), dim=0)
+            self.prototypes[label] = normalize(
+                embeddings[labels == label].mean(0), dim=0
+            )
 
     @torch.no_grad()
     def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
@@ -122,7 +153,9 @@ class CoPEPlugin(ImageMemoryPlugin):
         momentum = self.prototype_momentum
         for label in labels.unique().tolist():
             mean = embeddings[labels == label].mean(0)
-            self.prototypes[label] = normalize(momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0)
+            self.prototypes[label] = normalize(
+                momentum * self.prototypes[label] + (1 - momentum) * mean, dim=0
+            )
 
     def before_forward(self, strategy, **kwargs):
         super().before_forward(strategy, **kwargs)
@@ -133,7 +166,9 @@ class CoPEPlugin(ImageMemoryPlugin):
         embeddings = normalize(self._head.release())
         self.begin(embeddings, strategy.mb_y)
         self._batch = embeddings, strategy.mb_y
-        strategy.mb_output = self.mask(self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT))
+        strategy.mb_output = self.mask(
+            self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT)
+        )
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
@@ -141,11 +176,17 @@ class CoPEPlugin(ImageMemoryPlugin):
         held = held_slots(storage)
         if held:
             with model.stopwatch.measure("replay"):
-                slots = draw_from(storage.slots.random, held, min(len(held), len(labels)))
+                slots = draw_from(
+                    storage.slots.random, held, min(len(held), len(labels))
+                )
                 maps, its_labels = storage.replay(slots, model)
-                embeddings = torch.cat([embeddings, normalize(penultimate(model, maps))])
+                embeddings = torch.cat(
+                    [embeddings, normalize(penultimate(model, maps))]
+                )
                 labels = torch.cat([labels, its_labels])
-        strategy.loss = ppp_loss(embeddings, labels, self.prototypes, self.known, self.temperature)
+        strategy.loss = ppp_loss(
+            embeddings, labels, self.prototypes, self.known, self.temperature
+        )
         self._batch = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
@@ -154,9 +195,14 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def offer(self, strategy, batch):
-        if self.batch is None:  # the class may have no prototype yet, which its replay needs
+        if (
+            self.batch is None
+        ):  # the class may have no prototype yet, which its replay needs
             with evaluating(strategy.model):
-                self.begin(normalize(penultimate(strategy.model, batch.feature_map)), batch.labels)
+                self.begin(
+                    normalize(penultimate(strategy.model, batch.feature_map)),
+                    batch.labels,
+                )
         super().offer(strategy, batch)
 
     def before_eval_forward(self, strategy, **kwargs):
@@ -165,4 +211,6 @@ class CoPEPlugin(ImageMemoryPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()
         if self.known.any():
-            strategy.mb_output = give_unseen_probability(self.scores(normalize(features)), ~self.known)
+            strategy.mb_output = give_unseen_probability(
+                self.scores(normalize(features)), ~self.known
+            )

@@ -8,7 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, MemoryBuffer
+from crumb_avalanche.memory.buffers import (
+    CodeBuffer,
+    ImageBuffer,
+    MapBuffer,
+    MemoryBuffer,
+)
 from crumb_avalanche.memory.selection import RULES
 from crumb_avalanche.methods.closed_form import NO_DENSITY
 from crumb_avalanche.methods.features import FeatureMoments
@@ -20,7 +25,12 @@ from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 NOTHING_TRAINED = dict(
-    direct_weight=0.0, codebook_weight=1.0, replay_steps=0, replay_compute=None, first_epochs=1, train_epochs=1
+    direct_weight=0.0,
+    codebook_weight=1.0,
+    replay_steps=0,
+    replay_compute=None,
+    first_epochs=1,
+    train_epochs=1,
 )
 
 
@@ -32,9 +42,10 @@ class CrumbSettings(InRange):
         direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
         freeze_codebook: keep the memory blocks as initialised.
-        readout: what answers. ``head`` is the paper's. ``closed_form`` trains as CRUMB does and answers by a
-            discriminant that is fitted to the decoded memories; ``closed_form_stock`` trains nothing and fits it to
-            memories of the stock layers.
+        readout: what answers. ``head`` is the paper's. ``closed_form`` trains as CRUMB
+            does and answers by a discriminant that is fitted to the decoded memories;
+            ``closed_form_stock`` trains nothing and fits it to memories of the stock
+            layers.
     """
 
     direct_weight: NotNegative = ReplaySettings.direct_weight
@@ -51,10 +62,13 @@ def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Te
         n_classes: number of classes.
 
     Returns:
-        ``weights``, ``(D, C)`` float32, ``offsets``, ``(C,)`` float32, and ``labels``, ``(C,)`` int64, of the ``C``
-        classes with features; scores are ``features @ weights + offsets``.
+        ``weights``, ``(D, C)`` float32, ``offsets``, ``(C,)`` float32, and ``labels``,
+        ``(C,)`` int64, of the ``C`` classes with features; scores are ``features @
+        weights + offsets``.
     """
-    statistics = RegularizedDiscriminant(n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True)
+    statistics = RegularizedDiscriminant(
+        n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True
+    )
     statistics.update(features, labels)
     solution = statistics.solved()
     weights = solution.projection @ solution.means.mT
@@ -66,27 +80,36 @@ def fit_linear(features: Tensor, labels: Tensor, n_classes: int) -> dict[str, Te
 class ReadoutStrategy(CRUMBStrategy):
     """CRUMB that answers by a linear discriminant of its memories instead of its head.
 
-    The discriminant is fitted to features of the decoded memories: means and deviations over locations, of the map and
-    of the head's input. Images to evaluate are encoded and decoded too. It is fitted from scratch to all memories when
-    an evaluation begins, and nothing but the codes is kept for it.
+    The discriminant is fitted to features of the decoded memories: means and deviations
+    over locations, of the map and of the head's input. Images to evaluate are encoded
+    and decoded too. It is fitted from scratch to all memories when an evaluation
+    begins, and nothing but the codes is kept for it.
     """
 
     def __init__(self, *, train_layers: bool = True, **crumb_arguments):
-        super().__init__(**(crumb_arguments if train_layers else crumb_arguments | NOTHING_TRAINED))
+        super().__init__(
+            **(crumb_arguments if train_layers else crumb_arguments | NOTHING_TRAINED)
+        )
         self.train_layers = train_layers
-        self.features = FeatureMoments(maps=True, deviations=True, power=0.7, equal_lengths=True)
+        self.features = FeatureMoments(
+            maps=True, deviations=True, power=0.7, equal_lengths=True
+        )
         self._readout: dict[str, Tensor] = {}  # of this evaluation, or loaded
 
     @property
     def derived_bytes(self) -> int:
         """Bytes of the discriminant, fitted or not: a column of float32 and an int64 label for each class."""
-        return len(self.storage_policy.classes) * (4 * (self.features.length(self.model) + 1) + 8)
+        return len(self.storage_policy.classes) * (
+            4 * (self.features.length(self.model) + 1) + 8
+        )
 
     @torch.no_grad()
     def _fitted(self) -> dict[str, Tensor]:
         """Return the discriminant of the present memories; where there are none, what was loaded."""
         storage, parts = self.storage_policy, []
-        slots = [slot for members in storage.slots.by_class.values() for slot in members]
+        slots = [
+            slot for members in storage.slots.by_class.values() for slot in members
+        ]
         if not slots:
             return self._readout
         for some in torch.tensor(slots, dtype=torch.int64).split(self.eval_mb_size):
@@ -106,16 +129,30 @@ class ReadoutStrategy(CRUMBStrategy):
     def _answers(self, images: Tensor) -> Tensor:
         """Compute scores ``(B, classes)``, 0 for the best class and the lowest for classes without memories."""
         readout = self._readout
-        outputs = torch.full((len(images), self.model.n_classes), NO_DENSITY if readout else 0.0)
+        outputs = torch.full(
+            (len(images), self.model.n_classes), NO_DENSITY if readout else 0.0
+        )
         if readout:
             codes = self.model.encode(self.model.features(images))
-            features = self.features.of_maps(self.model, self.model.codebook.decode(codes)).cpu().double()
-            scores = features @ readout["weights"].double() + readout["offsets"].double()
-            outputs[:, readout["labels"]] = (scores - scores.amax(1, keepdim=True)).float()
+            features = (
+                self.features.of_maps(self.model, self.model.codebook.decode(codes))
+                .cpu()
+                .double()
+            )
+            scores = (
+                features @ readout["weights"].double() + readout["offsets"].double()
+            )
+            outputs[:, readout["labels"]] = (
+                scores - scores.amax(1, keepdim=True)
+            ).float()
         return outputs.to(self.device)
 
     def criterion(self):
-        return self.mb_output.new_zeros(()) if self.is_training and not self.train_layers else super().criterion()
+        return (
+            self.mb_output.new_zeros(())
+            if self.is_training and not self.train_layers
+            else super().criterion()
+        )
 
     def backward(self):
         if self.train_layers:
@@ -134,7 +171,9 @@ class ReadoutStrategy(CRUMBStrategy):
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         super().load_answer_state(state)
-        self._readout = {name: tensor.clone() for name, tensor in state["method"].items()}
+        self._readout = {
+            name: tensor.clone() for name, tensor in state["method"].items()
+        }
 
 
 def replay_strategy(
@@ -147,7 +186,9 @@ def replay_strategy(
     """Build replay from a buffer with the settings that all strategies share."""
     settings = recipe.settings
     if (rule := settings.selection_rule) not in RULES:
-        raise ValueError(f"selection rule {rule!r} is unknown; known are {', '.join(RULES)}")
+        raise ValueError(
+            f"selection rule {rule!r} is unknown; known are {', '.join(RULES)}"
+        )
     return kind(
         optimizer=recipe.optimizer(),
         storage_policy=buffer(recipe.mem_size, RULES[rule](), recipe.seed),
@@ -165,7 +206,8 @@ def replay_strategy(
     stores="codes of feature maps, and the codebook",
     settings=CrumbSettings,
     buffer=CodeBuffer,
-    # One byte a value, as the paper counts it; the ledger counts the four bytes of float32.
+    # One byte a value, as the paper counts it; the ledger counts the four bytes of
+    # float32.
     fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
     round_up=True,
     codebook=True,
@@ -180,7 +222,9 @@ def build_crumb(recipe: Recipe) -> StreamStrategy:
     kind: Callable[..., CRUMBStrategy] = CRUMBStrategy
     if method.readout != "head":
         kind = partial(ReadoutStrategy, train_layers=method.readout == "closed_form")
-    return replay_strategy(recipe, CodeBuffer, method.direct_weight, method.codebook_weight, kind)
+    return replay_strategy(
+        recipe, CodeBuffer, method.direct_weight, method.codebook_weight, kind
+    )
 
 
 register(

@@ -17,10 +17,12 @@ from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 class LogitImageBuffer(ImageBuffer):
     """Raw images and their logits when they were seen, ``3 * h * w + 4 * classes`` bytes each.
 
-    A row has the pixels, then the float32 logits; those of classes not seen by then are -10,000.
+    A row has the pixels, then the float32 logits; those of classes not seen by then are
+    -10,000.
 
     Attributes:
-        offered: function from positions in the batch that is stored next to their ``(n, classes)`` logits.
+        offered: function from positions in the batch that is stored next to their ``(n,
+            classes)`` logits.
     """
 
     offered: Callable[[Sequence[int]], Tensor]
@@ -36,13 +38,19 @@ class LogitImageBuffer(ImageBuffer):
 
     def to_maps(self, rows, model):
         size = model.image_size
-        return super().to_maps(rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model)
+        return super().to_maps(
+            rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model
+        )
 
     def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
         """Return ``(n, classes)`` float32 logits of some slots, on the model's device."""
         tail = self.rows[slots][:, 3 * model.image_size**2 :]
         # A copy, since a view of a part of a row may not be aligned.
-        return tail.clone(memory_format=torch.contiguous_format).view(torch.float32).to(model.pixel_mean.device)
+        return (
+            tail.clone(memory_format=torch.contiguous_format)
+            .view(torch.float32)
+            .to(model.pixel_mean.device)
+        )
 
 
 @register(
@@ -73,12 +81,15 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             logits, labels = self.memory_logits(strategy, torch.cat([first, second]))
             stored = self.storage_policy.logits(first, strategy.model)
             known = stored != UNSEEN_LOGIT  # the mean is over the classes seen then
-            dark = (logits[: len(first)] - stored).masked_fill(~known, 0.0).square().sum() / known.sum()
+            dark = (logits[: len(first)] - stored).masked_fill(
+                ~known, 0.0
+            ).square().sum() / known.sum()
             again = strategy._criterion(logits[len(first) :], labels[len(first) :])
         strategy.loss = strategy.loss + self.alpha * dark + self.beta * again
 
     def offer(self, strategy, batch):
-        # Those of the step, as the authors store, have dropout noise, which the network would have to reproduce.
+        # Those of the step, as the authors store, have dropout noise, which the network
+        # would have to reproduce.
         @torch.no_grad()
         def logits(positions: Sequence[int]) -> Tensor:
             with evaluating(strategy.model):

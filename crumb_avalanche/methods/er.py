@@ -14,20 +14,25 @@ from crumb_avalanche.system.setting_ranges import Number
 class ExperienceReplayPlugin(ImageMemoryPlugin):
     """Trains on the union of the new batch and as many memories, in one step.
 
-    See algorithm 1 of the paper. The two halves pass the plastic layers one after the other: a batch norm takes its
-    statistics from each of them.
+    See algorithm 1 of the paper. The two halves pass the plastic layers one after the
+    other: a batch norm takes its statistics from each of them.
 
     Attributes:
-        ring_below: with fewer memories than this for each class of the stream, each class has a ring buffer of its
-            latest images, else all share a reservoir, in which a rare class may have none. The authors advise rings for
-            tiny memories, and compare 1 to 13 memories a class. With fewer memories than classes, and with 0, it is
-            always the reservoir.
+        ring_below: with fewer memories than this for each class of the stream, each
+            class has a ring buffer of its latest images, else all share a reservoir, in
+            which a rare class may have none. The authors advise rings for tiny
+            memories, and compare 1 to 13 memories a class. With fewer memories than
+            classes, and with 0, it is always the reservoir.
     """
 
     ring_below: Number = 5
 
     def __init__(self, recipe: Recipe):
-        rings = recipe.n_classes <= recipe.mem_size < recipe.method.ring_below * recipe.n_classes
+        rings = (
+            recipe.n_classes
+            <= recipe.mem_size
+            < recipe.method.ring_below * recipe.n_classes
+        )
         super().__init__(recipe, RingBuffer() if rings else None)
 
     def before_backward(self, strategy, **kwargs):

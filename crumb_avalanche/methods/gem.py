@@ -13,8 +13,9 @@ from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin
 from crumb_avalanche.system.setting_ranges import NotNegative
 
-# Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights of gradients that repeat or
-# oppose each other would be unbounded. Products that stay negative are projected away once more.
+# Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights
+# of gradients that repeat or oppose each other would be unbounded. Products that stay
+# negative are projected away once more.
 _RIDGE = 1e-10
 _PRODUCT_TOLERANCE = 1e-9
 _REFINEMENTS = 10
@@ -24,8 +25,9 @@ _REFINEMENTS = 10
 class ExperienceShares(SelectionRule):
     """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
 
-    GEM's authors keep the last images, which in a stream of clips are of one clip and one class. Shares shrink as
-    experiences come; a past experience gives up random memories. The groups of ``Slots`` are experiences here.
+    GEM's authors keep the last images, which in a stream of clips are of one clip and
+    one class. Shares shrink as experiences come; a past experience gives up random
+    memories. The groups of ``Slots`` are experiences here.
 
     Attributes:
         experience: number of the current experience.
@@ -62,15 +64,21 @@ class ExperienceShares(SelectionRule):
 
     def past(self, slots: Slots) -> list[list[int]]:
         """Return the slots of each past experience."""
-        return [held for number, held in slots.by_class.items() if held and number != self.experience]
+        return [
+            held
+            for number, held in slots.by_class.items()
+            if held and number != self.experience
+        ]
 
 
-def dual_solution(gram: np.ndarray, products: np.ndarray, least: np.ndarray) -> np.ndarray:
+def dual_solution(
+    gram: np.ndarray, products: np.ndarray, least: np.ndarray
+) -> np.ndarray:
     """Compute the weights of past gradients in GEM's step (eq. 12): minimise ``v P v / 2 + b v``, ``v >= least``.
 
-    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares problem ``min |A u - c|``. The authors
-    add 0.001 to the diagonal of ``P`` at any scale, so that products of small gradients stay negative; here it is
-    relative.
+    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares
+    problem ``min |A u - c|``. The authors add 0.001 to the diagonal of ``P`` at any
+    scale, so that products of small gradients stay negative; here it is relative.
 
     Args:
         gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
@@ -89,10 +97,12 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     Args:
         gradient: ``(n,)``, returned itself where no product is negative.
         references: ``(t, n)`` past gradients.
-        margin: see ``GEMPlugin``; above 0 a corrected step goes along every past gradient.
+        margin: see ``GEMPlugin``; above 0 a corrected step goes along every past
+            gradient.
     """
     past, present = references.double(), gradient.double()
-    # Rows of length 1: gradients of an experience known by heart are tiny beside others.
+    # Rows of length 1: gradients of an experience known by heart are tiny beside
+    # others.
     lengths = past.norm(dim=1)
     past = past / lengths.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
     products = (past @ present).cpu().numpy()
@@ -118,14 +128,15 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
 class GEMPlugin(ImageMemoryPlugin):
     """Corrects each gradient by those of the past experiences' memories, before the step.
 
-    At every step P runs forward and backward on the memories of each past experience, in training mode and with the
-    loss over the classes seen so far. No gradients are kept, so the memories are all the bytes. Momentum, weight decay
-    and clamping come after the correction, so the step may still go slightly against a past gradient; GEM's authors use
-    none of them, the paper's port uses the first two.
+    At every step P runs forward and backward on the memories of each past experience,
+    in training mode and with the loss over the classes seen so far. No gradients are
+    kept, so the memories are all the bytes. Momentum, weight decay and clamping come
+    after the correction, so the step may still go slightly against a past gradient;
+    GEM's authors use none of them, the paper's port uses the first two.
 
     Attributes:
-        margin: least weight of each past gradient in a corrected step, ``memory_strength`` of GEM's authors (0.5; the
-            paper's port: 1).
+        margin: least weight of each past gradient in a corrected step,
+            ``memory_strength`` of GEM's authors (0.5; the paper's port: 1).
     """
 
     margin: NotNegative = 0.5
@@ -136,21 +147,32 @@ class GEMPlugin(ImageMemoryPlugin):
         past = self.storage_policy.rule.past(self.storage_policy.slots)
         if not past:
             return
-        weights = [weight for weight in strategy.model.parameters() if weight.requires_grad]
+        weights = [
+            weight for weight in strategy.model.parameters() if weight.requires_grad
+        ]
         with strategy.model.stopwatch.measure("replay"):
-            losses = (strategy._criterion(*self.memory_logits(strategy, torch.tensor(held))) for held in past)
+            losses = (
+                strategy._criterion(*self.memory_logits(strategy, torch.tensor(held)))
+                for held in past
+            )
             # Generators, so that one graph is held at a time.
-            gradients = (torch.autograd.grad(loss, weights, allow_unused=True) for loss in losses)
+            gradients = (
+                torch.autograd.grad(loss, weights, allow_unused=True) for loss in losses
+            )
             references = torch.stack([_flat(some, weights) for some in gradients])
             gradient = _flat([weight.grad for weight in weights], weights)
             corrected = project(gradient, references, self.margin)
             if corrected is not gradient:
                 parts = corrected.split([weight.numel() for weight in weights])
                 for weight, part in zip(weights, parts):
-                    weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))  # in the weight's order of axes
+                    weight.grad = torch.empty_like(weight).copy_(
+                        part.view_as(weight)
+                    )  # in the weight's order of axes
 
 
 def _flat(gradients, weights: list[Tensor]) -> Tensor:
     """Concatenate gradients, with zeros for weights without one."""
     pairs = zip(gradients, weights)
-    return torch.cat([(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs])
+    return torch.cat(
+        [(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs]
+    )

@@ -17,12 +17,17 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
-# Cosine of the first memories, which have none to be compared with, in the authors' code.
+# Cosine of the first memories, which have none to be compared with, in the authors'
+# code.
 _FIRST_COSINE = 0.1
 
 
 def sample_gradients(
-    model: SplitModel, maps: Tensor, labels: Tensor, mask: Callable[[Tensor], Tensor], chunk: int = 32
+    model: SplitModel,
+    maps: Tensor,
+    labels: Tensor,
+    mask: Callable[[Tensor], Tensor],
+    chunk: int = 32,
 ) -> Tensor:
     """Compute the gradient of each image's own cross-entropy, ``(B, weights)`` float32, in evaluation mode.
 
@@ -35,31 +40,42 @@ def sample_gradients(
     layers = model.plastic_layers
     everything = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
     everything = {name: value.detach() for name, value in everything.items()}
-    learning = {name: everything[name] for name, weight in layers.named_parameters() if weight.requires_grad}
+    learning = {
+        name: everything[name]
+        for name, weight in layers.named_parameters()
+        if weight.requires_grad
+    }
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(layers, {**everything, **weights}, (feature_map.unsqueeze(0),)).float()
+        logits = functional_call(
+            layers, {**everything, **weights}, (feature_map.unsqueeze(0),)
+        ).float()
         return cross_entropy(mask(logits), label.unsqueeze(0))
 
     with evaluating(layers):
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)(learning, maps, labels)
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)(
+            learning, maps, labels
+        )
     return torch.cat([of_weight.flatten(1) for of_weight in gradients.values()], dim=1)
 
 
 class GreedyDiversity(SelectionRule):
     """Selects frames by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
 
-    The score of a frame is that cosine plus 1. While there is room, every frame is stored; afterwards only one with a
-    score below 1 (a negative cosine). It replaces a memory drawn in proportion to the scores, with probability
-    ``score of the memory / (score of the memory + score of the frame)``. Classes are not used. The frames of a batch
-    share their random memories, as in the authors' code, and are also compared with the frames of the batch that were
-    stored before them, so that not all similar frames of a clip are stored.
+    The score of a frame is that cosine plus 1. While there is room, every frame is
+    stored; afterwards only one with a score below 1 (a negative cosine). It replaces a
+    memory drawn in proportion to the scores, with probability ``score of the memory /
+    (score of the memory + score of the frame)``. Classes are not used. The frames of a
+    batch share their random memories, as in the authors' code, and are also compared
+    with the frames of the batch that were stored before them, so that not all similar
+    frames of a clip are stored.
 
     Args:
         capacity: capacity of the buffer.
 
     Attributes:
-        scores: ``(capacity,)`` float32, score of each memory when it was stored; 4 bytes a memory.
+        scores: ``(capacity,)`` float32, score of each memory when it was stored; 4
+            bytes a memory.
     """
 
     evenly_spread = False
@@ -77,7 +93,9 @@ class GreedyDiversity(SelectionRule):
 
     def choose(self, slots, labels):
         if self._offered is None:
-            raise ValueError("frames are chosen by their gradients: call offer(...) before each batch")
+            raise ValueError(
+                "frames are chosen by their gradients: call offer(...) before each batch"
+            )
         gradients, drawn = self._offered
         self._offered = None
         directions = normalize(gradients)
@@ -85,7 +103,11 @@ class GreedyDiversity(SelectionRule):
         column = {slot: len(labels) + number for number, slot in enumerate(drawn)}
         chosen = []
         for position, label in enumerate(labels):
-            cosine = float(cosines[position, list(column.values())].max()) if column else _FIRST_COSINE
+            cosine = (
+                float(cosines[position, list(column.values())].max())
+                if column
+                else _FIRST_COSINE
+            )
             slot = self._enter(slots, label, cosine + 1)
             if slot is not None:
                 column[slot], self.scores[slot] = position, cosine + 1
@@ -100,10 +122,14 @@ class GreedyDiversity(SelectionRule):
             return None
         scores = self.scores.double().numpy()
         total = scores.sum()
-        slot = int(slots.random.choice(len(scores), p=scores / total if total > 0 else None))
+        slot = int(
+            slots.random.choice(len(scores), p=scores / total if total > 0 else None)
+        )
         if slots.random.random() * (scores[slot] + score) >= scores[slot]:
             return None
-        next(members for members in slots.by_class.values() if slot in members).remove(slot)
+        next(members for members in slots.by_class.values() if slot in members).remove(
+            slot
+        )
         slots.free.append(slot)
         return slots.take(label)
 
@@ -124,19 +150,23 @@ class GreedyDiversity(SelectionRule):
 class GSSPlugin(ImageMemoryPlugin):
     """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
 
-    Gradients of memories change with the weights; they are computed for each comparison and not kept. The batch is
-    compared with the memories that were replayed with it, so F runs once for each image. (The authors draw again, and
-    use one gradient of several memories.)
+    Gradients of memories change with the weights; they are computed for each comparison
+    and not kept. The batch is compared with the memories that were replayed with it, so
+    F runs once for each image. (The authors draw again, and use one gradient of several
+    memories.)
 
     Attributes:
-        compared: number of random memories whose gradients are compared with those of a frame.
+        compared: number of random memories whose gradients are compared with those of a
+            frame.
     """
 
     compared: Count = 10
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe, GreedyDiversity(recipe.mem_size))
-        self._drawn: tuple[Tensor, Tensor, Tensor] | None = None  # slots, maps, labels; within a step
+        self._drawn: tuple[Tensor, Tensor, Tensor] | None = (
+            None  # slots, maps, labels; within a step
+        )
 
     @property
     def statistics_bytes(self) -> int:
@@ -148,11 +178,14 @@ class GSSPlugin(ImageMemoryPlugin):
         held = held_slots(storage)
         if held:
             with model.stopwatch.measure("replay"):
-                # No image twice in a batch, as in the authors' code: all of a small buffer is replayed.
+                # No image twice in a batch, as in the authors' code: all of a small
+                # buffer is replayed.
                 count = min(len(held), max(batch, self.compared))
                 slots = draw_from(storage.slots.random, held, count)
                 maps, labels = storage.replay(slots, model)
-                replay_loss = strategy._criterion(self.logits(model, maps[:batch]), labels[:batch])
+                replay_loss = strategy._criterion(
+                    self.logits(model, maps[:batch]), labels[:batch]
+                )
                 strategy.loss = strategy.loss + replay_loss
             compared = slice(self.compared)
             self._drawn = slots[compared], maps[compared], labels[compared]
@@ -161,12 +194,19 @@ class GSSPlugin(ImageMemoryPlugin):
         model, storage = strategy.model, self.storage_policy
         slots, maps, labels = [], batch.feature_map, batch.labels
         with model.stopwatch.measure("replay"):
-            if self.batch is None and (held := held_slots(storage)):  # no memories were replayed with these images
-                drawn = draw_from(storage.slots.random, held, min(len(held), self.compared))
+            if self.batch is None and (
+                held := held_slots(storage)
+            ):  # no memories were replayed with these images
+                drawn = draw_from(
+                    storage.slots.random, held, min(len(held), self.compared)
+                )
                 self._drawn = drawn, *storage.replay(drawn, model)
             if self._drawn is not None:
                 slots = self._drawn[0].tolist()
-                maps, labels = torch.cat([maps, self._drawn[1]]), torch.cat([labels, self._drawn[2]])
+                maps, labels = (
+                    torch.cat([maps, self._drawn[1]]),
+                    torch.cat([labels, self._drawn[2]]),
+                )
             gradients = sample_gradients(model, maps, labels, self.mask)
         storage.rule.offer(gradients.cpu(), slots)
         super().offer(strategy, batch)

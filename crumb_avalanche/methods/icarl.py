@@ -25,13 +25,15 @@ from crumb_avalanche.training.plugins import give_unseen_probability
 class ICaRLPlugin(HerdingPlugin):
     """Distillation with replay in training, herding after each experience, nearest mean of exemplars in evaluation.
 
-    New frames and as many exemplars of old classes (each again only after all were drawn) share a step, and the loss
-    is the mean over both, as for the paper's union of new data and exemplars. The loss of an image is the sum over the
-    classes seen. The old network computes the targets in the same step from the same maps.
+    New frames and as many exemplars of old classes (each again only after all were
+    drawn) share a step, and the loss is the mean over both, as for the paper's union of
+    new data and exemplars. The loss of an image is the sum over the classes seen. The
+    old network computes the targets in the same step from the same maps.
 
-    The exemplars are herded in one more pass over the experience, after its last epoch, in evaluation mode and without
-    training. Means are not normalised in herding, as in the authors' code, but are in evaluation. The paper's
-    ``m = K / t`` exemplars a class fill the budget: the remainder goes one each to the oldest classes. With fewer
+    The exemplars are herded in one more pass over the experience, after its last epoch,
+    in evaluation mode and without training. Means are not normalised in herding, as in
+    the authors' code, but are in evaluation. The paper's ``m = K / t`` exemplars a
+    class fill the budget: the remainder goes one each to the oldest classes. With fewer
     exemplars than classes, the latest classes get none and are never predicted.
     """
 
@@ -40,8 +42,13 @@ class ICaRLPlugin(HerdingPlugin):
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
         parent, _, head = recipe.model.head.rpartition(".")
-        layers = dict(recipe.model.plastic_layers.get_submodule(parent).named_children())
-        if any(isinstance(layer, nn.ReLU) for layer in [*layers.values()][[*layers].index(head) :]):
+        layers = dict(
+            recipe.model.plastic_layers.get_submodule(parent).named_children()
+        )
+        if any(
+            isinstance(layer, nn.ReLU)
+            for layer in [*layers.values()][[*layers].index(head) :]
+        ):
             warnings.warn(
                 "icarl trains sigmoids, which need logits of either sign, but a ReLU follows the head of this model: "
                 "no class gets less than 0.5, and a class whose logits fall to 0 learns no more; build the model with "
@@ -53,36 +60,58 @@ class ICaRLPlugin(HerdingPlugin):
         self._head = HeadInput()
         self._means: Tensor | None = None
         self._classes: list[int] = []  # of the means
-        self._loaded: tuple[list[int], Tensor] | None = None  # classes and means of a learner that only answers
+        self._loaded: tuple[list[int], Tensor] | None = (
+            None  # classes and means of a learner that only answers
+        )
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the old network and, during an evaluation, of the means of the exemplars."""
-        return super().statistics_bytes + (0 if self._means is None else tensor_bytes([self._means]))
+        return super().statistics_bytes + (
+            0 if self._means is None else tensor_bytes([self._means])
+        )
 
     def before_training_exp(self, strategy, **kwargs):
-        # Lists are cut after the experience (paper, algorithm 2), so begin_experience is called then.
+        # Lists are cut after the experience (paper, algorithm 2), so begin_experience
+        # is called then.
         self._loaded = None
         coming = set(labels_of(strategy.experience.dataset))
-        self._old = [label for label in strategy.seen_classes.seen if label not in coming]
+        self._old = [
+            label for label in strategy.seen_classes.seen if label not in coming
+        ]
 
     def before_backward(self, strategy, **kwargs):
         model, storage = strategy.model, self.storage_policy
-        logits, labels, maps = strategy.mb_output, self.batch.labels, self.batch.feature_map
+        logits, labels, maps = (
+            strategy.mb_output,
+            self.batch.labels,
+            self.batch.feature_map,
+        )
         if self._old:
             with model.stopwatch.measure("replay"):
                 # A class whose first experience was interrupted has no exemplars.
-                stored = [slot for label in self._old for slot in storage.slots.by_class.get(label, ())]
+                stored = [
+                    slot
+                    for label in self._old
+                    for slot in storage.slots.by_class.get(label, ())
+                ]
                 if stored:
-                    replayed, its_labels = storage.replay(draw_from(storage.slots.random, stored, len(labels)), model)
+                    replayed, its_labels = storage.replay(
+                        draw_from(storage.slots.random, stored, len(labels)), model
+                    )
                     logits = torch.cat([logits, model.classify(replayed)])
-                    labels, maps = torch.cat([labels, its_labels]), torch.cat([maps, replayed])
+                    labels, maps = (
+                        torch.cat([labels, its_labels]),
+                        torch.cat([maps, replayed]),
+                    )
                 old_logits = self.old_network.logits(model, maps)
         targets = one_hot(labels, logits.shape[1]).float()
         if self._old:  # the answers of the old network (algorithm 3)
             targets[:, self._old] = old_logits[:, self._old].sigmoid()
         seen = strategy.seen_classes.seen
-        loss = binary_cross_entropy_with_logits(logits[:, seen], targets[:, seen], reduction="none")
+        loss = binary_cross_entropy_with_logits(
+            logits[:, seen], targets[:, seen], reduction="none"
+        )
         strategy.loss = loss.sum(1).mean()
 
     @torch.no_grad()
@@ -109,9 +138,12 @@ class ICaRLPlugin(HerdingPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         features = self._head.release()
         if self._means is None:
-            return  # during the first experience there are no exemplars: the head answers
+            # during the first experience there are no exemplars: the head answers
+            return
         scores = torch.zeros_like(strategy.mb_output)
-        scores[:, self._classes] = -torch.cdist(normalize(features), self._means.to(features.device))
+        scores[:, self._classes] = -torch.cdist(
+            normalize(features), self._means.to(features.device)
+        )
         without = torch.ones(scores.shape[1], dtype=torch.bool)
         without[self._classes] = False
         strategy.mb_output = give_unseen_probability(scores, without)

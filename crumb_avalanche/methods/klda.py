@@ -21,19 +21,23 @@ from crumb_avalanche.system.setting_ranges import Positive
 class KernelLDA(FillsBudget, ClassGaussians):
     """Linear discriminant analysis in the space of the kernel ``exp(-g |x - y|^2)``.
 
-    Features become ``z = (2 / M)^(1/2) cos(x W + p)`` with Gaussian ``W`` of variance ``2 g`` and uniform phases ``p``;
-    products of these approximate the kernel. Scores are ``w z - w m / 2`` with ``w = (S + e v I)^-1 m`` for class means
-    ``m`` of ``z``, the common covariance ``S`` within classes, and its mean variance ``v``. ``W`` and ``p`` are drawn
-    from the seed on first use; the state does not hold them.
+    Features become ``z = (2 / M)^(1/2) cos(x W + p)`` with Gaussian ``W`` of variance
+    ``2 g`` and uniform phases ``p``; products of these approximate the kernel. Scores
+    are ``w z - w m / 2`` with ``w = (S + e v I)^-1 m`` for class means ``m`` of ``z``,
+    the common covariance ``S`` within classes, and its mean variance ``v``. ``W`` and
+    ``p`` are drawn from the seed on first use; the state does not hold them.
 
-    Deviation: the inverse is that of ``S + e v I``; which regulariser the paper uses is not known here. Its ensemble of
-    several seeds is not built.
+    Deviation: the inverse is that of ``S + e v I``; which regulariser the paper uses is
+    not known here. Its ensemble of several seeds is not built.
 
     Attributes:
-        projection: number ``M`` of random Fourier features; 0 for as many as the budget buys, or 640 without a budget.
-        gamma: ``g``, in units of 1 by the squared unit of the features. In a run these have a mean square of 1
-            (``equal_lengths``), so that it does not depend on their scale.
-        shrinkage: ``e``, share of the unit matrix in the covariance, in units of the mean variance.
+        projection: number ``M`` of random Fourier features; 0 for as many as the budget
+            buys, or 640 without a budget.
+        gamma: ``g``, in units of 1 by the squared unit of the features. In a run these
+            have a mean square of 1 (``equal_lengths``), so that it does not depend on
+            their scale.
+        shrinkage: ``e``, share of the unit matrix in the covariance, in units of the
+            mean variance.
     """
 
     projection: Projection = 0
@@ -54,7 +58,9 @@ class KernelLDA(FillsBudget, ClassGaussians):
         length, projection = self.settings["length"], self.classes.means.shape[1]
         if self._drawn is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
-            weights = torch.randn(length, projection, generator=generator, dtype=torch.float64)
+            weights = torch.randn(
+                length, projection, generator=generator, dtype=torch.float64
+            )
             phases = torch.rand(projection, generator=generator, dtype=torch.float64)
             self._drawn = (2 * self.gamma) ** 0.5 * weights, 2 * math.pi * phases
         weights, phases = self._drawn

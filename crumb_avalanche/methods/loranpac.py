@@ -7,7 +7,9 @@ from crumb_avalanche.methods.ranpac import FillsBudget, RandomProjection
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Factor, Share
 
-NO_ENERGY = 1e-12  # share of the largest squared singular value below which float32 rows hold rounding alone
+# share of the largest squared singular value below which float32 rows hold rounding
+# alone
+NO_ENERGY = 1e-12
 
 
 @register(
@@ -19,24 +21,31 @@ NO_ENERGY = 1e-12  # share of the largest squared singular value below which flo
 class LoRanPAC(FillsBudget, RandomProjection):
     """Minimum-norm least squares on truncated random features (LoRanPAC; Peng et al., arXiv 2410.00645).
 
-    With ``H = relu(X W)`` of all images, of which ``U S V^T`` is kept of ``H^T``, scores are ``h U S^-2 U^T H^T Y``.
-    Every batch updates the factors by an SVD of ``[U S, h^T]``, of which at most ``(1 - truncated) N`` directions are
-    kept for ``N`` images, and at most ``rank`` times the random features. What is small is dropped instead of ridged,
-    so that the answer is as stable with one class a step as with many.
+    With ``H = relu(X W)`` of all images, of which ``U S V^T`` is kept of ``H^T``,
+    scores are ``h U S^-2 U^T H^T Y``. Every batch updates the factors by an SVD of ``[U
+    S, h^T]``, of which at most ``(1 - truncated) N`` directions are kept for ``N``
+    images, and at most ``rank`` times the random features. What is small is dropped
+    instead of ridged, so that the answer is as stable with one class a step as with
+    many.
 
-    ``merge`` joins the directions of both instances and truncates them: they equal those of one instance only where
-    nothing was dropped. ``forget`` removes the sum of a class and leaves the directions.
+    ``merge`` joins the directions of both instances and truncates them: they equal
+    those of one instance only where nothing was dropped. ``forget`` removes the sum of
+    a class and leaves the directions.
 
-    Deviations: the authors update at the end of a task, or after 10,000 images, and keep them until then; here every
-    batch is one update, and no image is kept. Directions are found by the eigenvectors of products instead of QR and
-    SVD. The authors' 100,000 random features and 10,000 directions take 4 GB; here as many as the budget buys, with
-    the same ratio.
+    Deviations: the authors update at the end of a task, or after 10,000 images, and
+    keep them until then; here every batch is one update, and no image is kept.
+    Directions are found by the eigenvectors of products instead of QR and SVD. The
+    authors' 100,000 random features and 10,000 directions take 4 GB; here as many as
+    the budget buys, with the same ratio.
 
     Attributes:
         rank: largest number of directions, as a share of the random features.
-        truncated: share of the directions of the images so far that is dropped; the authors' 25 %.
-        ridge: summand of the squared singular values, in units of their mean; the authors' 0.
-        rows: ``U S`` transposed, ``(rank M, M)`` float32, the strongest direction first, and zeros.
+        truncated: share of the directions of the images so far that is dropped; the
+            authors' 25 %.
+        ridge: summand of the squared singular values, in units of their mean; the
+            authors' 0.
+        rows: ``U S`` transposed, ``(rank M, M)`` float32, the strongest direction
+            first, and zeros.
     """
 
     projection, ridge = 0, 0.0
@@ -65,15 +74,21 @@ class LoRanPAC(FillsBudget, RandomProjection):
         energies, vectors = torch.linalg.eigh(together @ together.mT)
         # No fewer than before: forgotten images no longer count.
         most = max(held, round((1 - self.truncated) * int(self.counts.sum())), 1)
-        most = min(most, len(self.rows), int((energies > NO_ENERGY * energies[-1]).sum()))
+        most = min(
+            most, len(self.rows), int((energies > NO_ENERGY * energies[-1]).sum())
+        )
         self.rows = torch.zeros_like(self.rows)
-        self.rows[:most] = (vectors[:, len(energies) - most :].mT @ together).flip(0).float()
+        self.rows[:most] = (
+            (vectors[:, len(energies) - most :].mT @ together).flip(0).float()
+        )
 
     def _solve(self, seen):
         rows = self.rows[self.rows.any(1)].double()
         energies = rows.square().sum(1, keepdim=True)
         ridge = self.ridge * float(energies.mean()) if len(rows) else 0.0
-        return rows.mT @ (rows @ self.sums[seen].double().mT / (energies * (energies + ridge)))
+        return rows.mT @ (
+            rows @ self.sums[seen].double().mT / (energies * (energies + ridge))
+        )
 
     def _merge(self, other, labels):
         for theirs, mine in labels.items():

@@ -10,7 +10,9 @@ from crumb_avalanche.methods.gaussians import BlendedGaussians, PackedScatter
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 
-LEAST_BESIDE_SCATTER = 4  # directions of a class; with fewer, the full common covariance is not stored
+LEAST_BESIDE_SCATTER = (
+    4  # directions of a class; with fewer, the full common covariance is not stored
+)
 
 
 @register(
@@ -23,14 +25,16 @@ LEAST_BESIDE_SCATTER = 4  # directions of a class; with fewer, the full common c
 class LowRankRda(BlendedGaussians):
     """Gaussians with class covariances of low rank (LR-RGDA; Rao et al., arXiv 2602.00144).
 
-    Scores are log-densities with the covariances ``a_1 U_c^T U_c + a_2 S + a_3 v I``, where ``U_c^T U_c`` consists of
-    the strongest directions of the covariance of a class. They are those of a linear classifier plus a quadratic term
-    in ``k`` products for each class (Woodbury). Classes are equally probable.
+    Scores are log-densities with the covariances ``a_1 U_c^T U_c + a_2 S + a_3 v I``,
+    where ``U_c^T U_c`` consists of the strongest directions of the covariance of a
+    class. They are those of a linear classifier plus a quadratic term in ``k`` products
+    for each class (Woodbury). Classes are equally probable.
 
-    Deviations: directions are updated batch by batch instead of computed from the full covariance of a class; ``S`` is
-    weighted by images instead of classes; the unit matrix is weighed by the mean variance ``v``; nothing compensates
-    for a drift of the features (the paper's HopDC), because the network is frozen. The paper's values of the three
-    weights are not known here.
+    Deviations: directions are updated batch by batch instead of computed from the full
+    covariance of a class; ``S`` is weighted by images instead of classes; the unit
+    matrix is weighed by the mean variance ``v``; nothing compensates for a drift of the
+    features (the paper's HopDC), because the network is frozen. The paper's values of
+    the three weights are not known here.
 
     Attributes:
         own: ``a_1``, weight of a class's own covariance.
@@ -45,12 +49,21 @@ class LowRankRda(BlendedGaussians):
     rank: Count = 64
 
     def _allocate(
-        self, n_classes: int, length: int, directions: int = 0, whole: bool = False, total_directions: int | None = None
+        self,
+        n_classes: int,
+        length: int,
+        directions: int = 0,
+        whole: bool = False,
+        total_directions: int | None = None,
     ) -> None:
-        super()._allocate(n_classes, length, min(directions, self.rank), whole, total_directions)
+        super()._allocate(
+            n_classes, length, min(directions, self.rank), whole, total_directions
+        )
 
     @classmethod
-    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def bought(
+        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
         each, one = cls.each(n_classes, items), cls.item_bytes(length, settings)
         beside = each - math.ceil(PackedScatter.bytes_of(length) / (one * n_classes))
         whole = beside >= LEAST_BESIDE_SCATTER

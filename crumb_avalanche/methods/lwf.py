@@ -15,13 +15,14 @@ from crumb_avalanche.training.batch_plugin import BatchPlugin
 class StreamLwF(BatchPlugin):
     """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
 
-    Avalanche's plugin needs task labels, copies F as well and runs it a second time on every batch, and its old model
-    applies dropout.
+    Avalanche's plugin needs task labels, copies F as well and runs it a second time on
+    every batch, and its old model applies dropout.
 
     Attributes:
         alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
         temperature: temperature of both softmaxes (LwF's authors: 2).
-        old_network: the weights of these plastic layers, as float32; empty in the first experience.
+        old_network: the weights of these plastic layers, as float32; empty in the first
+            experience.
         old_classes: the classes they were trained on.
     """
 
@@ -39,7 +40,9 @@ class StreamLwF(BatchPlugin):
         if not self.old_network.state:
             return
         old = self.old_network.logits(strategy.model, self.batch.feature_map)
-        loss = distillation_loss(strategy.mb_output, old, self.old_classes, self.temperature)
+        loss = distillation_loss(
+            strategy.mb_output, old, self.old_classes, self.temperature
+        )
         strategy.loss = strategy.loss + self.alpha * loss
 
     def after_training_exp(self, strategy, **kwargs):

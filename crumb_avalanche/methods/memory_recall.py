@@ -1,6 +1,7 @@
 """Memory Recall (MeRec): a Gaussian of feature maps for each class, from which maps are drawn for replay.
 
-As in the CRUMB paper, where it replaces the memory blocks at the same layer (table 4, "MeRec replay").
+As in the CRUMB paper, where it replaces the memory blocks at the same layer (table 4,
+"MeRec replay").
 """
 
 from dataclasses import dataclass
@@ -21,10 +22,11 @@ class MemoryRecallSettings(InRange):
     """Settings of Memory Recall.
 
     Attributes:
-        per_channel: store a mean and a deviation for each channel (4,104 bytes per class at 512), instead of for each
-            value of the map as in the paper (692,232 bytes per class at 512x13x13: 15 images buy 3 classes).
-        clamp: set negative draws to 0 if the class never had a negative value (maps after a ReLU), instead of keeping
-            them as in the paper.
+        per_channel: store a mean and a deviation for each channel (4,104 bytes per
+            class at 512), instead of for each value of the map as in the paper (692,232
+            bytes per class at 512x13x13: 15 images buy 3 classes).
+        clamp: set negative draws to 0 if the class never had a negative value (maps
+            after a ReLU), instead of keeping them as in the paper.
     """
 
     per_channel: bool = True
@@ -40,10 +42,13 @@ class GaussianBuffer(MemoryBuffer):
     """One row a class: means, deviations, the lowest value and the number of images; ``4 * (2 * values + 2)`` bytes.
 
     Attributes:
-        rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24 images a class.
+        rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24
+            images a class.
     """
 
-    def __init__(self, mem_size: int, seed: int = 0, settings: MemoryRecallSettings | None = None):
+    def __init__(
+        self, mem_size: int, seed: int = 0, settings: MemoryRecallSettings | None = None
+    ):
         super().__init__(mem_size, seed=seed)
         self.settings = MemoryRecallSettings() if settings is None else settings
 
@@ -66,11 +71,17 @@ class GaussianBuffer(MemoryBuffer):
     def _absorb(self, row: Tensor, maps: Tensor) -> None:
         """Merge mean and deviation of old and new values, in float64."""
         samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
-        samples = samples.flatten(0, 2) if self.settings.per_channel else samples.flatten(1)
+        samples = (
+            samples.flatten(0, 2) if self.settings.per_channel else samples.flatten(1)
+        )
         means, deviations = row[:-2].view(2, -1)
-        share = len(maps) / (float(row[-1]) + len(maps))  # of the new images among all; every image has as many samples
+        share = len(maps) / (
+            float(row[-1]) + len(maps)
+        )  # of the new images among all; every image has as many samples
         apart = samples.mean(0) - means
-        variance = (1 - share) * deviations.double().square() + share * samples.var(0, correction=0)
+        variance = (1 - share) * deviations.double().square() + share * samples.var(
+            0, correction=0
+        )
         deviations.copy_((variance + share * (1 - share) * apart.square()).sqrt())
         means.copy_(means + share * apart)
         lowest = float(maps.min())
@@ -78,15 +89,25 @@ class GaussianBuffer(MemoryBuffer):
         row[-1] += len(maps)
 
     def to_rows(self, batch, positions, model):
-        raise NotImplementedError("a row of this buffer is a class, not an image: call store")
+        raise NotImplementedError(
+            "a row of this buffer is a class, not an image: call store"
+        )
 
     def to_maps(self, rows, model):
         """Draw a new map for every row."""
         channels, height, width = model.map_shape
         means, deviations = rows[:, :-2].view(len(rows), 2, -1).unbind(1)
-        shape = (len(rows), 1, 1, channels) if self.settings.per_channel else (len(rows), height, width, channels)
-        noise = self.slots.random.standard_normal((len(rows), height, width, channels), dtype=np.float32)
-        maps = torch.from_numpy(noise).to(rows.device) * deviations.view(shape) + means.view(shape)
+        shape = (
+            (len(rows), 1, 1, channels)
+            if self.settings.per_channel
+            else (len(rows), height, width, channels)
+        )
+        noise = self.slots.random.standard_normal(
+            (len(rows), height, width, channels), dtype=np.float32
+        )
+        maps = torch.from_numpy(noise).to(rows.device) * deviations.view(
+            shape
+        ) + means.view(shape)
         if self.settings.clamp:
             floor = torch.where(rows[:, -2] >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
             maps = maps.maximum(floor)

@@ -19,7 +19,8 @@ from crumb_avalanche.methods.registry import register
 class ClassMeans(ClosedForm):
     """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
 
-    The order of the images does not matter, up to rounding. ``forget`` leaves nothing of a class.
+    The order of the images does not matter, up to rounding. ``forget`` leaves nothing
+    of a class.
 
     Attributes:
         means: ``(n_classes, D)`` float32.
@@ -40,26 +41,37 @@ class ClassMeans(ClosedForm):
         """Add images to the means and return the increments of the scatters (Chan, Golub and LeVeque, 1979).
 
         Returns:
-            ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its scatter grows by ``R^T R``.
+            ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its
+            scatter grows by ``R^T R``.
         """
         rows = {}
         for label in labels.unique().tolist():
             group = features[labels == label].double()
             centre = group.mean(0)
-            rows[label] = torch.cat([group - centre, self._shift(label, centre, len(group)).unsqueeze(0)])
+            rows[label] = torch.cat(
+                [group - centre, self._shift(label, centre, len(group)).unsqueeze(0)]
+            )
         self._solution = None
         return rows
 
-    def absorb_means(self, other: "ClassMeans", labels: dict[int, int]) -> list[tuple[int, int, Tensor]]:
+    def absorb_means(
+        self, other: "ClassMeans", labels: dict[int, int]
+    ) -> list[tuple[int, int, Tensor]]:
         """Add the means of another instance's classes, with their numbers in this one by the values of ``labels``.
 
         Returns:
-            The class's numbers in the other and in this instance, and ``(1, D)`` float64 rows ``R``; add ``R^T R`` to
-            the sum of both scatters of the class.
+            The class's numbers in the other and in this instance, and ``(1, D)``
+            float64 rows ``R``; add ``R^T R`` to the sum of both scatters of the class.
         """
         self._solution = None
         return [
-            (theirs, mine, self._shift(mine, other.means[theirs].double(), int(other.counts[theirs])).unsqueeze(0))
+            (
+                theirs,
+                mine,
+                self._shift(
+                    mine, other.means[theirs].double(), int(other.counts[theirs])
+                ).unsqueeze(0),
+            )
             for theirs, mine in labels.items()
         ]
 

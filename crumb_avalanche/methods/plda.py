@@ -16,18 +16,22 @@ from crumb_avalanche.system.setting_ranges import Count
 class PostDeploymentLDA(StreamingLDA):
     """Linear discriminant analysis whose covariance is that of the classes known at deployment (arXiv 2510.17160).
 
-    The first ``base_classes`` classes to arrive form the covariance, as in ``slda``, also with images that come later.
-    A class after them adds a mean alone, so that a few images of it do not change what separates the others.
+    The first ``base_classes`` classes to arrive form the covariance, as in ``slda``,
+    also with images that come later. A class after them adds a mean alone, so that a
+    few images of it do not change what separates the others.
 
-    An image is rejected by its Mahalanobis distance to the nearest class mean, or by the relative one, from which the
-    distance to a Gaussian of all classes is subtracted. A learner rejects by the relative one, beside a cosine, at
-    thresholds found as it learns; see ``learner.evidence``.
+    An image is rejected by its Mahalanobis distance to the nearest class mean, or by
+    the relative one, from which the distance to a Gaussian of all classes is
+    subtracted. A learner rejects by the relative one, beside a cosine, at thresholds
+    found as it learns; see ``learner.evidence``.
 
-    ``merge`` equals one instance that saw both parts where both have the same base classes; base classes of either
-    instance are base classes of the result. ``forget`` leaves the covariance, as in ``slda``.
+    ``merge`` equals one instance that saw both parts where both have the same base
+    classes; base classes of either instance are base classes of the result. ``forget``
+    leaves the covariance, as in ``slda``.
 
-    Deviations: the paper computes the covariance of the classes before deployment once, from all their images; here it
-    is exact after every batch. Its full text was not at hand: its shrinkage is not known here.
+    Deviations: the paper computes the covariance of the classes before deployment once,
+    from all their images; here it is exact after every batch. Its full text was not at
+    hand: its shrinkage is not known here.
 
     Attributes:
         base_classes: number of classes that form the covariance.
@@ -59,9 +63,13 @@ class PostDeploymentLDA(StreamingLDA):
             self.absorb(features[~forms], labels[~forms])
 
     def _merge(self, other, labels):
-        base = {theirs: mine for theirs, mine in labels.items() if other.shaping[theirs]}
+        base = {
+            theirs: mine for theirs, mine in labels.items() if other.shaping[theirs]
+        }
         if base:
             super()._merge(other, base)
         for theirs, mine in base.items():
             self.shaping[mine] += other.shaping[theirs]
-        self.absorb_means(other, {one: mine for one, mine in labels.items() if one not in base})
+        self.absorb_means(
+            other, {one: mine for one, mine in labels.items() if one not in base}
+        )

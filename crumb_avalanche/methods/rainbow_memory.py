@@ -13,7 +13,12 @@ from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, held_slots
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.setting_ranges import Count, NotNegative, Number, Probability
+from crumb_avalanche.system.setting_ranges import (
+    Count,
+    NotNegative,
+    Number,
+    Probability,
+)
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.crumb import memory_step
@@ -24,8 +29,12 @@ def shift(images: Tensor, down: float, right: float) -> Tensor:
     height, width = images.shape[-2:]
     down, right = round(down * height), round(right * width)
     moved = torch.zeros_like(images)
-    moved[..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)] = images[
-        ..., max(0, -down) : height - max(0, down), max(0, -right) : width - max(0, right)
+    moved[
+        ..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)
+    ] = images[
+        ...,
+        max(0, -down) : height - max(0, down),
+        max(0, -right) : width - max(0, right),
     ]
     return moved
 
@@ -45,7 +54,9 @@ def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
     return images
 
 
-def make_perturbations(count: int, random: np.random.Generator) -> list[Callable[[Tensor], Tensor]]:
+def make_perturbations(
+    count: int, random: np.random.Generator
+) -> list[Callable[[Tensor], Tensor]]:
     """Make flips, shifts, changes of brightness and holes in turn, with growing strength, the same for all images."""
     made: list[Callable[[Tensor], Tensor]] = []
     strengths = -(-count // 4)
@@ -62,9 +73,13 @@ def make_perturbations(count: int, random: np.random.Generator) -> list[Callable
     return made[:count]
 
 
-def uncertainties(images: Tensor, answers, perturbations: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+def uncertainties(
+    images: Tensor, answers, perturbations: Sequence[Callable[[Tensor], Tensor]]
+) -> Tensor:
     """Compute ``1 - votes of the most voted class / copies`` of each ``uint8`` image; ``answers`` gives logits."""
-    votes = torch.stack([answers(perturb(images)).argmax(1) for perturb in perturbations], 1)  # (n, copies)
+    votes = torch.stack(
+        [answers(perturb(images)).argmax(1) for perturb in perturbations], 1
+    )  # (n, copies)
     most = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
     return 1 - most / len(perturbations)
 
@@ -72,11 +87,14 @@ def uncertainties(images: Tensor, answers, perturbations: Sequence[Callable[[Ten
 def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
     """Choose ``count`` positions, evenly spread from the lowest to the highest uncertainty; all if there are fewer.
 
-    The authors' code uses an integer step, which chooses only the most certain ones if there are fewer than twice as
-    many candidates: old classes, cut down again and again, would end with easy images only.
+    The authors' code uses an integer step, which chooses only the most certain ones if
+    there are fewer than twice as many candidates: old classes, cut down again and
+    again, would end with easy images only.
     """
     order = np.argsort(np.asarray(uncertainty), kind="stable")
-    return order[np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)].tolist()
+    return order[
+        np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
+    ].tolist()
 
 
 def memory_rate(epoch: int, rate: float) -> float:
@@ -92,14 +110,20 @@ def memory_rate(epoch: int, rate: float) -> float:
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
     """Shift every image by up to an eighth of its side and flip it with probability one half."""
     side = images.shape[-1]
-    moved = [shift(image, *(random.integers(-(side // 8), side // 8 + 1, size=2) / side)) for image in images]
-    return torch.stack([image.flip(-1) if random.random() < 0.5 else image for image in moved])
+    moved = [
+        shift(image, *(random.integers(-(side // 8), side // 8 + 1, size=2) / side))
+        for image in images
+    ]
+    return torch.stack(
+        [image.flip(-1) if random.random() < 0.5 else image for image in moved]
+    )
 
 
 def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
     """Replace a box of each image by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
 
-    Returns the images, ``(n,)`` positions of the other images, and the share of the area that is not replaced.
+    Returns the images, ``(n,)`` positions of the other images, and the share of the
+    area that is not replaced.
     """
     height, width = images.shape[-2:]
     side = math.sqrt(1 - random.random())
@@ -110,7 +134,12 @@ def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor,
     others = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
     mixed[..., rows, columns] = images[others][..., rows, columns]
-    return mixed, others, 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width)
+    return (
+        mixed,
+        others,
+        1
+        - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width),
+    )
 
 
 @register(
@@ -124,16 +153,19 @@ def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor,
 class RainbowPlugin(ImageMemoryPlugin):
     """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
 
-    The frames of the experience are read once more for scoring, without training. The first experience, on which all
-    strategies here train several epochs, has the full rate. SGD's momentum is Nesterov's.
+    The frames of the experience are read once more for scoring, without training. The
+    first experience, on which all strategies here train several epochs, has the full
+    rate. SGD's momentum is Nesterov's.
 
     Attributes:
         copies: perturbed copies of a candidate that vote on its uncertainty.
-        candidates: frames of each class that are scored after an experience, evenly spread over it. F runs on every
-            copy of each; the authors score every frame.
-        memory_epochs: epochs over the memory after each experience (5 in the paper's comparison; the authors use 256).
+        candidates: frames of each class that are scored after an experience, evenly
+            spread over it. F runs on every copy of each; the authors score every frame.
+        memory_epochs: epochs over the memory after each experience (5 in the paper's
+            comparison; the authors use 256).
         cutmix: probability of mixing a batch in these epochs.
-        stream_rate: factor of the learning rate while training on the stream after the first experience.
+        stream_rate: factor of the learning rate while training on the stream after the
+            first experience.
     """
 
     copies: Count = 12
@@ -150,7 +182,8 @@ class RainbowPlugin(ImageMemoryPlugin):
         self.rate = recipe.settings.learning_rate
         self.sgd = {"nesterov": recipe.settings.momentum > 0}
         self.random = np.random.default_rng(recipe.seed)
-        # The same for all candidates and experiences: a vote depends on the network and the image only.
+        # The same for all candidates and experiences: a vote depends on the network and
+        # the image only.
         self.perturbations = make_perturbations(recipe.method.copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
@@ -180,14 +213,22 @@ class RainbowPlugin(ImageMemoryPlugin):
         count = self.storage_policy.max_size // len(candidates)
         chosen, left = [], []
         for _, members in sorted(candidates.items()):
-            scores = self._scores(strategy, members) if len(members) > count else [0.0] * len(members)
+            scores = (
+                self._scores(strategy, members)
+                if len(members) > count
+                else [0.0] * len(members)
+            )
             best = set(easy_to_hard(scores, count))
             for number, member in enumerate(members):
                 (chosen if number in best else left).append(member)
         room = self.storage_policy.max_size - len(chosen)
         chosen += [left[number] for number in self.random.permutation(len(left))[:room]]
         kept = [slot for is_memory, slot in chosen if is_memory]
-        self.hold(strategy, kept, [position for is_memory, position in chosen if not is_memory])
+        self.hold(
+            strategy,
+            kept,
+            [position for is_memory, position in chosen if not is_memory],
+        )
 
     def _candidates(self, strategy) -> dict[int, list[tuple[bool, int]]]:
         by_class = {
@@ -198,8 +239,12 @@ class RainbowPlugin(ImageMemoryPlugin):
         targets = np.asarray(labels_of(strategy.experience.dataset))
         for label in np.unique(targets).tolist():
             positions = np.flatnonzero(targets == label)
-            spread = np.linspace(0, len(positions) - 1, min(len(positions), self.candidates)).astype(int)
-            by_class.setdefault(label, []).extend((False, position) for position in positions[spread].tolist())
+            spread = np.linspace(
+                0, len(positions) - 1, min(len(positions), self.candidates)
+            ).astype(int)
+            by_class.setdefault(label, []).extend(
+                (False, position) for position in positions[spread].tolist()
+            )
         return by_class
 
     def _scores(self, strategy, candidates: list[tuple[bool, int]]) -> list[float]:
@@ -213,10 +258,14 @@ class RainbowPlugin(ImageMemoryPlugin):
             for start in range(0, len(candidates), strategy.eval_mb_size):
                 part = candidates[start : start + strategy.eval_mb_size]
                 images = [
-                    self.storage_policy.rows[[place]].to(strategy.device) if is_memory else frames(strategy, [place])
+                    self.storage_policy.rows[[place]].to(strategy.device)
+                    if is_memory
+                    else frames(strategy, [place])
                     for is_memory, place in part
                 ]
-                scores += uncertainties(torch.cat(images), answers, self.perturbations).tolist()
+                scores += uncertainties(
+                    torch.cat(images), answers, self.perturbations
+                ).tolist()
         return scores
 
     @staticmethod
@@ -226,7 +275,9 @@ class RainbowPlugin(ImageMemoryPlugin):
 
     def _memory_epoch(self, strategy, **kwargs) -> None:
         buffer, model = self.storage_policy, strategy.model
-        for slots in torch.from_numpy(self.random.permutation(held_slots(buffer))).split(strategy.train_mb_size):
+        for slots in torch.from_numpy(
+            self.random.permutation(held_slots(buffer))
+        ).split(strategy.train_mb_size):
             images = augment(buffer.rows[slots].to(strategy.device), self.random)
             labels = buffer.labels[slots].long().to(strategy.device)
             mixed, others, own = images, slice(None), 1.0

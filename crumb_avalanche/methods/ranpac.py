@@ -1,8 +1,10 @@
 """Ridge regression on a random projection of features: RanPAC, ACIL, GACL and F-OAL.
 
-RanPAC (McDonnell et al., NeurIPS 2023) sums up the Gram matrix and solves the regression when it is asked. ACIL (Zhuang
-et al., NeurIPS 2022), GACL (NeurIPS 2024) and F-OAL (NeurIPS 2024) update inverse and weights recursively; for the same
-ridge both give the same answers after every batch, up to rounding, so that one class serves all four.
+RanPAC (McDonnell et al., NeurIPS 2023) sums up the Gram matrix and solves the
+regression when it is asked. ACIL (Zhuang et al., NeurIPS 2022), GACL (NeurIPS 2024) and
+F-OAL (NeurIPS 2024) update inverse and weights recursively; for the same ridge both
+give the same answers after every batch, up to rounding, so that one class serves all
+four.
 """
 
 from collections.abc import Mapping
@@ -19,21 +21,32 @@ Projection = Annotated[int, Range(0, 50_000)]
 PAGE = 4096
 WITHOUT_BUDGET = 640  # random features
 MOST_OF_LEARNER = 2000  # random features
-STORES = "the Gram matrix of the random features, and their sum and number for each class"
+STORES = (
+    "the Gram matrix of the random features, and their sum and number for each class"
+)
 
-RIDGES = tuple(10.0**power for power in range(-5, 3))  # smaller ones are near the rounding of a float32 matrix
-MOST_FITTED = 0.95  # share of the images beyond which so many effective parameters fit noise
-ROUNDING = 1e-5  # sum of squared residuals of an image below which float32 sums say nothing
-BETTER = 1e-3  # share by which a smaller ridge has to lower the error, so that rounding decides nothing
+RIDGES = tuple(
+    10.0**power for power in range(-5, 3)
+)  # smaller ones are near the rounding of a float32 matrix
+MOST_FITTED = (
+    0.95  # share of the images beyond which so many effective parameters fit noise
+)
+ROUNDING = (
+    1e-5  # sum of squared residuals of an image below which float32 sums say nothing
+)
+# share by which a smaller ridge has to lower the error, so that rounding decides
+# nothing
+BETTER = 1e-3
 
 
 def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
     """Return the one of ``RIDGES`` with the smallest generalised cross validation error of ``images`` one-hot targets.
 
-    The error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and the number of effective parameters
-    ``p``. Both follow from the eigenvalues of the Gram matrix, ``(M,)``, and the squared lengths ``energies`` of the
-    class sums along its eigenvectors. Ridges with ``p`` above 95 % of the images are left out; if all are, and of
-    equally good ones, the largest ridge is returned.
+    The error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and the
+    number of effective parameters ``p``. Both follow from the eigenvalues of the Gram
+    matrix, ``(M,)``, and the squared lengths ``energies`` of the class sums along its
+    eigenvectors. Ridges with ``p`` above 95 % of the images are left out; if all are,
+    and of equally good ones, the largest ridge is returned.
     """
     best, least = RIDGES[-1], float("inf")
     for ridge in reversed(RIDGES):
@@ -41,7 +54,9 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
         parameters = float((values / shrunk).sum())
         if parameters > MOST_FITTED * images:
             break
-        residuals = images - float((energies * (values + 2 * ridge) / shrunk.square()).sum())
+        residuals = images - float(
+            (energies * (values + 2 * ridge) / shrunk.square()).sum()
+        )
         error = max(residuals, ROUNDING * images) / (images - parameters) ** 2
         if error < (1 - BETTER) * least:
             best, least = ridge, error
@@ -54,7 +69,9 @@ class RandomFeatures(ClosedForm):
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
         """Build an instance whose Gram matrix takes half of the budget."""
-        return cls(0, length, projection=min(MOST_OF_LEARNER, max(1, int((budget / 8) ** 0.5))))
+        return cls(
+            0, length, projection=min(MOST_OF_LEARNER, max(1, int((budget / 8) ** 0.5)))
+        )
 
 
 class FillsBudget(RandomFeatures):
@@ -64,23 +81,41 @@ class FillsBudget(RandomFeatures):
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        # A random feature has no fixed bytes, as matrices grow with their square: they are bought by the page.
+        # A random feature has no fixed bytes, as matrices grow with their square: they
+        # are bought by the page.
         return PAGE
 
     @classmethod
-    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
-        return super().fixed_bytes(n_classes, length, kept, settings) if settings["projection"] else 0
+    def fixed_bytes(
+        cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]
+    ) -> int:
+        return (
+            super().fixed_bytes(n_classes, length, kept, settings)
+            if settings["projection"]
+            else 0
+        )
 
     @classmethod
-    def bought(cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def bought(
+        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
         if settings["projection"] or not items:
             return {}
-        least, most = 1, 2  # the largest number that fits is at least 1 and below ``most``
-        while cls.bytes_of(n_classes, length, **{**settings, "projection": most}) <= items * PAGE:
+        least, most = (
+            1,
+            2,
+        )  # the largest number that fits is at least 1 and below ``most``
+        while (
+            cls.bytes_of(n_classes, length, **{**settings, "projection": most})
+            <= items * PAGE
+        ):
             most *= 2
         while most - least > 1:
             middle = (least + most) // 2
-            fits = cls.bytes_of(n_classes, length, **{**settings, "projection": middle}) <= items * PAGE
+            fits = (
+                cls.bytes_of(n_classes, length, **{**settings, "projection": middle})
+                <= items * PAGE
+            )
             least, most = (middle, most) if fits else (least, middle)
         return {"projection": least}
 
@@ -94,21 +129,26 @@ class FillsBudget(RandomFeatures):
 class RandomProjection(RandomFeatures):
     """Ridge regression on a random projection of the features (RanPAC, section 4).
 
-    ``H = relu(X W)`` with a fixed Gaussian ``W``. The state holds the Gram matrix ``H^T H``, the class sums ``Y^T H``
-    and the seed of ``W``, which is drawn on first use. The order of the images does not matter, up to rounding.
+    ``H = relu(X W)`` with a fixed Gaussian ``W``. The state holds the Gram matrix ``H^T
+    H``, the class sums ``Y^T H`` and the seed of ``W``, which is drawn on first use.
+    The order of the images does not matter, up to rounding.
 
-    ``forget`` removes the sum of a class and leaves the Gram matrix: the removed images count from then on as images of
-    none of the classes.
+    ``forget`` removes the sum of a class and leaves the Gram matrix: the removed images
+    count from then on as images of none of the classes.
 
-    Deviation: RanPAC trains its network on the first experience, which stays frozen here.
+    Deviation: RanPAC trains its network on the first experience, which stays frozen
+        here.
 
     Attributes:
-        projection: number of columns ``M`` of ``W``; the Gram matrix takes ``4 * M**2`` bytes. The authors' 10,000 take
-            400 MB; 640 fit into the 2.26 MB of 15 images for up to 240 classes. 0 is as many as the budget buys, in
-            forms that fill it, or 640.
-        ridge: summand of the Gram matrix's diagonal, in units of the diagonal's mean. 0 chooses it from ``RIDGES`` by
-            generalised cross validation (Golub, Heath and Wahba, 1979) whenever the regression is solved. RanPAC
-            chooses it on a held-out fifth of every step, which needs a second Gram matrix; this needs no byte more.
+        projection: number of columns ``M`` of ``W``; the Gram matrix takes ``4 * M**2``
+            bytes. The authors' 10,000 take 400 MB; 640 fit into the 2.26 MB of 15
+            images for up to 240 classes. 0 is as many as the budget buys, in forms that
+            fill it, or 640.
+        ridge: summand of the Gram matrix's diagonal, in units of the diagonal's mean. 0
+            chooses it from ``RIDGES`` by generalised cross validation (Golub, Heath and
+            Wahba, 1979) whenever the regression is solved. RanPAC chooses it on a
+            held-out fifth of every step, which needs a second Gram matrix; this needs
+            no byte more.
         activation: ``relu``; or ``sigmoid``, for features of size 1.
         gram: ``(M, M)`` float32, 1,638,400 bytes at 640.
         sums: ``(n_classes, M)`` float32.
@@ -139,9 +179,15 @@ class RandomProjection(RandomFeatures):
         if self._weights is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
             shape = self.settings["length"], self.sums.shape[1]
-            self._weights = torch.randn(*shape, generator=generator, dtype=torch.float64)
+            self._weights = torch.randn(
+                *shape, generator=generator, dtype=torch.float64
+            )
         values = features.double() @ self._weights
-        return values.relu() if self.activation == "relu" else (values / self.settings["length"] ** 0.5).sigmoid()
+        return (
+            values.relu()
+            if self.activation == "relu"
+            else (values / self.settings["length"] ** 0.5).sigmoid()
+        )
 
     def _update(self, features, labels):
         hidden = self.project(features)
@@ -157,7 +203,9 @@ class RandomProjection(RandomFeatures):
             return torch.linalg.solve(gram, sums)
         values, vectors = torch.linalg.eigh(gram)
         values, along = values.clamp_min(0), vectors.mT @ sums
-        ridge = unit * chosen_ridge(values / unit, along.square().sum(1) / unit, int(self.counts.sum()))
+        ridge = unit * chosen_ridge(
+            values / unit, along.square().sum(1) / unit, int(self.counts.sum())
+        )
         return vectors @ (along / (values + ridge).unsqueeze(1))
 
     def _answers(self, features, solution):
@@ -191,9 +239,9 @@ class RanpacGCV(FillsBudget, RandomProjection):
 class ACIL(FillsBudget, RandomProjection):
     """ACIL and GACL, whose recursion gives the weights that the Gram matrix and the class sums give at once.
 
-    Deviations: the ridge is in units of the mean of the Gram matrix's diagonal, so it grows with the images, where the
-    authors' is a constant: 0.1 for ACIL and 100 for GACL. ACIL trains its network on the first classes; here it stays
-    frozen.
+    Deviations: the ridge is in units of the mean of the Gram matrix's diagonal, so it
+    grows with the images, where the authors' is a constant: 0.1 for ACIL and 100 for
+    GACL. ACIL trains its network on the first classes; here it stays frozen.
     """
 
     projection, ridge = 0, 1e-2
@@ -208,9 +256,10 @@ class ACIL(FillsBudget, RandomProjection):
 class FOAL(FillsBudget, RandomProjection):
     """F-OAL: ``H = sigmoid(X W / D^(1/2))``, of features of several layers.
 
-    Deviations: F-OAL averages the outputs of all blocks of a transformer, which have equal sizes; here the means of the
-    map at the cut and of the head's input, which may have different sizes, are joined, and the random projection adds
-    them up. The ridge is in units of the mean of the Gram matrix's diagonal; the authors' is 1.
+    Deviations: F-OAL averages the outputs of all blocks of a transformer, which have
+    equal sizes; here the means of the map at the cut and of the head's input, which may
+    have different sizes, are joined, and the random projection adds them up. The ridge
+    is in units of the mean of the Gram matrix's diagonal; the authors' is 1.
     """
 
     moments: ClassVar = dict(maps=True, equal_lengths=True)

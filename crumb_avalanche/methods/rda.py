@@ -1,12 +1,15 @@
 """Regularised discriminant analysis in a stream (Friedman, "Regularized Discriminant Analysis", JASA 1989).
 
-The covariance of each class is stored as a few principal directions, which are updated batch by batch.
+The covariance of each class is stored as a few principal directions, which are updated
+batch by batch.
 
-Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353) updates full covariances
-of classes image by image, on frozen features, and blends them with a common one. LR-RGDA (Rao et al., arXiv 2602.00144)
-gives each class a covariance of low rank beside a common one, and solves with Woodbury's identity. Both are in
-``srda`` and ``lr_rgda``. What differs here: the common covariance is shrunk by ``D / N`` towards its diagonal, and
-directions take 8 bits a value, are updated in the stream and within a budget.
+Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv
+2309.08353) updates full covariances of classes image by image, on frozen features, and
+blends them with a common one. LR-RGDA (Rao et al., arXiv 2602.00144) gives each class a
+covariance of low rank beside a common one, and solves with Woodbury's identity. Both
+are in ``srda`` and ``lr_rgda``. What differs here: the common covariance is shrunk by
+``D / N`` towards its diagonal, and directions take 8 bits a value, are updated in the
+stream and within a budget.
 """
 
 import copy
@@ -17,7 +20,9 @@ from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, BlendedGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
-LEAST_OF_ALL_FEATURES = 8  # directions of a class; with fewer, fewer features answer better
+LEAST_OF_ALL_FEATURES = (
+    8  # directions of a class; with fewer, fewer features answer better
+)
 LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
 
 
@@ -31,39 +36,51 @@ LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean var
 class RegularizedDiscriminant(BlendedGaussians):
     """Classifier by Gaussians whose covariances lie between a common one and that of each class.
 
-    The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance and its solution LR-RGDA's.
+    The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance
+    and its solution LR-RGDA's.
 
-    The diagonal of the common within-class covariance ``S`` is increased by ``e`` times its mean, or with ``diagonal``
-    by ``e`` times itself, with ``e = min(1, s D / N)`` for ``N`` images: fewer images give more shrinkage. Class ``c``
-    of ``n`` images has the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c = a n / (n + k)``: a class of few images has
-    nearly the common covariance. Scores are log-densities, of all features or, with ``span``, of their projections on
-    the space that the class means span where ``S`` is the unit matrix.
+    The diagonal of the common within-class covariance ``S`` is increased by ``e`` times
+    its mean, or with ``diagonal`` by ``e`` times itself, with ``e = min(1, s D / N)``
+    for ``N`` images: fewer images give more shrinkage. Class ``c`` of ``n`` images has
+    the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c = a n / (n + k)``: a class of
+    few images has nearly the common covariance. Scores are log-densities, of all
+    features or, with ``span``, of their projections on the space that the class means
+    span where ``S`` is the unit matrix.
 
-    With ``part``, the last features answer alone, too, from the same statistics: ``p = (1 - w) p_all + w p_part`` for
-    softmaxes of log-densities divided by the temperature ``T``; scores are ``T log p`` then.
+    With ``part``, the last features answer alone, too, from the same statistics: ``p =
+    (1 - w) p_all + w p_part`` for softmaxes of log-densities divided by the temperature
+    ``T``; scores are ``T log p`` then.
 
-    ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the principal directions of both
-    instances together, as an update does; they equal those of one instance trained on both parts, and the order of
-    images does not matter, only where ``directions`` spans the whole scatter of a class. ``forget`` leaves nothing of a
-    class but its share of a full common scatter, which counts from then on as that of the images that are left.
+    ``merge`` is exact for means, counts, traces and a full common scatter. It keeps the
+    principal directions of both instances together, as an update does; they equal those
+    of one instance trained on both parts, and the order of images does not matter, only
+    where ``directions`` spans the whole scatter of a class. ``forget`` leaves nothing
+    of a class but its share of a full common scatter, which counts from then on as that
+    of the images that are left.
 
     Attributes:
-        own: share ``a`` of a class's own covariance; the rest is the common one. 0 is linear discriminant analysis.
-        own_images: ``k``, the images with which a class has half of the share ``a``; 0 gives every class ``a``, and
-            serves streams of classes of unequal size better.
-        shrinkage: factor ``s`` of the shrinkage, in units of features by images. The default of 1 is large because
-            frames of a video are alike and determine a covariance less well than as many unrelated images.
+        own: share ``a`` of a class's own covariance; the rest is the common one. 0 is
+            linear discriminant analysis.
+        own_images: ``k``, the images with which a class has half of the share ``a``; 0
+            gives every class ``a``, and serves streams of classes of unequal size
+            better.
+        shrinkage: factor ``s`` of the shrinkage, in units of features by images. The
+            default of 1 is large because frames of a video are alike and determine a
+            covariance less well than as many unrelated images.
         diagonal: shrink each feature by its own variance instead of the mean variance.
-        span: compare classes in the space that their means span: less accurate on new objects of the classes taught,
-            more where their images come from another source than those taught.
-        eight_bits: store directions as int8 with a scale for each 32 values, instead of float16: about twice as many in
-            the same bytes.
-        head_share: share ``w`` of the answer that the head's input alone gives, where there are other features, too.
-        drop_features: give up the features of the map, for good, when a further class leaves less than 8 directions of
-            each class with them.
+        span: compare classes in the space that their means span: less accurate on new
+            objects of the classes taught, more where their images come from another
+            source than those taught.
+        eight_bits: store directions as int8 with a scale for each 32 values, instead of
+            float16: about twice as many in the same bytes.
+        head_share: share ``w`` of the answer that the head's input alone gives, where
+            there are other features, too.
+        drop_features: give up the features of the map, for good, when a further class
+            leaves less than 8 directions of each class with them.
 
     Raises:
-        ValueError: ``part``, the number of the last features that answer alone, too, is not below ``length``.
+        ValueError: ``part``, the number of the last features that answer alone, too, is
+            not below ``length``.
     """
 
     own: Share = 0.1
@@ -90,17 +107,27 @@ class RegularizedDiscriminant(BlendedGaussians):
         part: int = 0,
     ) -> None:
         if not 0 <= part < max(1, length):
-            raise ValueError(f"part is {part}; give 0 or a number of features below length, {length}")
+            raise ValueError(
+                f"part is {part}; give 0 or a number of features below length, {length}"
+            )
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
     @classmethod
-    def fixed_bytes(cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]) -> int:
+    def fixed_bytes(
+        cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]
+    ) -> int:
         narrow = kept if settings["drop_features"] else length
         return super().fixed_bytes(n_classes, narrow, kept, settings)
 
     @classmethod
     def for_stream(
-        cls, n_classes: int, length: int, kept: int, items: int, seed: int, settings: Mapping[str, Any]
+        cls,
+        n_classes: int,
+        length: int,
+        kept: int,
+        items: int,
+        seed: int,
+        settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
         """Build an instance without classes: nothing depends on those to come."""
         cls.each(n_classes, items)  # raises where the budget is too small
@@ -108,12 +135,17 @@ class RegularizedDiscriminant(BlendedGaussians):
         return cls(0, length, MOST_DIRECTIONS, part=part, **settings)
 
     @classmethod
-    def for_budget(cls, length: int, budget: int, kept: int) -> "RegularizedDiscriminant":
+    def for_budget(
+        cls, length: int, budget: int, kept: int
+    ) -> "RegularizedDiscriminant":
         return cls(0, length, MOST_DIRECTIONS, part=kept if kept < length else 0)
 
     def narrow(self, classes: int, budget: int, kept: int) -> str:
         length = self.settings["length"]
-        needed = self._bytes_without_images(classes) + classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        needed = (
+            self._bytes_without_images(classes)
+            + classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        )
         if kept >= length or needed <= budget or not self.drop_features:
             return ""
         self.keep_features(kept)
@@ -136,9 +168,20 @@ class RegularizedDiscriminant(BlendedGaussians):
         self._solution = None
 
     def _shrink(self, common, seen):
-        variance = float(common.diagonal().mean()) or 1.0  # 0 for a single image or equal ones
-        shares = common.diagonal().clamp_min(LEAST_VARIANCE * variance) if self.diagonal else variance
-        common.diagonal().add_(min(1.0, self.shrinkage * len(common) / float(self.image_counts[seen].sum())) * shares)
+        variance = (
+            float(common.diagonal().mean()) or 1.0
+        )  # 0 for a single image or equal ones
+        shares = (
+            common.diagonal().clamp_min(LEAST_VARIANCE * variance)
+            if self.diagonal
+            else variance
+        )
+        common.diagonal().add_(
+            min(
+                1.0, self.shrinkage * len(common) / float(self.image_counts[seen].sum())
+            )
+            * shares
+        )
 
     def _blend(self, counts, left_out):
         own = self.own * counts / (counts + self.own_images)

@@ -1,7 +1,8 @@
 """All methods by name, with their settings, their bytes and what builds them.
 
-A method registers itself in its own file with ``register``. The names are read from the text of this folder's files;
-torch and Avalanche are imported when a method is looked up, and only its own file.
+A method registers itself in its own file with ``register``. The names are read from the
+text of this folder's files; torch and Avalanche are imported when a method is looked
+up, and only its own file.
 """
 
 import re
@@ -29,8 +30,10 @@ class LearningSettings(Replay):
     """Settings that all strategies share, with those of ``Replay``.
 
     Attributes:
-        learning_rate, momentum, weight_decay: arguments of SGD over all trainable weights, codebook included.
-        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see ``StreamStrategy``.
+        learning_rate, momentum, weight_decay: arguments of SGD over all trainable
+            weights, codebook included.
+        batch_size, eval_batch_size, first_epochs, epochs, clamp_gradients: see
+            ``StreamStrategy``.
     """
 
     learning_rate: ranges.Rate = 1e-3
@@ -45,7 +48,11 @@ class LearningSettings(Replay):
     @property
     def replay(self) -> dict[str, Any]:
         """Arguments of ``CRUMBPlugin`` for the replay of its memories."""
-        return {item.name: getattr(self, item.name) for item in fields(Replay) if item.name != "selection_rule"}
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(Replay)
+            if item.name != "selection_rule"
+        }
 
 
 @dataclass(frozen=True)
@@ -80,8 +87,16 @@ class Recipe:
         import torch
 
         settings = self.settings
-        usual = dict(lr=settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
-        learning = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        usual = dict(
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+        )
+        learning = [
+            parameter
+            for parameter in self.model.parameters()
+            if parameter.requires_grad
+        ]
         return torch.optim.SGD(learning, **{**usual, **changes})
 
     def common(self, *plugins: object) -> dict:
@@ -110,21 +125,27 @@ class Entry:
         source: publication of the method.
         stores: description of what it stores besides the network.
         build: function that builds the strategy.
-        settings: type of the method's settings, a frozen dataclass whose defaults are the values of its authors.
-        buffer: type of its replay buffer; ``None`` if it stores no memories or uses a storage of its own.
-        item_bytes: bytes of one memory, from model and settings of the method; default the buffer's.
-        fixed_bytes: bytes that are charged to the budget before any memory (codebooks, class statistics), from model,
-            settings of the method and number of classes.
-        round_up: whether the number of memories is rounded up if three quarters of a last one fit (CRUMB; gives the
-            paper's 417).
+        settings: type of the method's settings, a frozen dataclass whose defaults are
+            the values of its authors.
+        buffer: type of its replay buffer; ``None`` if it stores no memories or uses a
+            storage of its own.
+        item_bytes: bytes of one memory, from model and settings of the method; default
+            the buffer's.
+        fixed_bytes: bytes that are charged to the budget before any memory (codebooks,
+            class statistics), from model, settings of the method and number of classes.
+        round_up: whether the number of memories is rounded up if three quarters of a
+            last one fit (CRUMB; gives the paper's 417).
         codebook: whether its model has a codebook.
-        joint: whether it trains on all classes at once, shuffled (a bound instead of a stream learner).
+        joint: whether it trains on all classes at once, shuffled (a bound instead of a
+            stream learner).
         each_class: whether it needs a memory of each class.
-        scores_answer: whether it predicts by scores that are not logits, such as distances. The loss of its head then
-            decides the learning rate.
-        tuning: settings of the method to change while the learning rate is tuned, to save time.
+        scores_answer: whether it predicts by scores that are not logits, such as
+            distances. The loss of its head then decides the learning rate.
+        tuning: settings of the method to change while the learning rate is tuned, to
+            save time.
         gradient: whether it takes gradient steps, and needs a learning rate.
-        own_rate: whether its settings give it a learning rate, or train nothing, so that none is tuned.
+        own_rate: whether its settings give it a learning rate, or train nothing, so
+            that none is tuned.
         form: the class of a closed form; else ``None``.
     """
 
@@ -136,7 +157,9 @@ class Entry:
     settings: type = NoSettings
     buffer: "type[MemoryBuffer] | None" = None
     item_bytes: "Callable[[SplitModel, Any], int] | None" = None
-    fixed_bytes: "Callable[[SplitModel, Any, int], int]" = field(default=lambda model, method, n_classes: 0)
+    fixed_bytes: "Callable[[SplitModel, Any, int], int]" = field(
+        default=lambda model, method, n_classes: 0
+    )
     round_up: bool = False
     codebook: bool = False
     joint: bool = False
@@ -154,7 +177,11 @@ class Entry:
 
     def bytes_of_item(self, model: "SplitModel", method: Any) -> int:
         """Return the bytes of one memory without its label."""
-        return self.buffer.item_bytes(model) if self.item_bytes is None else self.item_bytes(model, method)
+        return (
+            self.buffer.item_bytes(model)
+            if self.item_bytes is None
+            else self.item_bytes(model, method)
+        )
 
     def memories_in_budget(
         self,
@@ -171,7 +198,8 @@ class Entry:
             model, budget_bytes, n_classes: of the run.
             method: settings of the method; default its defaults.
             charged: whether to subtract the fixed bytes from the budget.
-            exact: whether to charge CRUMB's codebook with its four bytes per value, and never to round up.
+            exact: whether to charge CRUMB's codebook with its four bytes per value, and
+                never to round up.
 
         Raises:
             ValueError: the budget is too small for one memory.
@@ -183,7 +211,9 @@ class Entry:
         if self.codebook and exact:
             fixed = model.codebook.blocks.nbytes
         item = self.bytes_of_item(model, method)
-        count = (budget_bytes - fixed + (item // 4 if self.round_up and not exact else 0)) // item
+        count = (
+            budget_bytes - fixed + (item // 4 if self.round_up and not exact else 0)
+        ) // item
         if count < 1:
             raise ValueError(
                 f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
@@ -196,13 +226,16 @@ class Entry:
         """Return the settings of the method with some values changed, by name.
 
         Raises:
-            ValueError: a setting is unknown, or a value has another type or is out of its range.
+            ValueError: a setting is unknown, or a value has another type or is out of
+                its range.
         """
         known = [item.name for item in fields(self.settings)]
         for name in changes or {}:
             if name not in known:
                 has = f"has {', '.join(known)}" if known else "has none of its own"
-                raise ValueError(f"strategy {self.name} has no setting {name!r}; it {has}")
+                raise ValueError(
+                    f"strategy {self.name} has no setting {name!r}; it {has}"
+                )
         return self.settings(**(changes or {}))
 
 
@@ -224,7 +257,9 @@ class Strategies(Mapping[str, Entry]):
         return iter(dict.fromkeys([*_files(), *self._entries]))
 
     def __len__(self) -> int:
-        return len([*iter(self)])  # a list of the mapping itself would ask for its length
+        return len(
+            [*iter(self)]
+        )  # a list of the mapping itself would ask for its length
 
 
 @cache
@@ -232,7 +267,9 @@ def _files() -> dict[str, str]:
     """Return the module of each method of this folder, by the names in its calls of ``register``."""
     found: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        for name in re.findall(r'^@?register\(\s*"(\w+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in re.findall(
+            r'^@?register\(\s*"(\w+)"', path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             found[name] = path.stem
     return found
 
@@ -240,34 +277,47 @@ def _files() -> dict[str, str]:
 STRATEGIES = Strategies()
 
 
-def register(name: str, *, summary: str, source: str, stores: str, **more: Any) -> Callable[[Any], Any]:
+def register(
+    name: str, *, summary: str, source: str, stores: str, **more: Any
+) -> Callable[[Any], Any]:
     """Register what is decorated as a method.
 
     Args:
-        name: see ``Entry``; in this folder it stands in the text of the call, which ``STRATEGIES`` reads.
+        name: see ``Entry``; in this folder it stands in the text of the call, which
+            ``STRATEGIES`` reads.
         summary, source, stores, more: see ``Entry``.
 
     Raises:
         ValueError: another method of this folder has that name.
 
     Returns:
-        A decorator of a function that builds the strategy from a ``Recipe``, or of a class that declares the settings
-        as annotated attributes: a subclass of ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that
-        is made from a recipe and gets the settings as attributes. Its strategy is ``StreamStrategy``, or the type in
-        its attribute ``strategy``, with the plugin as memory if it has a ``storage_policy``, of the type ``buffer``.
-        ``sgd``, if it has that, are arguments of SGD that differ from the recipe's.
+        A decorator of a function that builds the strategy from a ``Recipe``, or of a
+        class that declares the settings as annotated attributes: a subclass of
+        ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that is
+        made from a recipe and gets the settings as attributes. Its strategy is
+        ``StreamStrategy``, or the type in its attribute ``strategy``, with the plugin
+        as memory if it has a ``storage_policy``, of the type ``buffer``. ``sgd``, if it
+        has that, are arguments of SGD that differ from the recipe's.
     """
 
     def add(method: Any) -> Any:
         home = _files().get(name)
         if home and method.__module__ != f"{__package__}.{home}":
-            raise ValueError(f"{name!r} is the method of methods/{home}.py; register {method.__name__} by another name")
+            raise ValueError(
+                f"{name!r} is the method of methods/{home}.py; register {method.__name__} by another name"
+            )
         of_method = {"build": method}
         if isinstance(method, type):
             from crumb_avalanche.methods.closed_form import ClosedForm
 
-            of_method = _of_form(method) if issubclass(method, ClosedForm) else _of_plugin(method)
-        STRATEGIES._entries[name] = Entry(name, summary, source, stores, **{**of_method, **more})
+            of_method = (
+                _of_form(method)
+                if issubclass(method, ClosedForm)
+                else _of_plugin(method)
+            )
+        STRATEGIES._entries[name] = Entry(
+            name, summary, source, stores, **{**of_method, **more}
+        )
         return method
 
     return add
@@ -281,12 +331,19 @@ def _of_plugin(plugin: type) -> dict[str, Any]:
 
         made = plugin(recipe)
         vars(made).update(asdict(recipe.method))
-        kind, optimizer = getattr(made, "strategy", StreamStrategy), recipe.optimizer(**getattr(made, "sgd", {}))
+        kind, optimizer = (
+            getattr(made, "strategy", StreamStrategy),
+            recipe.optimizer(**getattr(made, "sgd", {})),
+        )
         if hasattr(made, "storage_policy"):
             return kind(memory=made, optimizer=optimizer, **recipe.common())
         return kind(optimizer=optimizer, **recipe.common(made))
 
-    return dict(build=build, buffer=getattr(plugin, "buffer", None), settings=settings_of(plugin))
+    return dict(
+        build=build,
+        buffer=getattr(plugin, "buffer", None),
+        settings=settings_of(plugin),
+    )
 
 
 def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
@@ -304,7 +361,12 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
         features, settings = parts_of(method)
-        return form.fixed_bytes(n_classes, features.length(model), features.of_head().length(model), settings)
+        return form.fixed_bytes(
+            n_classes,
+            features.length(model),
+            features.of_head().length(model),
+            settings,
+        )
 
     return dict(
         build=build,
@@ -320,16 +382,24 @@ def settings_of(method: Any, features: Any = None) -> type:
     """Make the dataclass of the settings that a class declares, after those of its features, if it has any."""
     hints = ranges.hints_of(features) if features else {}
     members: list[Any] = [
-        (name, hint, method.moments.get(name, getattr(features, name))) for name, hint in hints.items()
+        (name, hint, method.moments.get(name, getattr(features, name)))
+        for name, hint in hints.items()
     ]
-    members += [(name, hint, getattr(method, name)) for name, hint in ranges.declared(method).items()]
-    return make_dataclass(f"{method.__name__}Settings", members, bases=(ranges.InRange,), frozen=True)
+    members += [
+        (name, hint, getattr(method, name))
+        for name, hint in ranges.declared(method).items()
+    ]
+    return make_dataclass(
+        f"{method.__name__}Settings", members, bases=(ranges.InRange,), frozen=True
+    )
 
 
 def get_strategy(name: str) -> Entry:
     """Return the entry of a strategy; raise ``ValueError`` if the name is unknown."""
     if name not in STRATEGIES:
-        raise ValueError(f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}")
+        raise ValueError(
+            f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}"
+        )
     return STRATEGIES[name]
 
 
@@ -355,15 +425,20 @@ def build_strategy(
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
 
     Raises:
-        ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a method that stores memories.
+        ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a
+            method that stores memories.
     """
     entry = get_strategy(name)
     model = model.to(device)
-    if hasattr(model, "quantized_training"):  # other methods do not train on quantized maps
+    if hasattr(
+        model, "quantized_training"
+    ):  # other methods do not train on quantized maps
         model.quantized_training = entry.codebook
     chosen = entry.method_settings(method)
     settings = LearningSettings() if settings is None else settings
-    return entry.build(Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host))
+    return entry.build(
+        Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host)
+    )
 
 
 def recommended_strategy(
@@ -373,9 +448,11 @@ def recommended_strategy(
 
     Args:
         model: a split model, which computes the features.
-        n_classes: number of classes of the whole stream; default the model's, else the model gets a new head.
-        mem_size: principal directions of all classes, at least one for each class. For a budget in bytes it is
-            ``get_strategy("rda").memories_in_budget(model, budget_bytes, n_classes)``.
+        n_classes: number of classes of the whole stream; default the model's, else the
+            model gets a new head.
+        mem_size: principal directions of all classes, at least one for each class. For
+            a budget in bytes it is ``get_strategy("rda").memories_in_budget(model,
+            budget_bytes, n_classes)``.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
     """
     if n_classes not in (None, model.n_classes):

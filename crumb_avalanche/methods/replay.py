@@ -36,7 +36,8 @@ class Reservoir(SelectionRule):
     seen: int = 0
 
     def begin_experience(self, slots, coming, batch_size):
-        return []  # no class has a claim to a slot: there may be more classes than slots
+        # no class has a claim to a slot: there may be more classes than slots
+        return []
 
     def choose(self, slots, labels):
         chosen = []
@@ -46,7 +47,12 @@ class Reservoir(SelectionRule):
                 place = int(slots.random.integers(self.seen))
                 if place >= slots.capacity:
                     continue
-                for victim, members in slots.by_class.items():  # a class gives up in proportion to its size
+                for (
+                    victim,
+                    members,
+                ) in (
+                    slots.by_class.items()
+                ):  # a class gives up in proportion to its size
                     if place < len(members):
                         slots.release(victim)
                         break
@@ -58,8 +64,9 @@ class Reservoir(SelectionRule):
 class RingBuffer(SelectionRule):
     """Stores every frame; a full buffer gives up the oldest memory of the largest class, that of the frame if equal.
 
-    So each class has a ring of its latest frames, and every class that came holds a memory. The authors set the rings'
-    sizes by the number of classes of the whole stream; here the rings shrink when a class comes.
+    So each class has a ring of its latest frames, and every class that came holds a
+    memory. The authors set the rings' sizes by the number of classes of the whole
+    stream; here the rings shrink when a class comes.
     """
 
     evenly_spread = False
@@ -71,7 +78,11 @@ class RingBuffer(SelectionRule):
                 largest = slots.largest()
                 victim = label
                 if slots.count(label) < largest:
-                    victim = next(other for other in slots.classes if slots.count(other) == largest)
+                    victim = next(
+                        other
+                        for other in slots.classes
+                        if slots.count(other) == largest
+                    )
                 slots.free.append(slots.by_class[victim].pop(0))  # in order of arrival
             chosen.append((position, slots.take(label)))
         return chosen
@@ -84,7 +95,11 @@ class ChosenFrames(SelectionRule):
     evenly_spread = False
 
     def choose(self, slots, labels):
-        return [(position, slots.take(label)) for position, label in enumerate(labels) if slots.free]
+        return [
+            (position, slots.take(label))
+            for position, label in enumerate(labels)
+            if slots.free
+        ]
 
 
 class HerdedFrames(ChosenFrames):
@@ -117,7 +132,11 @@ def herd(features: Tensor, count: int) -> list[int]:
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
     for number in range(1, min(count, len(features)) + 1):
-        distances = (mean - (total + features) / number).norm(dim=1).masked_fill(taken, torch.inf)
+        distances = (
+            (mean - (total + features) / number)
+            .norm(dim=1)
+            .masked_fill(taken, torch.inf)
+        )
         chosen.append(int(distances.argmin()))
         taken[chosen[-1]] = True
         total = total + features[chosen[-1]]
@@ -126,39 +145,52 @@ def herd(features: Tensor, count: int) -> list[int]:
 
 def held_slots(buffer: MemoryBuffer) -> list[int]:
     """Return the slots that hold a memory, ascending."""
-    return sorted(slot for members in buffer.slots.by_class.values() for slot in members)
+    return sorted(
+        slot for members in buffer.slots.by_class.values() for slot in members
+    )
 
 
 def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
     """Draw ``(count,)`` int64 of some slots in random order, each again only after all were drawn."""
-    return torch.from_numpy(np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count))
+    return torch.from_numpy(
+        np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count)
+    )
 
 
 def draw(buffer: MemoryBuffer, count: int) -> Tensor:
     """Draw ``(count,)`` int64 slots as ``draw_from`` does; none if nothing is stored."""
     held = held_slots(buffer)
-    return draw_from(buffer.slots.random, held, count) if held else torch.empty(0, dtype=torch.int64)
+    return (
+        draw_from(buffer.slots.random, held, count)
+        if held
+        else torch.empty(0, dtype=torch.int64)
+    )
 
 
 class ImageMemoryPlugin(StoringPlugin):
     """Stores raw images during the last epoch of each experience; a method adds its own loss.
 
-    A method that chooses its memories itself calls ``hold`` after an experience. Its settings are attributes, see
-    ``registry.register``.
+    A method that chooses its memories itself calls ``hold`` after an experience. Its
+    settings are attributes, see ``registry.register``.
 
     Args:
         recipe: gives size and seed of the buffer.
         rule: the selection rule; default a new one of the class's type.
 
     Attributes:
-        buffer, rule: types of the buffer and of its selection rule; a subclass may have others.
+        buffer, rule: types of the buffer and of its selection rule; a subclass may have
+            others.
     """
 
     buffer: ClassVar[type[ImageBuffer]] = ImageBuffer
     rule: ClassVar[type[SelectionRule]] = Reservoir
 
     def __init__(self, recipe: Recipe, rule: SelectionRule | None = None):
-        super().__init__(self.buffer(recipe.mem_size, self.rule() if rule is None else rule, recipe.seed))
+        super().__init__(
+            self.buffer(
+                recipe.mem_size, self.rule() if rule is None else rule, recipe.seed
+            )
+        )
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
@@ -172,21 +204,28 @@ class ImageMemoryPlugin(StoringPlugin):
     def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
         """Keep the memories in some slots and store some frames of the current experience; give up all others.
 
-        The list of a class has its kept memories first, then the frames in the order of ``positions``.
+        The list of a class has its kept memories first, then the frames in the order of
+        ``positions``.
         """
         buffer, kept = self.storage_policy, set(kept)
         for label, members in buffer.slots.by_class.items():
             buffer.slots.free += [slot for slot in members if slot not in kept]
             buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
         targets = labels_of(strategy.experience.dataset)
-        for start in range(0, max(1, len(positions)), strategy.eval_mb_size):  # at least once: it wipes the freed slots
+        for start in range(
+            0, max(1, len(positions)), strategy.eval_mb_size
+        ):  # at least once: it wipes the freed slots
             part = positions[start : start + strategy.eval_mb_size]
 
             def pixels(places: Sequence[int], part=part) -> Tensor:
                 return frames(strategy, [part[place] for place in places])
 
-            labels = torch.tensor([targets[position] for position in part], dtype=torch.int64)
-            buffer.store(StreamBatch(labels, torch.empty(0), None, pixels), strategy.model)
+            labels = torch.tensor(
+                [targets[position] for position in part], dtype=torch.int64
+            )
+            buffer.store(
+                StreamBatch(labels, torch.empty(0), None, pixels), strategy.model
+            )
 
 
 class HerdingPlugin(ImageMemoryPlugin):
@@ -200,31 +239,53 @@ class HerdingPlugin(ImageMemoryPlugin):
 
         A class that comes again is herded from its old exemplars and its new frames.
         """
-        # A generator of its own: a loader draws a seed, and must not advance the global RNG.
-        loader = DataLoader(strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator())
-        looks = [(unit_features(strategy.model, images.to(strategy.device)), labels) for images, labels, *_ in loader]
+        # A generator of its own: a loader draws a seed, and must not advance the global
+        # RNG.
+        loader = DataLoader(
+            strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator()
+        )
+        looks = [
+            (unit_features(strategy.model, images.to(strategy.device)), labels)
+            for images, labels, *_ in loader
+        ]
         features, labels = (torch.cat(parts) for parts in zip(*looks))
         lists, orders, kept, chosen = self.storage_policy.slots.by_class, {}, [], []
         classes = dict.fromkeys([*lists, *sorted(set(labels.tolist()))])
         for label, quota in allot(self.storage_policy.max_size, list(classes)).items():
-            members, positions = lists.setdefault(label, []), (labels == label).nonzero().flatten().tolist()
+            members, positions = (
+                lists.setdefault(label, []),
+                (labels == label).nonzero().flatten().tolist(),
+            )
             best = list(range(min(quota, len(members))))
             if positions:
                 old = [self.stored_features(strategy, members)] if members else []
                 best = herd(torch.cat([*old, features[positions]]), quota)
-                orders[label] = [members[place] if place < len(members) else None for place in best]
+                orders[label] = [
+                    members[place] if place < len(members) else None for place in best
+                ]
             kept += [members[place] for place in best if place < len(members)]
-            chosen += [positions[place - len(members)] for place in best if place >= len(members)]
+            chosen += [
+                positions[place - len(members)]
+                for place in best
+                if place >= len(members)
+            ]
         self.hold(strategy, kept, chosen)
         for label, order in orders.items():
-            new = iter([slot for slot in lists[label] if slot not in order])  # in the order in which they were chosen
+            new = iter(
+                [slot for slot in lists[label] if slot not in order]
+            )  # in the order in which they were chosen
             lists[label] = [next(new) if slot is None else slot for slot in order]
 
     def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Compute unit features ``(n, D)`` of stored images."""
         parts = torch.tensor(slots).split(strategy.eval_mb_size)
         rows = self.storage_policy.rows
-        return torch.cat([unit_features(strategy.model, rows[part].to(strategy.device)) for part in parts])
+        return torch.cat(
+            [
+                unit_features(strategy.model, rows[part].to(strategy.device))
+                for part in parts
+            ]
+        )
 
 
 def unit_features(model: SplitModel, images: Tensor) -> Tensor:
@@ -250,15 +311,28 @@ class OldNetwork:
         """Copy the current weights."""
         self.state = {}
         for name, value in model.plastic_layers.state_dict().items():
-            kept = torch.float16 if self.half and value.is_floating_point() else value.dtype
+            kept = (
+                torch.float16
+                if self.half and value.is_floating_point()
+                else value.dtype
+            )
             self.state[name] = value.detach().to(kept, copy=True)
 
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
         """Compute ``(B, classes)`` float32 of ``(B, C, H, W)`` maps with the copied weights in the model's layers."""
-        self.state = {name: value.to(maps.device) for name, value in self.state.items()}  # a loaded state is on the CPU
-        weights = {name: value.float() if value.is_floating_point() else value for name, value in self.state.items()}
-        with model.stopwatch.measure("plastic"), evaluating(model.plastic_layers), model.autocast():
+        self.state = {
+            name: value.to(maps.device) for name, value in self.state.items()
+        }  # a loaded state is on the CPU
+        weights = {
+            name: value.float() if value.is_floating_point() else value
+            for name, value in self.state.items()
+        }
+        with (
+            model.stopwatch.measure("plastic"),
+            evaluating(model.plastic_layers),
+            model.autocast(),
+        ):
             return functional_call(model.plastic_layers, weights, (maps,)).float()
 
     def state_dict(self) -> dict:
@@ -267,19 +341,28 @@ class OldNetwork:
 
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
-        # Weights of a SplitModel lie channels-last, an order that a file does not keep and kernels round by.
+        # Weights of a SplitModel lie channels-last, an order that a file does not keep
+        # and kernels round by.
         self.state = {
-            name: value.clone(memory_format=torch.channels_last if value.dim() == 4 else torch.contiguous_format)
+            name: value.clone(
+                memory_format=torch.channels_last
+                if value.dim() == 4
+                else torch.contiguous_format
+            )
             for name, value in state.items()
         }
 
 
-def distillation_loss(logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float) -> Tensor:
+def distillation_loss(
+    logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float
+) -> Tensor:
     """Compute the mean Kullback-Leibler divergence of ``(B, n)`` answers over some classes from the old ones.
 
-    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was forgotten. Logits are divided
-    by the temperature; ``old_logits`` have no gradient.
+    It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was
+    forgotten. Logits are divided by the temperature; ``old_logits`` have no gradient.
     """
     answers = (logits[:, classes] / temperature).log_softmax(1)
     old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
-    return functional.kl_div(answers, old_answers, reduction="batchmean", log_target=True)
+    return functional.kl_div(
+        answers, old_answers, reduction="batchmean", log_target=True
+    )

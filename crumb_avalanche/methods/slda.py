@@ -16,15 +16,17 @@ from crumb_avalanche.system.setting_ranges import Factor
 class StreamingLDA(ClassMeans):
     """Linear discriminant analysis with one running covariance.
 
-    Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class means ``mu``. ``Sigma`` is the
-    exact within-class covariance of all images so far; the paper's recursion adds the distance of the first image of
-    each class from zero. The order of the images does not matter, up to rounding.
+    Scores are ``w x - w mu / 2`` with ``w = ((1 - e) Sigma + e I)^-1 mu`` for class
+    means ``mu``. ``Sigma`` is the exact within-class covariance of all images so far;
+    the paper's recursion adds the distance of the first image of each class from zero.
+    The order of the images does not matter, up to rounding.
 
-    ``forget`` removes the mean of a class and leaves ``Sigma``, which counts from then on as the covariance of the
-    images that are left.
+    ``forget`` removes the mean of a class and leaves ``Sigma``, which counts from then
+    on as the covariance of the images that are left.
 
     Attributes:
-        shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of the features.
+        shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of
+            the features.
         covariance: ``(D, D)`` float32, 1,048,576 bytes at 512.
     """
 
@@ -47,10 +49,13 @@ class StreamingLDA(ClassMeans):
         old = self.formed
         rows = torch.cat(list(self.absorb(features, labels).values()))
         total = old + len(labels)
-        self.covariance = (self.covariance.double() * (old / total) + rows.mT @ rows / total).float()
+        self.covariance = (
+            self.covariance.double() * (old / total) + rows.mT @ rows / total
+        ).float()
 
     def _solve(self, seen):
-        # With fewer images than features, float32 leaves eigenvalues a little below zero.
+        # With fewer images than features, float32 leaves eigenvalues a little below
+        # zero.
         values, vectors = torch.linalg.eigh(self.covariance.double())
         values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
         means = self.means[seen].double()
@@ -63,6 +68,12 @@ class StreamingLDA(ClassMeans):
 
     def _merge(self, other, labels):
         old, new = self.formed, other.formed
-        rows = torch.cat([between for _, _, between in self.absorb_means(other, labels)])
-        scatter = old * self.covariance.double() + new * other.covariance.double() + rows.mT @ rows
+        rows = torch.cat(
+            [between for _, _, between in self.absorb_means(other, labels)]
+        )
+        scatter = (
+            old * self.covariance.double()
+            + new * other.covariance.double()
+            + rows.mT @ rows
+        )
         self.covariance = (scatter / (old + new)).float()

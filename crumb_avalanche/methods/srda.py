@@ -17,13 +17,15 @@ from crumb_avalanche.system.setting_ranges import PositiveShare, Share
 class StreamingRda(BlendedGaussians):
     """Streaming regularised discriminant analysis.
 
-    Scores are log-densities with the covariances ``(1 - e) (a C_c + (1 - a) S) + e v I``, plus the logarithms of the
-    classes' shares of the images. ``own`` 0 is streaming LDA, and towards 1 it is quadratic discriminant analysis.
+    Scores are log-densities with the covariances ``(1 - e) (a C_c + (1 - a) S) + e v
+    I``, plus the logarithms of the classes' shares of the images. ``own`` 0 is
+    streaming LDA, and towards 1 it is quadratic discriminant analysis.
 
-    Deviations: means and covariances are exact at any time, those of a first image included (the paper starts at
-    another matrix); the unit matrix is weighed by the mean variance ``v``, so that the scale of the features does not
-    matter; covariances are not initialised on base classes. With fewer ``directions`` than a class needs, the part of
-    its covariance that they leave out has the shape of the common one.
+    Deviations: means and covariances are exact at any time, those of a first image
+    included (the paper starts at another matrix); the unit matrix is weighed by the
+    mean variance ``v``, so that the scale of the features does not matter; covariances
+    are not initialised on base classes. With fewer ``directions`` than a class needs,
+    the part of its covariance that they leave out has the shape of the common one.
 
     Attributes:
         own: share ``a`` of a class's own covariance; the rest is the common one.
@@ -40,7 +42,9 @@ class StreamingRda(BlendedGaussians):
 
     def _blend(self, counts, left_out):
         own = (1 - self.shrinkage) * self.own
-        return torch.full_like(counts, own), 1 + own / ((1 - self.shrinkage) * (1 - self.own)) * left_out
+        return torch.full_like(counts, own), 1 + own / (
+            (1 - self.shrinkage) * (1 - self.own)
+        ) * left_out
 
     def _solve(self, seen):
         solution, counts = super()._solve(seen), self.image_counts[seen].double()

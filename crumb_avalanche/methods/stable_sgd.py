@@ -18,17 +18,20 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 class StableSGDPlugin(StatefulPlugin):
     """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
 
-    Experiences count from 0. The authors' code counts from 1, so its first rate is ``gamma`` times the given one; and
-    it resets the momentum at every epoch, which is the same if an experience has one epoch. The first rate is the one
-    that all strategies share: the authors' 0.15 is for a small ResNet trained from scratch. Other defaults are theirs
-    on split CIFAR-100.
+    Experiences count from 0. The authors' code counts from 1, so its first rate is
+    ``gamma`` times the given one; and it resets the momentum at every epoch, which is
+    the same if an experience has one epoch. The first rate is the one that all
+    strategies share: the authors' 0.15 is for a small ResNet trained from scratch.
+    Other defaults are theirs on split CIFAR-100.
 
     Attributes:
         gamma: factor of the rate from each experience to the next.
         lowest_rate: lower limit of the rate.
         momentum: momentum of SGD.
-        dropout: probability of the dropout layers in the plastic layers, of which none is added.
-        batch_size: batch size of training, instead of that of all strategies; small batches add noise to the steps.
+        dropout: probability of the dropout layers in the plastic layers, of which none
+            is added.
+        batch_size: batch size of training, instead of that of all strategies; small
+            batches add noise to the steps.
     """
 
     gamma: Factor = 0.85
@@ -41,7 +44,11 @@ class StableSGDPlugin(StatefulPlugin):
         super().__init__()
         self.first_rate = recipe.settings.learning_rate
         self.sgd = {"momentum": recipe.method.momentum}
-        dropouts = [module for module in recipe.model.plastic_layers.modules() if isinstance(module, nn.Dropout)]
+        dropouts = [
+            module
+            for module in recipe.model.plastic_layers.modules()
+            if isinstance(module, nn.Dropout)
+        ]
         for module in dropouts:
             module.p = recipe.method.dropout
         if recipe.method.dropout and not dropouts:
@@ -57,4 +64,7 @@ class StableSGDPlugin(StatefulPlugin):
     def before_training_exp(self, strategy, **kwargs):
         strategy.make_optimizer(reset_optimizer_state=True)
         for group in strategy.optimizer.param_groups:
-            group["lr"] = max(self.first_rate * self.gamma**strategy.clock.train_exp_counter, self.lowest_rate)
+            group["lr"] = max(
+                self.first_rate * self.gamma**strategy.clock.train_exp_counter,
+                self.lowest_rate,
+            )

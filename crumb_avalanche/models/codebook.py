@@ -1,7 +1,8 @@
 """The codebook of memory blocks, and the functions that set its rows before a stream.
 
-Paper: "Reconstructing feature maps from memory", eq. 1-2; "Initializing the codebook matrix and CNN" and the rows of
-Table 4, for which scale and sparsity are measured on feature maps.
+Paper: "Reconstructing feature maps from memory", eq. 1-2; "Initializing the codebook
+matrix and CNN" and the rows of Table 4, for which scale and sparsity are measured on
+feature maps.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,11 @@ LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
 
 def largest_divisor(channels: int, limit: int) -> int:
     """Return the largest divisor of ``channels`` up to ``limit``."""
-    return next(number for number in range(min(limit, channels), 0, -1) if channels % number == 0)
+    return next(
+        number
+        for number in range(min(limit, channels), 0, -1)
+        if channels % number == 0
+    )
 
 
 class RowsByNumber(torch.autograd.Function):
@@ -36,7 +41,9 @@ class RowsByNumber(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum the gradients of all places of each row, in the order of the places: ``(n, d)``."""
         numbers, places = ctx.saved_tensors[0].flatten().sort(stable=True)
-        starts = torch.searchsorted(numbers, torch.arange(ctx.count, dtype=numbers.dtype))
+        starts = torch.searchsorted(
+            numbers, torch.arange(ctx.count, dtype=numbers.dtype)
+        )
         slices = gradient.reshape(-1, gradient.shape[-1])
         return functional.embedding_bag(places, slices, starts, mode="sum"), None
 
@@ -44,19 +51,21 @@ class RowsByNumber(torch.autograd.Function):
 class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and row numbers.
 
-    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G = C / d`` groups of consecutive
-    channels. Slices and codes are ordered location by location, so channels-last maps are not copied.
+    Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``d = codebook_dim``, ``G =
+    C / d`` groups of consecutive channels. Slices and codes are ordered location by
+    location, so channels-last maps are not copied.
 
     Args:
         codebook_size: number ``n`` of rows, at most 32,768.
         codebook_dim: length ``d`` of a row.
 
     Raises:
-        ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is below 1.
+        ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is
+            below 1.
 
     Attributes:
-        blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of ``INITIALISERS`` or a
-            state dict fills it.
+        blocks: ``(n, d)`` float32 parameter, ``4 * n * d`` bytes; zeros until one of
+            ``INITIALISERS`` or a state dict fills it.
     """
 
     def __init__(self, codebook_size: int = 256, codebook_dim: int = 16):
@@ -66,8 +75,12 @@ class Codebook(nn.Module):
                 f"codebook_size is {codebook_size}; a code has at most 15 bits, so give 1 to {LARGEST_CODEBOOK}"
             )
         if codebook_dim < 1:
-            raise ValueError(f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value")
-        self.blocks = nn.Parameter(torch.zeros(codebook_size, codebook_dim, dtype=torch.float32))
+            raise ValueError(
+                f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value"
+            )
+        self.blocks = nn.Parameter(
+            torch.zeros(codebook_size, codebook_dim, dtype=torch.float32)
+        )
 
     @property
     def codebook_size(self) -> int:
@@ -101,26 +114,34 @@ class Codebook(nn.Module):
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
         """Replace every slice by the index of the unit-length row with the largest dot product (eq. 1-2).
 
-        All-zero rows are never chosen. Ties go to the lowest index; an all-zero slice ties everywhere, so it gets the
-        lowest row that is not zero. No gradient passes.
+        All-zero rows are never chosen. Ties go to the lowest index; an all-zero slice
+        ties everywhere, so it gets the lowest row that is not zero. No gradient passes.
 
         Args:
-            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of ``codebook_dim``.
-            usable: whether the map is (see ``extraction.usable``), a bool on its device; default it is checked here,
-                for which a GPU is waited for once more.
+            feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of
+                ``codebook_dim``.
+            usable: whether the map is (see ``extraction.usable``), a bool on its
+                device; default it is checked here, for which a GPU is waited for once
+                more.
 
         Returns:
-            ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B, H, W, G)`` in memory.
+            ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B,
+            H, W, G)`` in memory.
 
         Raises:
-            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero, or the codebook or the map is
-                not finite.
+            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero,
+                or the codebook or the map is not finite.
         """
         batch, channels, height, width = feature_map.shape
         groups = self.groups(channels)
         rows = self.blocks.detach().float()
         filled = rows.any(dim=1)
-        checks = [filled.any(), filled.all(), rows.isfinite().all(), *([] if usable is None else [usable])]
+        checks = [
+            filled.any(),
+            filled.all(),
+            rows.isfinite().all(),
+            *([] if usable is None else [usable]),
+        ]
         some_filled, all_filled, finite, *sound = torch.stack(checks).tolist()
         if not some_filled:
             raise ValueError(
@@ -133,10 +154,14 @@ class Codebook(nn.Module):
             )
         slices = feature_map.permute(0, 2, 3, 1).reshape(-1, self.codebook_dim).float()
         candidates = None if all_filled else filled.nonzero().squeeze(1)
-        unit_rows = functional.normalize(rows if candidates is None else rows[candidates], dim=1)
+        unit_rows = functional.normalize(
+            rows if candidates is None else rows[candidates], dim=1
+        )
         indices = most_similar_rows(slices, unit_rows)
         if not all(sound) or (usable is None and indices.numel() and indices.min() < 0):
-            raise ValueError("the feature map holds NaN or infinite values; look for them in the images or weights")
+            raise ValueError(
+                "the feature map holds NaN or infinite values; look for them in the images or weights"
+            )
         if candidates is not None:
             indices = candidates.index_select(0, indices)
         codes = indices.to(torch.uint8 if self.codebook_size <= 256 else torch.int16)
@@ -162,7 +187,9 @@ class Codebook(nn.Module):
             slices = RowsByNumber.apply(self.blocks, numbers)
         else:
             slices = functional.embedding(numbers.int(), self.blocks)
-        return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(0, 3, 1, 2)
+        return slices.reshape(batch, height, width, groups * self.codebook_dim).permute(
+            0, 3, 1, 2
+        )
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
         """Encode and decode ``feature_map`` as ``encode`` does: ``(B, C, H, W)`` float32, ``(B, G, H, W)`` codes."""
@@ -182,12 +209,15 @@ class Codebook(nn.Module):
 def check_codebook(codebook: Codebook | None, channels: int) -> None:
     """Raise TypeError or ValueError for a codebook that is none, or does not fit maps with ``channels`` channels."""
     if not isinstance(codebook, Codebook | None):
-        raise TypeError(f"codebook is {codebook!r}; give a Codebook, such as Codebook(256, 16), or None")
+        raise TypeError(
+            f"codebook is {codebook!r}; give a Codebook, such as Codebook(256, 16), or None"
+        )
     if codebook is not None:
         codebook.groups(channels)
 
 
-# The half-normal distribution with this multiple of the measured spread matched real activations best in the paper.
+# The half-normal distribution with this multiple of the measured spread matched real
+# activations best in the paper.
 SPREAD = 5 / 3
 
 
@@ -196,7 +226,8 @@ class MapStatistics:
     """Statistics of a batch of feature maps.
 
     Attributes:
-        scale: standard deviation of the positive values (of all values, for signed maps).
+        scale: standard deviation of the positive values (of all values, for signed
+            maps).
         sparsity: fraction of exact zeros.
         signed: whether any value is negative.
     """
@@ -213,7 +244,9 @@ class MapStatistics:
         counted = values if signed else values[values > 0]
         scale = float(counted.std()) if len(counted) > 1 else 0.0
         if not scale > 0:
-            raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+            raise ValueError(
+                "the feature maps are constant, so no scale can be measured; check weights and images"
+            )
         return MapStatistics(scale, float((values == 0).float().mean()), signed)
 
 
@@ -233,11 +266,14 @@ def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) 
 def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries as ``init_dense_matched_`` does and set the measured fraction, at random places, to zero.
 
-    With a small ``d`` a few rows are all zero; no search returns them. At least one value is kept.
+    With a small ``d`` a few rows are all zero; no search returns them. At least one
+    value is kept.
     """
     init_dense_matched_(codebook, maps, generator)
     blocks = codebook.blocks
-    zeros = min(round(MapStatistics.measure(maps).sparsity * blocks.numel()), blocks.numel() - 1)
+    zeros = min(
+        round(MapStatistics.measure(maps).sparsity * blocks.numel()), blocks.numel() - 1
+    )
     places = torch.randperm(blocks.numel(), generator=generator)[:zeros]
     blocks.view(-1)[places.to(blocks.device)] = 0
 
@@ -273,23 +309,35 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
 def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Set each row to the mean of the slices whose direction is nearest to one centre of a spherical k-means.
 
-    The search compares directions alone (eq. 1), so centres of directions make it choose better rows than those of
-    ``init_kmeans_``, and the mean of the chosen slices is the row with the least squared error.
+    The search compares directions alone (eq. 1), so centres of directions make it
+    choose better rows than those of ``init_kmeans_``, and the mean of the chosen slices
+    is the row with the least squared error.
     """
     slices = _some_slices(codebook, maps, generator)
     directions = functional.normalize(slices)
-    centres = functional.normalize(_centres(codebook, directions, generator, spherical=True))
-    nearest = torch.cat([(some @ centres.mT).argmax(1) for some in directions.split(8192)])
+    centres = functional.normalize(
+        _centres(codebook, directions, generator, spherical=True)
+    )
+    nearest = torch.cat(
+        [(some @ centres.mT).argmax(1) for some in directions.split(8192)]
+    )
     counts = torch.bincount(nearest, minlength=len(centres)).unsqueeze(1)
     sums = torch.zeros_like(centres).index_add_(0, nearest, slices)
-    # A centre that no slice is nearest to is never chosen for these slices: any length will do.
+    # A centre that no slice is nearest to is never chosen for these slices: any length
+    # will do.
     codebook.blocks.copy_(torch.where(counts > 0, sums / counts.clamp_min(1), centres))
 
 
 def _some_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tensor:
     """Return the slices of maps that are not all zero, or 256 random ones for each row: ``(N, d)``."""
     codebook.groups(maps.shape[1])
-    slices = maps.detach().float().cpu().permute(0, 2, 3, 1).reshape(-1, codebook.codebook_dim)
+    slices = (
+        maps.detach()
+        .float()
+        .cpu()
+        .permute(0, 2, 3, 1)
+        .reshape(-1, codebook.codebook_dim)
+    )
     slices = slices[slices.any(dim=1)]
     if len(slices) < codebook.codebook_size:
         raise ValueError(
@@ -302,12 +350,16 @@ def _some_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tens
     return slices.contiguous()
 
 
-def _centres(codebook: Codebook, slices: Tensor, generator: Generator, spherical: bool = False) -> Tensor:
+def _centres(
+    codebook: Codebook, slices: Tensor, generator: Generator, spherical: bool = False
+) -> Tensor:
     """Return k-means centres of ``(N, d)`` slices, one for each row."""
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     faiss.omp_set_num_threads(torch.get_num_threads())
     size = codebook.codebook_dim, codebook.codebook_size
-    means = faiss.Kmeans(*size, niter=25, seed=seed, min_points_per_centroid=1, spherical=spherical)
+    means = faiss.Kmeans(
+        *size, niter=25, seed=seed, min_points_per_centroid=1, spherical=spherical
+    )
     means.train(slices.numpy())
     return torch.from_numpy(means.centroids)
 

@@ -36,12 +36,17 @@ def is_quick_in_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for bf16; devices other than CPUs are assumed to."""
     if device.type != "cpu":
         return True
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return (
+        torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
 
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
     """Return a context without ``torch.autocast``, for sums and searches that need float32 whatever surrounds them."""
-    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(
+        device.type
+    ):
         return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
@@ -56,20 +61,26 @@ def warn_where_bf16_is_slow(device: torch.device) -> None:
         )
 
 
-# Most images that F, and most maps that P, takes at a time on a CPU. They fit its caches: a third faster than large
-# batches. Convolutions treat each image of a batch of 2 to 8 alike, so a map does not depend on its batch.
+# Most images that F, and most maps that P, takes at a time on a CPU. They fit its
+# caches: a third faster than large batches. Convolutions treat each image of a batch of
+# 2 to 8 alike, so a map does not depend on its batch.
 IMAGES_AT_A_TIME, MAPS_AT_A_TIME = 8, 24
 
 
 def extract_in_parts(
-    extract: Callable[[Tensor], Tensor], images: Tensor, same_alone: dict[tuple, bool], circumstances: tuple
+    extract: Callable[[Tensor], Tensor],
+    images: Tensor,
+    same_alone: dict[tuple, bool],
+    circumstances: tuple,
 ) -> Tensor:
     """Compute ``(B, C, H, W)`` maps of images on a CPU, without gradients; an image has the same bits in any batch.
 
     Args:
-        extract: computes maps; treats each image of a batch of 2 to ``IMAGES_AT_A_TIME`` alike.
+        extract: computes maps; treats each image of a batch of 2 to
+            ``IMAGES_AT_A_TIME`` alike.
         images: ``(B, 3, h, w)``.
-        same_alone: whether a single image gets the same bits as in a pair, by shape and circumstances; filled here.
+        same_alone: whether a single image gets the same bits as in a pair, by shape and
+            circumstances; filled here.
         circumstances: what else the bits depend on.
     """
     with torch.inference_mode():
@@ -77,7 +88,9 @@ def extract_in_parts(
         for some in images.split(IMAGES_AT_A_TIME):
             key = some.shape[1:], *circumstances
             if len(some) == 1 and key not in same_alone:  # measured on noise
-                noise = torch.rand(some.shape, generator=torch.Generator().manual_seed(0)).expand(2, -1, -1, -1)
+                noise = torch.rand(
+                    some.shape, generator=torch.Generator().manual_seed(0)
+                ).expand(2, -1, -1, -1)
                 same_alone[key] = torch.equal(extract(noise)[:1], extract(noise[:1]))
             if len(some) > 1 or same_alone[key]:
                 parts.append(extract(some))
@@ -89,7 +102,9 @@ def extract_in_parts(
 def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:
     """Compute P's outputs of ``(B, C, H, W)`` maps; at once on a GPU, or where batch norm mixes images in training."""
     parts = -(-len(maps) // MAPS_AT_A_TIME)
-    mixes = training and any(isinstance(layer, _BatchNorm) for layer in layers.modules())
+    mixes = training and any(
+        isinstance(layer, _BatchNorm) for layer in layers.modules()
+    )
     if maps.device.type != "cpu" or parts < 2 or mixes:
         return layers(maps)
     at_a_time = -(-len(maps) // parts)
@@ -161,8 +176,9 @@ def rounded(values: Tensor) -> list[float]:
 class Stopwatch:
     """Accumulates wall seconds by name; a part measured inside another one counts for the outer one.
 
-    On a GPU, whose calls return before their work is done, a part lasts from when the GPU begins its work to when it
-    ends it. Nothing waits for that until ``seconds`` is read. A ``SplitModel`` sets ``device`` to its own.
+    On a GPU, whose calls return before their work is done, a part lasts from when the
+    GPU begins its work to when it ends it. Nothing waits for that until ``seconds`` is
+    read. A ``SplitModel`` sets ``device`` to its own.
     """
 
     def __init__(self, device: torch.device | str = "cpu"):
@@ -172,7 +188,12 @@ class Stopwatch:
         self._running: deque = deque()  # (name, event at its begin, event at its end)
 
     def __getstate__(self):
-        return {"device": self.device, "_seconds": self.seconds, "_busy": False, "_running": deque()}
+        return {
+            "device": self.device,
+            "_seconds": self.seconds,
+            "_busy": False,
+            "_running": deque(),
+        }
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -17,8 +17,9 @@ _BITS = 8  # values that one random number decides on
 class AveragingConv2d(nn.Conv2d):
     """1x1 convolution of the average over locations: ``(B, C, H, W)`` -> ``(B, classes, 1, 1)``.
 
-    It equals the average of the convolution, up to rounding, with ``H * W`` times fewer multiplications: 169 for
-    SqueezeNet, where the head had a fifth of those of the plastic layers at 100 classes.
+    It equals the average of the convolution, up to rounding, with ``H * W`` times fewer
+    multiplications: 169 for SqueezeNet, where the head had a fifth of those of the
+    plastic layers at 100 classes.
     """
 
     def __init__(self, in_channels: int, out_channels: int):
@@ -26,35 +27,55 @@ class AveragingConv2d(nn.Conv2d):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Return ``(B, classes, 1, 1)`` of ``(B, C, H, W)``."""
-        # Not mean(): its gradient would be a whole map in memory, and with the axes in another order.
-        return super().forward(maps.sum((2, 3), keepdim=True) / (maps.shape[2] * maps.shape[3]))
+        # Not mean(): its gradient would be a whole map in memory, and with the axes in
+        # another order.
+        return super().forward(
+            maps.sum((2, 3), keepdim=True) / (maps.shape[2] * maps.shape[3])
+        )
 
 
 class CoinDropout(nn.Dropout):
     """``nn.Dropout`` that draws one random number for 8 values, if ``p`` is one half and the device a CPU.
 
-    Torch draws one for every value, which on a CPU takes longer than the convolutions around it (SqueezeNet drops half
-    of a 512x13x13 map). The distribution is the same, the draws differ. In all other cases it is torch's dropout.
+    Torch draws one for every value, which on a CPU takes longer than the convolutions
+    around it (SqueezeNet drops half of a 512x13x13 map). The distribution is the same,
+    the draws differ. In all other cases it is torch's dropout.
     """
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the values, in training mode zero or doubled with equal chances."""
-        if not self.training or self.inplace or self.p != 0.5 or values.device.type != "cpu" or not _is_dense(values):
+        if (
+            not self.training
+            or self.inplace
+            or self.p != 0.5
+            or values.device.type != "cpu"
+            or not _is_dense(values)
+        ):
             return super().forward(values)
         return values * coin_mask(values)
 
 
 def coin_mask(values: Tensor) -> Tensor:
     """Draw zeros and twos with equal chances, in the shape and strides of ``values``, from the global RNG."""
-    draws = torch.empty(-(-values.numel() // _BITS), dtype=torch.int32).random_(0, 2**_BITS)
+    draws = torch.empty(-(-values.numel() // _BITS), dtype=torch.int32).random_(
+        0, 2**_BITS
+    )
     numbers = torch.arange(2**_BITS).unsqueeze(1)
-    factors = ((numbers >> torch.arange(_BITS) & 1) * 2).to(values.dtype)  # (256, 8): of each number
-    return factors.index_select(0, draws).view(-1).as_strided(values.shape, values.stride())
+    factors = ((numbers >> torch.arange(_BITS) & 1) * 2).to(
+        values.dtype
+    )  # (256, 8): of each number
+    return (
+        factors.index_select(0, draws)
+        .view(-1)
+        .as_strided(values.shape, values.stride())
+    )
 
 
 def _is_dense(values: Tensor) -> bool:
     """Return whether the values fill their memory without gaps and overlaps, in any order of axes."""
-    order = sorted(range(values.dim()), key=lambda axis: (values.stride(axis), values.shape[axis]))
+    order = sorted(
+        range(values.dim()), key=lambda axis: (values.stride(axis), values.shape[axis])
+    )
     return values.permute(order[::-1]).is_contiguous()
 
 
@@ -71,7 +92,9 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 def head_outputs(layers: nn.Module, name: str) -> int:
     """Return the outputs of the head, by its qualified name among layers; TypeError if it is of another kind."""
     head = layers.get_submodule(name)
-    outputs = getattr(head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None)
+    outputs = getattr(
+        head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None
+    )
     if outputs is None:
         raise TypeError(
             f"the head {name!r} is a {type(head).__name__}; give an nn.Linear or nn.Conv2d with an output for "
@@ -85,7 +108,9 @@ def head_like(head: nn.Module, n_classes: int) -> nn.Module:
     if isinstance(head, AveragingConv2d):
         return AveragingConv2d(head.in_channels, n_classes)
     if isinstance(head, nn.Conv2d):
-        return nn.Conv2d(head.in_channels, n_classes, head.kernel_size, padding=head.padding)
+        return nn.Conv2d(
+            head.in_channels, n_classes, head.kernel_size, padding=head.padding
+        )
     return nn.Linear(head.in_features, n_classes)
 
 
@@ -94,7 +119,8 @@ class Layout:
     """Layout of what the stages of a network return.
 
     Attributes:
-        prefix_tokens: number of class tokens and registers before the patches of a transformer.
+        prefix_tokens: number of class tokens and registers before the patches of a
+            transformer.
         channels_last: whether maps are ``(B, H, W, C)``.
     """
 
@@ -108,21 +134,24 @@ class Layout:
         return (side, side) if side**2 == patches else (patches, 1)
 
 
-# The paper's learning rate of 1e-3 suits maps whose positive values have the standard deviation of torchvision's
-# SqueezeNet-1.0 maps; the maps of other weights are scaled to it.
+# The paper's learning rate of 1e-3 suits maps whose positive values have the standard
+# deviation of torchvision's SqueezeNet-1.0 maps; the maps of other weights are scaled
+# to it.
 REFERENCE_SCALE = 14.0
 
 
 def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
     """Return the factor to ``REFERENCE_SCALE``, or 1 if the input of the head does not scale as the maps do.
 
-    ``maps`` may be any locations of maps, ``whole`` are complete ones, of which 4 are tried. ValueError: they are
-    constant.
+    ``maps`` may be any locations of maps, ``whole`` are complete ones, of which 4 are
+    tried. ValueError: they are constant.
     """
     positive = maps[maps > 0]
     spread = float(positive.std()) if len(positive) > 1 else 0.0
     if not spread > 0:
-        raise ValueError("the feature maps are constant, so no scale can be measured; check weights and images")
+        raise ValueError(
+            "the feature maps are constant, so no scale can be measured; check weights and images"
+        )
     factor = REFERENCE_SCALE / spread
     # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
     layers = copy.deepcopy(layers).cpu().eval()
@@ -131,7 +160,9 @@ def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float
     before = head_input(trial, whole, layers)
     multiply_biases(layers, head, factor)
     after = head_input(trial, whole * factor, layers)
-    scales = torch.allclose(after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max()))
+    scales = torch.allclose(
+        after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())
+    )
     return factor if scales else 1.0
 
 
@@ -149,13 +180,15 @@ PASSES = 3  # a backward pass computes two products where the forward pass has o
 def step_flops(model: nn.Module) -> tuple[int, int]:
     """Count operations for one image: of F, and of a training step of P.
 
-    The backward pass counts twice its forward pass. Counts convolutions and matrix products of a ``SplitModel``; codes,
-    losses and the optimiser are left out.
+    The backward pass counts twice its forward pass. Counts convolutions and matrix
+    products of a ``SplitModel``; codes, losses and the optimiser are left out.
     """
     side = model.image_size
     with evaluating(model):
         with FlopCounterMode(display=False) as extraction:
-            maps = model.feature_extractor(torch.zeros(1, 3, side, side, device=model.pixel_mean.device)).float()
+            maps = model.feature_extractor(
+                torch.zeros(1, 3, side, side, device=model.pixel_mean.device)
+            ).float()
         with FlopCounterMode(display=False) as answer:
             model.plastic_layers(maps)
     return extraction.get_total_flops(), PASSES * answer.get_total_flops()

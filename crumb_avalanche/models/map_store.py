@@ -25,7 +25,8 @@ from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.progress import bytes_text, progress_bar
 
 FILL_BATCH = 32
-# Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map is 0.
+# Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map
+# is 0.
 WRITTEN = 0x4D415000 << 32
 ENTRY_BYTES = 8
 
@@ -50,19 +51,23 @@ class MapDataset(Dataset):
 class MapStore:
     """Store the maps of ``count`` images in one file: an entry with a checksum of each map, and the maps.
 
-    The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of that at half precision; it is
-    sparse until filled. Its name is a hash of everything that decides F(x); see ``map_key``. Maps are stored before the
-    feature scale. Several processes may fill one store at the same time. Every reading verifies a checksum: ``dataset``
-    computes a damaged map again, with a warning; later readings raise.
+    The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of
+    that at half precision; it is sparse until filled. Its name is a hash of everything
+    that decides F(x); see ``map_key``. Maps are stored before the feature scale.
+    Several processes may fill one store at the same time. Every reading verifies a
+    checksum: ``dataset`` computes a damaged map again, with a warning; later readings
+    raise.
 
-    Reads and writes are plain system calls: pages of a memory map would count as memory of the process, and a full disk
-    or a file truncated by another process would end it with SIGBUS instead of an ``OSError``.
+    Reads and writes are plain system calls: pages of a memory map would count as memory
+    of the process, and a full disk or a file truncated by another process would end it
+    with SIGBUS instead of an ``OSError``.
 
     Args:
         folder: folder of the file.
         model: model whose F computes the maps.
         count: total number of images.
-        key: identifies the images and their transform, such as ``f"{files_key(paths)} {transform!r}"``.
+        key: identifies the images and their transform, such as ``f"{files_key(paths)}
+            {transform!r}"``.
         workers: loader processes while filling.
         progress: show a bar with images/s while filling.
         half: store float16, which rounds maps to 11 significant bits.
@@ -99,7 +104,9 @@ class MapStore:
             with open(self.path, "ab") as file:  # new files and lost ends are zeros
                 file.truncate(count * (ENTRY_BYTES + self.bytes_per_map))
             self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
-        self._verified = np.zeros(count, np.uint64)  # entries of the maps that this process has verified, else 0
+        self._verified = np.zeros(
+            count, np.uint64
+        )  # entries of the maps that this process has verified, else 0
 
     def __enter__(self) -> "MapStore":
         return self
@@ -135,7 +142,9 @@ class MapStore:
 
     def _read_into(self, values: np.ndarray, place: int) -> int:
         """Fill an array from the file; return the number of bytes read, fewer at its end."""
-        if hasattr(os, "preadv"):  # leaves alone the position in the file, which forked loader processes share
+        if hasattr(
+            os, "preadv"
+        ):  # leaves alone the position in the file, which forked loader processes share
             return os.preadv(self._file.fileno(), [values.data], place)
         self._file.seek(place)
         return self._file.readinto(values.data)
@@ -150,7 +159,9 @@ class MapStore:
 
     def _entries(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return the entries of some rows, default of all; 0 where a map is missing, as beyond the file's end."""
-        first, end = (0, self.count) if rows is None else (int(rows.min()), int(rows.max()) + 1)
+        first, end = (
+            (0, self.count) if rows is None else (int(rows.min()), int(rows.max()) + 1)
+        )
         span = np.zeros(end - first, np.uint64)
         self._read_into(span, first * ENTRY_BYTES)
         return span if rows is None else span[rows - first]
@@ -162,7 +173,9 @@ class MapStore:
         """Return whether each map is stored, ``(count,)`` bool."""
         return self._entries() != 0
 
-    def dataset(self, images: Dataset, rows: np.ndarray, labels: list[int]) -> MapDataset:
+    def dataset(
+        self, images: Dataset, rows: np.ndarray, labels: list[int]
+    ) -> MapDataset:
         """Return the maps of a data set of images, ``(C, H, W)``; computes those that are missing or damaged.
 
         Args:
@@ -171,12 +184,16 @@ class MapStore:
             labels: of each item.
 
         Raises:
-            FeatureCacheError: the disk has too little room, or a map does not fit into float16.
+            FeatureCacheError: the disk has too little room, or a map does not fit into
+                float16.
             BadFeaturesError: a map is not finite or too large.
         """
         self._verify(rows)
         while len(missing := np.flatnonzero(~self.present()[rows])):
-            needed, free = len(missing) * self.bytes_per_map, shutil.disk_usage(self.path.parent).free
+            needed, free = (
+                len(missing) * self.bytes_per_map,
+                shutil.disk_usage(self.path.parent).free,
+            )
             if needed > free:  # said before anything is computed
                 raise FeatureCacheError(
                     f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {len(missing)} "
@@ -193,7 +210,9 @@ class MapStore:
         """Read and verify the map of a row, ``(C, H, W)``; FeatureCacheError if it was damaged since ``dataset``."""
         values = np.empty(self.shape, self.dtype)
         read = self._read_into(values, self._place(row))
-        if read < self.bytes_per_map or _entry(values) != (self._verified[row] or self._entries(np.array([row]))[0]):
+        if read < self.bytes_per_map or _entry(values) != (
+            self._verified[row] or self._entries(np.array([row]))[0]
+        ):
             what = "truncated" if read < self.bytes_per_map else "damaged"
             raise FeatureCacheError(
                 f"{self.path} was {what} while in use (map {row}); start the same command again, which computes "
@@ -216,14 +235,21 @@ class MapStore:
         if damaged:
             self.damaged += damaged
             warnings.warn(
-                f"{damaged} of {len(rows)} maps in {self.path} are damaged; they are computed again", stacklevel=3
+                f"{damaged} of {len(rows)} maps in {self.path} are damaged; they are computed again",
+                stacklevel=3,
             )
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        taken: deque[np.ndarray] = deque()  # rows of the batches that the loader has drawn
-        # A loader draws a seed; with a generator of its own, filling leaves the global RNG state unchanged.
+        taken: deque[np.ndarray] = (
+            deque()
+        )  # rows of the batches that the loader has drawn
+        # A loader draws a seed; with a generator of its own, filling leaves the global
+        # RNG state unchanged.
         loader = DataLoader(
-            images, batch_sampler=self._batches(rows, taken), num_workers=self.workers, generator=torch.Generator()
+            images,
+            batch_sampler=self._batches(rows, taken),
+            num_workers=self.workers,
+            generator=torch.Generator(),
         )
         device, largest = self.model.pixel_mean.device, np.finfo(self.dtype).max
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
@@ -243,12 +269,17 @@ class MapStore:
                 bar.update(len(batch))
             bar.total = bar.n  # other processes computed the rest
 
-    def _batches(self, rows: np.ndarray, taken: deque[np.ndarray]) -> Iterator[list[int]]:
+    def _batches(
+        self, rows: np.ndarray, taken: deque[np.ndarray]
+    ) -> Iterator[list[int]]:
         """Yield the places of the rows whose maps are missing at the time of the batch, in a random order of batches.
 
-        So processes that fill one store at the same time share the work; the same images make a batch in each.
+        So processes that fill one store at the same time share the work; the same
+        images make a batch in each.
         """
-        for start in np.random.default_rng().permutation(np.arange(0, len(rows), FILL_BATCH)):
+        for start in np.random.default_rng().permutation(
+            np.arange(0, len(rows), FILL_BATCH)
+        ):
             places = np.arange(start, min(start + FILL_BATCH, len(rows)))
             places = places[self._entries(rows[places]) == 0]
             if len(places):
@@ -256,12 +287,15 @@ class MapStore:
                 yield places.tolist()
 
     def _write(self, row: int, values: np.ndarray) -> None:
-        # On some devices the same map has other bits in another batch: the first process to write it is right.
+        # On some devices the same map has other bits in another batch: the first
+        # process to write it is right.
         if self._entries(np.array([row]))[0]:
             return
         entry = _entry(values)
         self._write_at(values, self._place(row))
-        self._set_entry(row, entry)  # after the map: a run that is cut off in between leaves a missing map
+        self._set_entry(
+            row, entry
+        )  # after the map: a run that is cut off in between leaves a missing map
         self._verified[row] = entry
 
 
@@ -273,12 +307,21 @@ def _entry(values: np.ndarray) -> int:
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
     """Return 24 hexadecimal digits of a SHA-256 over everything that decides the maps of ``count`` images."""
     network = model.feature_extractor
-    # Layers and code of traced parts, besides weights, whose hash does not cover layers without any.
+    # Layers and code of traced parts, besides weights, whose hash does not cover layers
+    # without any.
     parts = [weights_hash(network), repr(network)]
     parts += [part.code for part in network.modules() if isinstance(part, GraphModule)]
-    parts += ["eager" if model.runtime.name == "torch" else str(model.runtime), model.precision]
-    normalisation = [one.flatten().tolist() for one in (model.pixel_mean, model.pixel_std)]
-    parts += [f"{model.pixel_mean.device.type} {(count, *model.map_shape)} {normalisation} {half}", key]
+    parts += [
+        "eager" if model.runtime.name == "torch" else str(model.runtime),
+        model.precision,
+    ]
+    normalisation = [
+        one.flatten().tolist() for one in (model.pixel_mean, model.pixel_std)
+    ]
+    parts += [
+        f"{model.pixel_mean.device.type} {(count, *model.map_shape)} {normalisation} {half}",
+        key,
+    ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
@@ -289,7 +332,9 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
     digest = hashlib.sha256()
     for path in files:
         state = path.stat()
-        digest.update(f"{os.path.relpath(path, common)}|{state.st_size}|{state.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{os.path.relpath(path, common)}|{state.st_size}|{state.st_mtime_ns}\n".encode()
+        )
     return digest.hexdigest()
 
 
@@ -299,9 +344,10 @@ USUAL_CAPACITY = 512
 class FeatureMemo:
     """Least-recently-used cache of the feature maps of ``uint8`` images, looked up by the images' content.
 
-    A ``MapStore`` holds maps of the stream's images only; this one serves the images of a replay buffer where runs are
-    compared, and is not part of a method's memory. On a CPU an image passes F alone, so that its map does not depend on
-    its batch. It keeps ``capacity`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13).
+    A ``MapStore`` holds maps of the stream's images only; this one serves the images of
+    a replay buffer where runs are compared, and is not part of a method's memory. On a
+    CPU an image passes F alone, so that its map does not depend on its batch. It keeps
+    ``capacity`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13).
 
     Attributes:
         found: images whose maps were cached.
@@ -324,13 +370,23 @@ class FeatureMemo:
         """Return the maps of ``(B, 3, h, w)`` ``uint8`` images, ``(B, C, H, W)``; ``extract`` is F."""
         pixels = images.cpu().contiguous().numpy()
         keys = [hashlib.blake2b(one.data, digest_size=16).digest() for one in pixels]
-        missing = {key: place for place, key in reversed([*enumerate(keys)]) if key not in self._maps}
+        missing = {
+            key: place
+            for place, key in reversed([*enumerate(keys)])
+            if key not in self._maps
+        }
         self.computed += len(missing)
         self.found += len(keys) - len(missing)
         places = torch.tensor(sorted(missing.values()), dtype=torch.int64)
-        for some in places.split(1 if images.device.type == "cpu" else len(places)) if missing else ():
+        for some in (
+            places.split(1 if images.device.type == "cpu" else len(places))
+            if missing
+            else ()
+        ):
             for place, one in zip(some.tolist(), extract(images[some])):
-                self._maps[keys[place]] = one if len(some) == 1 else one.clone()  # a view would keep all the others
+                self._maps[keys[place]] = (
+                    one if len(some) == 1 else one.clone()
+                )  # a view would keep all the others
         for key in keys:
             self._maps.move_to_end(key)
         found = torch.stack([self._maps[key] for key in keys])

@@ -1,7 +1,8 @@
 """The demo's network, EfficientNet-Lite, and SqueezeNet, MobileNetV2 and ResNet-18 as torchvision has them.
 
-Importing torchvision takes 170 MB and seconds, because it loads torch's compiler; an answer to a photo needs neither.
-Of torchvision's networks, names and order of layers, initial weights for a seed and outputs are the same to the bit.
+Importing torchvision takes 170 MB and seconds, because it loads torch's compiler; an
+answer to a photo needs neither. Of torchvision's networks, names and order of layers,
+initial weights for a seed and outputs are the same to the bit.
 """
 
 import math
@@ -28,7 +29,9 @@ class Fire(nn.Module):
         """Compute ``(B, outputs, H, W)`` of ``(B, inputs, H, W)``."""
         squeezed = self.squeeze_activation(self.squeeze(maps))
         small = self.expand1x1_activation(self.expand1x1(squeezed))
-        return torch.cat([small, self.expand3x3_activation(self.expand3x3(squeezed))], 1)
+        return torch.cat(
+            [small, self.expand3x3_activation(self.expand3x3(squeezed))], 1
+        )
 
 
 class SqueezeNet(nn.Module):
@@ -39,7 +42,18 @@ class SqueezeNet(nn.Module):
         self.num_classes = 1000
         self.features = nn.Sequential(first, nn.ReLU(inplace=True))
         channels = first.out_channels
-        fires = iter([(16, 128), (16, 128), (32, 256), (32, 256), (48, 384), (48, 384), (64, 512), (64, 512)])
+        fires = iter(
+            [
+                (16, 128),
+                (16, 128),
+                (32, 256),
+                (32, 256),
+                (48, 384),
+                (48, 384),
+                (64, 512),
+                (64, 512),
+            ]
+        )
         for number in range(2, 13):
             if number in pools:
                 self.features.append(nn.MaxPool2d(3, stride=2, ceil_mode=True))
@@ -48,7 +62,9 @@ class SqueezeNet(nn.Module):
                 self.features.append(Fire(channels, squeezed, outputs))
                 channels = outputs
         last = nn.Conv2d(channels, self.num_classes, 1)
-        self.classifier = nn.Sequential(nn.Dropout(0.5), last, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((1, 1)))
+        self.classifier = nn.Sequential(
+            nn.Dropout(0.5), last, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((1, 1))
+        )
         for layer in _layers(self, nn.Conv2d):
             if layer is last:
                 nn.init.normal_(layer.weight, std=0.01)
@@ -71,7 +87,9 @@ class SamePaddedConv2d(nn.Conv2d):
         """Compute ``(B, outputs, ceil(H / stride), ceil(W / stride))`` of ``(B, inputs, H, W)``."""
         edges: list[int] = []
         # Whole numbers, so that exporters find constants.
-        for side, kernel, stride in zip(map(int, maps.shape[:1:-1]), self.kernel_size[::-1], self.stride[::-1]):
+        for side, kernel, stride in zip(
+            map(int, maps.shape[:1:-1]), self.kernel_size[::-1], self.stride[::-1]
+        ):
             zeros = max(stride * (math.ceil(side / stride) - 1) + kernel - side, 0)
             edges += [zeros // 2, zeros - zeros // 2]
         return super().forward(nn.functional.pad(maps, edges))
@@ -80,22 +98,46 @@ class SamePaddedConv2d(nn.Conv2d):
 class Conv2dNormActivation(nn.Sequential):
     """Convolution with batch norm and ReLU6; ``same`` pads strides as ``SamePaddedConv2d``."""
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, same: bool = False):
-        kind, padding = (SamePaddedConv2d, 0) if same and stride > 1 else (nn.Conv2d, kernel // 2)
-        convolution = kind(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        same: bool = False,
+    ):
+        kind, padding = (
+            (SamePaddedConv2d, 0) if same and stride > 1 else (nn.Conv2d, kernel // 2)
+        )
+        convolution = kind(
+            inputs, outputs, kernel, stride, padding, groups=groups, bias=False
+        )
         super().__init__(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 
 
 class InvertedResidual(nn.Module):
     """Block of MobileNetV2 (Sandler et al., CVPR 2018); ``expansion`` is the factor of its inner channels."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int = 3, same: bool = False):
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        expansion: int,
+        kernel: int = 3,
+        same: bool = False,
+    ):
         super().__init__()
         self.is_residual = stride == 1 and inputs == outputs
         inner = inputs * expansion
         layers = [] if expansion == 1 else [Conv2dNormActivation(inputs, inner, 1)]
-        layers += [Conv2dNormActivation(inner, inner, kernel, stride, groups=inner, same=same)]
-        self.conv = nn.Sequential(*layers, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs))
+        layers += [
+            Conv2dNormActivation(inner, inner, kernel, stride, groups=inner, same=same)
+        ]
+        self.conv = nn.Sequential(
+            *layers, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        )
 
     def forward(self, maps: Tensor) -> Tensor:
         """Compute ``(B, outputs, h, w)`` of ``(B, inputs, H, W)``."""
@@ -106,20 +148,33 @@ class MobileNetV2(nn.Module):
     """MobileNetV2 for 1,000 classes, or another network of its blocks.
 
     Args:
-        stages: channels, number of blocks, stride of the first one and kernel of each stage, whose blocks expand their
-            channels sixfold but in the first stage; default table 2 of the paper.
+        stages: channels, number of blocks, stride of the first one and kernel of each
+            stage, whose blocks expand their channels sixfold but in the first stage;
+            default table 2 of the paper.
         same: see ``Conv2dNormActivation``.
     """
 
-    STAGES = ((16, 1, 1, 3), (24, 2, 2, 3), (32, 3, 2, 3), (64, 4, 2, 3), (96, 3, 1, 3), (160, 3, 2, 3), (320, 1, 1, 3))
+    STAGES = (
+        (16, 1, 1, 3),
+        (24, 2, 2, 3),
+        (32, 3, 2, 3),
+        (64, 4, 2, 3),
+        (96, 3, 1, 3),
+        (160, 3, 2, 3),
+        (320, 1, 1, 3),
+    )
 
-    def __init__(self, stages: Iterable[tuple[int, int, int, int]] = STAGES, same: bool = False):
+    def __init__(
+        self, stages: Iterable[tuple[int, int, int, int]] = STAGES, same: bool = False
+    ):
         super().__init__()
         self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2, same=same))
         inputs, expansion = 32, 1
         for outputs, blocks, stride, kernel in stages:
             for block in range(blocks):
-                one = InvertedResidual(inputs, outputs, 1 if block else stride, expansion, kernel, same)
+                one = InvertedResidual(
+                    inputs, outputs, 1 if block else stride, expansion, kernel, same
+                )
                 self.features.append(one)
                 inputs = outputs
             expansion = 6
@@ -131,17 +186,21 @@ class MobileNetV2(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
-        return self.classifier(nn.functional.adaptive_avg_pool2d(self.features(images), 1).flatten(1))
+        return self.classifier(
+            nn.functional.adaptive_avg_pool2d(self.features(images), 1).flatten(1)
+        )
 
 
 class EfficientNetLite(MobileNetV2):
     """EfficientNet-Lite for 1,000 classes: EfficientNet (Tan and Le, ICML 2019) for small devices.
 
-    It has neither squeeze-and-excitation nor swish, so it is MobileNetV2 with other stages, padded as in TensorFlow.
+    It has neither squeeze-and-excitation nor swish, so it is MobileNetV2 with other
+    stages, padded as in TensorFlow.
 
     Args:
         width: factor of the channels of all stages; Lite0 1, Lite1 1, Lite2 1.1.
-        depth: factor of the blocks of all stages but the first and the last; Lite0 1, Lite1 1.1, Lite2 1.2.
+        depth: factor of the blocks of all stages but the first and the last; Lite0 1,
+            Lite1 1.1, Lite2 1.2.
     """
 
     STAGES = (
@@ -158,7 +217,14 @@ class EfficientNetLite(MobileNetV2):
         stages = []
         for channels, blocks, stride, kernel in self.STAGES:
             channels = round(channels * width / 8) * 8
-            stages.append((channels, math.ceil(blocks * depth) if blocks > 1 else 1, stride, kernel))
+            stages.append(
+                (
+                    channels,
+                    math.ceil(blocks * depth) if blocks > 1 else 1,
+                    stride,
+                    kernel,
+                )
+            )
         super().__init__(stages, same=True)
         for norm in _layers(self, nn.BatchNorm2d):
             norm.eps = 1e-3  # TensorFlow's
@@ -171,7 +237,10 @@ class BasicBlock(nn.Module):
         super().__init__()
         shortcut = None
         if stride != 1 or inputs != outputs:
-            shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False),
+                nn.BatchNorm2d(outputs),
+            )
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
         self.relu = nn.ReLU(inplace=True)
@@ -223,8 +292,9 @@ def _start_convolutions(network: nn.Module) -> None:
 class SmallCNN(nn.Module):
     """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
 
-    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one without, and a linear layer. The
-    plastic layers have no batch norm, whose statistics of a batch of one clip would be biased.
+    Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one
+    without, and a linear layer. The plastic layers have no batch norm, whose statistics
+    of a batch of one clip would be biased.
 
     Args:
         num_classes: number of outputs.
@@ -234,9 +304,15 @@ class SmallCNN(nn.Module):
         super().__init__()
         blocks = []
         for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
-            blocks += [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+            blocks += [
+                nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
             blocks += [nn.MaxPool2d(2)]
-        self.features = nn.Sequential(*blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU())
+        self.features = nn.Sequential(
+            *blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()
+        )
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(128, num_classes)
 
@@ -246,7 +322,9 @@ class SmallCNN(nn.Module):
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "squeezenet1_0": lambda: SqueezeNet(nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11)),
+    "squeezenet1_0": lambda: SqueezeNet(
+        nn.Conv2d(3, 96, 7, stride=2), pools=(2, 6, 11)
+    ),
     "squeezenet1_1": lambda: SqueezeNet(nn.Conv2d(3, 64, 3, stride=2), pools=(2, 5, 8)),
     "mobilenet_v2": MobileNetV2,
     "efficientnet_lite0": EfficientNetLite,

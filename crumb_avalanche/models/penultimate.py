@@ -45,7 +45,10 @@ class HeadInput:
         def end(module: nn.Module, arguments: tuple, logits: Tensor) -> None:
             self._recording = False
 
-        self._handles += [model.register_forward_pre_hook(begin), model.register_forward_hook(end)]
+        self._handles += [
+            model.register_forward_pre_hook(begin),
+            model.register_forward_hook(end),
+        ]
 
     def _record(self, module: nn.Module, arguments: tuple) -> None:
         if self._recording:
@@ -64,7 +67,9 @@ class HeadInput:
         return None if recorded is None else averaged(recorded)
 
 
-def head_input(model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def head_input(
+    model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Compute the input of a ``SplitModel``'s head, ``(B, D, ...)`` with gradients, in the model's mode.
 
     ``take_in`` is called with the ``(B, C, H, W)`` maps; default ``model.classify``.
@@ -86,9 +91,16 @@ def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
 def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
     """Compute the input of the head: ``(B, D, H, W)`` and ``True`` if it is averaged before it, else ``(B, D)``."""
     pooled: list[Tensor] = []
-    pools = [layer for layer in model.plastic_layers.modules() if isinstance(layer, nn.AdaptiveAvgPool2d)]
+    pools = [
+        layer
+        for layer in model.plastic_layers.modules()
+        if isinstance(layer, nn.AdaptiveAvgPool2d)
+    ]
     # Others, of squeeze-and-excitation, come before the last one.
-    handles = [pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0])) for pool in pools[-1:]]
+    handles = [
+        pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0]))
+        for pool in pools[-1:]
+    ]
     try:
         values = head_input(model, maps)
     finally:
@@ -97,7 +109,9 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
     if values.dim() == 2 and pooled:
         before = torch.cat(pooled).float()
         means = averaged(before)
-        if means.shape == values.shape and torch.allclose(means, values, rtol=1e-4, atol=1e-5):
+        if means.shape == values.shape and torch.allclose(
+            means, values, rtol=1e-4, atol=1e-5
+        ):
             return before, True
     return values, False
 

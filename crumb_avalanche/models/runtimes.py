@@ -1,7 +1,7 @@
 """Runtimes of the frozen feature extractor F: torch as it is, or an engine made for inference.
 
-They compute the same maps up to rounding. A runtime is compared with torch on noise each time it is opened, and refused
-where it differs by more than ``TOLERANCE``.
+They compute the same maps up to rounding. A runtime is compared with torch on noise
+each time it is opened, and refused where it differs by more than ``TOLERANCE``.
 """
 
 import io
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from crumb_avalanche.system.process import return_freed_memory
 
-# Largest difference from torch's maps, relative to the largest value; bf16 has 8 significant bits.
+# Largest difference from torch's maps, relative to the largest value; bf16 has 8
+# significant bits.
 TOLERANCE = {"fp32": 1e-4, "bf16": 3e-2}
 OPSET = 17  # of ONNX, of 2022, which every runtime has; nothing newer is needed
 STANDS_FOR_AUTO = "CRUMB_RUNTIME"  # environment variable: the runtime that auto takes
@@ -38,8 +39,10 @@ class Runtime:
     Attributes:
         name: one of ``RUNTIMES``.
         version: version of its library.
-        difference: largest difference from torch's maps on noise, relative to their largest value.
-        run: function from normalised images ``(B, 3, h, w)`` to maps; ``None`` for F itself.
+        difference: largest difference from torch's maps on noise, relative to their
+            largest value.
+        run: function from normalised images ``(B, 3, h, w)`` to maps; ``None`` for F
+            itself.
     """
 
     name: str = "torch"
@@ -65,21 +68,31 @@ def _channels_last(run: Extract) -> Extract:
     return lambda images: run(images.contiguous(memory_format=torch.channels_last))
 
 
-def onnx_bytes(network: nn.Module, example: Tensor, axes: dict[str, dict[int, str]]) -> bytes:
+def onnx_bytes(
+    network: nn.Module, example: Tensor, axes: dict[str, dict[int, str]]
+) -> bytes:
     """Trace a network as an ONNX graph.
 
-    torch's TorchScript exporter is used: unlike the newer one, it works in every version of torch from 2.4 on, needs no
-    onnxscript, and takes a second instead of ten.
+    torch's TorchScript exporter is used: unlike the newer one, it works in every
+    version of torch from 2.4 on, needs no onnxscript, and takes a second instead of
+    ten.
 
     Args:
         network: in evaluation mode.
         example: its input.
-        axes: names of input and outputs, in order, with the axes of any size and their names.
+        axes: names of input and outputs, in order, with the axes of any size and their
+            names.
     """
     (images, *outputs), graph = axes, io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter is deprecated, and traces shapes
-        how = dict(dynamo=False, opset_version=OPSET, input_names=[images], output_names=outputs, dynamic_axes=axes)
+        how = dict(
+            dynamo=False,
+            opset_version=OPSET,
+            input_names=[images],
+            output_names=outputs,
+            dynamic_axes=axes,
+        )
         torch.onnx.export(network, (example,), graph, **how)  # type: ignore[arg-type]
     return graph.getvalue()
 
@@ -90,11 +103,13 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors
-    # Threads that wait within F spin, as waking them takes longer than a layer for one image. After it they would take
-    # the cores from torch's, which run P.
+    # Threads that wait within F spin, as waking them takes longer than a layer for one
+    # image. After it they would take the cores from torch's, which run P.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     graph = onnx_bytes(network, example, {"images": {0: "batch"}, "maps": {0: "batch"}})
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        graph, options, providers=["CPUExecutionProvider"]
+    )
 
     def extract(images: Tensor) -> Tensor:
         maps = session.run(None, {"images": images.contiguous().numpy()})[0]
@@ -105,7 +120,9 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
 
 BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
     # With the weights as constants; torch compiles at the first batch of each shape.
-    "compiled": lambda network, example: _channels_last(torch.compile(network, options={"freezing": True})),
+    "compiled": lambda network, example: _channels_last(
+        torch.compile(network, options={"freezing": True})
+    ),
     "onnxruntime": _onnxruntime,
 }
 RUNTIMES = ("torch", *BUILDERS)
@@ -114,12 +131,14 @@ RUNTIMES = ("torch", *BUILDERS)
 def use_runtime(model: Split, name: str) -> Runtime:
     """Let a runtime run the F of a model from now on, and return it; a copy of the model runs torch again.
 
-    Call it when F has its weights, the model its precision and device, and torch its threads.
+    Call it when F has its weights, the model its precision and device, and torch its
+    threads.
 
     Args:
         model: the model.
-        name: one of ``RUNTIMES``; or ``auto``: what the environment names in ``CRUMB_RUNTIME``, else ONNX Runtime where
-            it is installed and can run F, else torch.
+        name: one of ``RUNTIMES``; or ``auto``: what the environment names in
+            ``CRUMB_RUNTIME``, else ONNX Runtime where it is installed and can run F,
+            else torch.
 
     Raises:
         RuntimeRefusedError: it is not installed, cannot run F or computes other maps.
@@ -154,15 +173,22 @@ def open_runtime(model: Split, name: str) -> Runtime:
     try:
         with model.autocast():
             run = BUILDERS[name](model.feature_extractor, noise)
-            found, expected = (one(noise).float() for one in (run, _channels_last(model.feature_extractor)))
+            found, expected = (
+                one(noise).float()
+                for one in (run, _channels_last(model.feature_extractor))
+            )
     except ImportError as error:
         raise RuntimeRefusedError(
             f'runtime {name} is not installed ({error}): pip install -e ".[onnx]", or give --runtime torch'
         ) from error
     except Exception as error:  # each library has its own kinds
         reason = str(error).strip().partition("\n")[0]
-        raise RuntimeRefusedError(f"runtime {name} cannot run F ({reason}): give --runtime torch") from error
-    difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+        raise RuntimeRefusedError(
+            f"runtime {name} cannot run F ({reason}): give --runtime torch"
+        ) from error
+    difference = float(
+        (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    )
     if not difference <= TOLERANCE[model.precision]:
         raise RuntimeRefusedError(
             f"runtime {name} differs from torch by {difference:.1e} of the largest value, more than "

@@ -1,7 +1,7 @@
 """Nearest rows of a table: memory blocks by the dot product with unit rows (paper, eq. 1-2), centroids in L2.
 
-faiss finds those of many vectors in CPU memory, matrix products those of others: the same rows. ``torch.autocast`` is
-ignored, since bfloat16 would choose others.
+faiss finds those of many vectors in CPU memory, matrix products those of others: the
+same rows. ``torch.autocast`` is ignored, since bfloat16 would choose others.
 """
 
 import faiss
@@ -10,7 +10,8 @@ from torch import Tensor
 
 from crumb_avalanche.models.extraction import without_autocast
 
-# Vectors at a time, whose products with the rows (in faiss the vectors themselves) fit the CPU's cache.
+# Vectors at a time, whose products with the rows (in faiss the vectors themselves) fit
+# the CPU's cache.
 TILE, FAISS_TILE = 2048, 32768
 
 
@@ -21,10 +22,11 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     """
     if not _suits_faiss(slices):
         return _by_tiles(slices, unit_rows)
-    # Among unit rows the L2-nearest one has the largest dot product. Squared distances of long slices would lose the
-    # last digits of the dot product, so slices are first scaled to a length between 1/2 and 1. The factor is a power of
-    # two, which is exact: ties stay ties. A zero slice is as far from all rows; rounding would decide, so it gets the
-    # first.
+    # Among unit rows the L2-nearest one has the largest dot product. Squared distances
+    # of long slices would lose the last digits of the dot product, so slices are first
+    # scaled to a length between 1/2 and 1. The factor is a power of two, which is
+    # exact: ties stay ties. A zero slice is as far from all rows; rounding would
+    # decide, so it gets the first.
     index = _faiss_index(unit_rows)
     lengths = torch.linalg.vector_norm(slices, dim=1, keepdim=True)
     factors = torch.exp2(-torch.frexp(lengths.clamp_min(1e-12)).exponent)
@@ -39,7 +41,9 @@ def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
     """Return the L2-nearest of ``(K, d)`` rows to ``(N, d)`` finite vectors, the lowest among ties: ``(N,)`` int64."""
     if _suits_faiss(vectors):
         return _by_faiss(vectors, _faiss_index(rows))
-    return _by_tiles(vectors, rows, -rows.square().sum(1) / 2)  # the largest <x, c> - |c|^2 / 2
+    return _by_tiles(
+        vectors, rows, -rows.square().sum(1) / 2
+    )  # the largest <x, c> - |c|^2 / 2
 
 
 def _by_tiles(vectors: Tensor, rows: Tensor, offsets: Tensor | None = None) -> Tensor:
@@ -47,7 +51,11 @@ def _by_tiles(vectors: Tensor, rows: Tensor, offsets: Tensor | None = None) -> T
     columns, found = rows.t().contiguous(), []
     with without_autocast(vectors.device):
         for some in vectors.split(TILE):
-            products = some @ columns if offsets is None else torch.addmm(offsets, some, columns)
+            products = (
+                some @ columns
+                if offsets is None
+                else torch.addmm(offsets, some, columns)
+            )
             scores, best = products.max(dim=1)
             found.append(best.masked_fill_(~scores.isfinite(), -1))
     return torch.cat(found)
@@ -63,7 +71,9 @@ def _fused_from(length: int) -> int:
 
 def _suits_faiss(vectors: Tensor) -> bool:
     """Return whether faiss is faster than tiles, including padding up to the fused pass."""
-    return vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(vectors.shape[1])
+    return vectors.device.type == "cpu" and 2 * len(vectors) > _fused_from(
+        vectors.shape[1]
+    )
 
 
 def _faiss_index(rows: Tensor):

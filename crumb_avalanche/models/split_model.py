@@ -1,6 +1,7 @@
 """A CNN split into a frozen feature extractor F and plastic layers P, with a codebook between them.
 
-Paper: "Feature extraction and classification". F is never trained, and its batch-norm statistics are frozen too.
+Paper: "Feature extraction and classification". F is never trained, and its batch-norm
+    statistics are frozen too.
 """
 
 import contextlib
@@ -28,7 +29,13 @@ from crumb_avalanche.models.extraction import (
     warn_where_bf16_is_slow,
     without_autocast,
 )
-from crumb_avalanche.models.layers import head_like, head_outputs, multiply_biases, replace_dropout, scale_of
+from crumb_avalanche.models.layers import (
+    head_like,
+    head_outputs,
+    multiply_biases,
+    replace_dropout,
+    scale_of,
+)
 from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
@@ -40,8 +47,12 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
         if isinstance(getattr(model, "_orig_mod", None), SplitModel):
             cure = "give the model as it is; use_runtime(model, 'compiled') compiles F, which takes most of the time"
         elif isinstance(getattr(model, "module", None), SplitModel):
-            cure = "give the model inside it: a stream is learned in order, on one device"
-        raise TypeError(f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}")
+            cure = (
+                "give the model inside it: a stream is learned in order, on one device"
+            )
+        raise TypeError(
+            f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}"
+        )
     for name, weight in model.named_parameters():
         if weight.dtype != torch.float32:
             raise TypeError(
@@ -55,33 +66,41 @@ class SplitModel(nn.Module):
 
     Paper: "Feature extraction and classification".
 
-    ``forward`` passes the codebook in training mode and not in evaluation mode (the paper's inference);
-    ``quantized_training`` and ``quantized_evaluation`` change that. Any Avalanche strategy can train it.
+    ``forward`` passes the codebook in training mode and not in evaluation mode (the
+    paper's inference); ``quantized_training`` and ``quantized_evaluation`` change that.
+    Any Avalanche strategy can train it.
 
     Args:
         feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
-        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout`` are replaced by ``CoinDropout``.
-        head: qualified name in ``plastic_layers`` of the last layer, whose outputs are the classes.
+        plastic_layers: ``(B, C, H, W)`` -> ``(B, classes)`` logits; its ``nn.Dropout``
+            are replaced by ``CoinDropout``.
+        head: qualified name in ``plastic_layers`` of the last layer, whose outputs are
+            the classes.
         codebook: the memory blocks, or ``None``.
         image_size: side in pixels of the images that ``map_shape`` is measured with.
 
     Raises:
-        TypeError: the head is neither linear nor convolutional, the codebook is not a ``Codebook``, or weights are not
-            float32.
-        ValueError: F cannot take the images, or does not give maps; or the codebook does not fit the maps.
+        TypeError: the head is neither linear nor convolutional, the codebook is not a
+            ``Codebook``, or weights are not float32.
+        ValueError: F cannot take the images, or does not give maps; or the codebook
+            does not fit the maps.
 
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
-        calibrated: whether ``calibrate`` was called on this model, or on the model that its state dict comes from.
+        calibrated: whether ``calibrate`` was called on this model, or on the model that
+            its state dict comes from.
         runtime: what runs F (see ``use_runtime``); torch in copies of the model.
         stopwatch: seconds spent in F, in the search and in P.
-        feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or ``None``.
+        feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or
+            ``None``.
         interpolation: Pillow's filter that images are resized with, in lower case.
-        backbone: name of the network that ``split_backbone`` made it of; empty for others.
-        stages: names of modules of F whose outputs are maps or tokens, in order; the last one is the cut.
-        token_grid: height and width of the grid of patches if the map is ``(B, C, N, 1)`` tokens with others before
-            the patches; else ``None``.
+        backbone: name of the network that ``split_backbone`` made it of; empty for
+            others.
+        stages: names of modules of F whose outputs are maps or tokens, in order; the
+            last one is the cut.
+        token_grid: height and width of the grid of patches if the map is ``(B, C, N,
+            1)`` tokens with others before the patches; else ``None``.
     """
 
     runtime: Runtime = TORCH
@@ -109,20 +128,32 @@ class SplitModel(nn.Module):
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
         self.token_grid: tuple[int, int] | None = None
-        self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = OrderedDict()
+        self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = (
+            OrderedDict()
+        )
         self.stopwatch = Stopwatch()
         self.feature_memo: Any = None
         self._same_alone: dict[tuple, bool] = {}
         self._range_checked = False
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
         for name, values in (("pixel_mean", PIXEL_MEAN), ("pixel_std", PIXEL_STD)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1), persistent=False)
+            self.register_buffer(
+                name,
+                torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1),
+                persistent=False,
+            )
         check_split_model(self, type(self).__name__)
-        device = next((weight.device for weight in self.parameters()), torch.device("cpu"))
-        self.to(device, memory_format=torch.channels_last)  # half the time of NCHW on CPUs
+        device = next(
+            (weight.device for weight in self.parameters()), torch.device("cpu")
+        )
+        self.to(
+            device, memory_format=torch.channels_last
+        )  # half the time of NCHW on CPUs
         try:
             with torch.no_grad():
-                shape = self.feature_extractor(self.pixel_mean.new_zeros(1, 3, image_size, image_size)).shape
+                shape = self.feature_extractor(
+                    self.pixel_mean.new_zeros(1, 3, image_size, image_size)
+                ).shape
         except RuntimeError as error:
             raise ValueError(
                 f"the feature extractor cannot take images of {image_size} pixels ({error}); give another image_size"
@@ -167,7 +198,9 @@ class SplitModel(nn.Module):
     @property
     def is_calibrated(self) -> bool:
         """Whether the model needs no ``calibrate``: it was called, or the codebook was filled in another way."""
-        return self.calibrated or (self.codebook is not None and bool(self.codebook.blocks.any()))
+        return self.calibrated or (
+            self.codebook is not None and bool(self.codebook.blocks.any())
+        )
 
     @property
     def n_classes(self) -> int:
@@ -177,14 +210,16 @@ class SplitModel(nn.Module):
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
 
-        Warns if bf16 is slower on this device. A ``torch.autocast`` around the model changes P alone: F's maps are kept
-        in caches and memories.
+        Warns if bf16 is slower on this device. A ``torch.autocast`` around the model
+        changes P alone: F's maps are kept in caches and memories.
 
         Raises:
             ValueError: another precision.
         """
         if precision not in PRECISIONS:
-            raise ValueError(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+            raise ValueError(
+                f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}"
+            )
         if precision == "bf16":
             warn_where_bf16_is_slow(self.pixel_mean.device)
         self.precision = precision
@@ -196,14 +231,18 @@ class SplitModel(nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
 
-    def set_normalization(self, mean: Sequence[float], std: Sequence[float]) -> "SplitModel":
+    def set_normalization(
+        self, mean: Sequence[float], std: Sequence[float]
+    ) -> "SplitModel":
         """Set the normalisation of the float images that the model is given; default ImageNet's.
 
-        Stored ``uint8`` images are normalised with it again at replay. Images of ``ToTensor`` alone have mean 0 and
-        standard deviation 1, images from 0 to 255 mean 0 and standard deviation 1/255.
+        Stored ``uint8`` images are normalised with it again at replay. Images of
+        ``ToTensor`` alone have mean 0 and standard deviation 1, images from 0 to 255
+        mean 0 and standard deviation 1/255.
 
         Args:
-            mean, std: one number for each of the three channels, or one for all, in units where white is 1.
+            mean, std: one number for each of the three channels, or one for all, in
+                units where white is 1.
 
         Raises:
             RuntimeError: there are neither one nor three numbers.
@@ -216,7 +255,8 @@ class SplitModel(nn.Module):
         """Convert normalised float ``images`` ``(B, 3, h, w)`` to ``uint8`` pixels; return ``uint8`` images unchanged.
 
         Raises:
-            ValueError: a pixel is not between 0 and 255 if the normalisation is taken back.
+            ValueError: a pixel is not between 0 and 255 if the normalisation is taken
+                back.
         """
         if images.dtype == torch.uint8:
             return images
@@ -234,17 +274,21 @@ class SplitModel(nn.Module):
     def extract(self, images: Tensor) -> Tensor:
         """Run F: ``(B, C, H, W)`` float32 maps without the feature scale, channels-last in memory.
 
-        On a CPU in float32, the map of an image has the same bits in any batch. It has others in another ``runtime``.
+        On a CPU in float32, the map of an image has the same bits in any batch. It has
+        others in another ``runtime``.
 
         Args:
-            images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see ``set_normalization``).
+            images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see
+                ``set_normalization``).
 
         Raises:
             TypeError: the images are of another type.
             ValueError: the images do not have 3 channels.
         """
         if not (images.dtype == torch.uint8 or images.is_floating_point()):
-            raise TypeError(f"the images are {images.dtype}; give uint8 pixels, or normalised floats")
+            raise TypeError(
+                f"the images are {images.dtype}; give uint8 pixels, or normalised floats"
+            )
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(
                 f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey images, repeat the channel in the "
@@ -254,22 +298,30 @@ class SplitModel(nn.Module):
             self._range_checked = True
             warn_of_range(images, self.pixel_mean, self.pixel_std)
         with self.stopwatch.measure("features"):
-            if images.device.type != "cpu" or torch.jit.is_tracing():  # which traces one batch for all
+            if (
+                images.device.type != "cpu" or torch.jit.is_tracing()
+            ):  # which traces one batch for all
                 return self._extract(images)
             circumstances = self.precision, torch.get_num_threads(), str(self.runtime)
-            return extract_in_parts(self._extract, images, self._same_alone, circumstances)
+            return extract_in_parts(
+                self._extract, images, self._same_alone, circumstances
+            )
 
     def _extract(self, images: Tensor) -> Tensor:
         images = self.normalized(images)
         with without_autocast(images.device), self.autocast():
             if self.runtime.run is not None:
                 return self.runtime.run(images).float()
-            return self.feature_extractor(images.contiguous(memory_format=torch.channels_last)).float()
+            return self.feature_extractor(
+                images.contiguous(memory_format=torch.channels_last)
+            ).float()
 
     def normalized(self, images: Tensor) -> Tensor:
         """Normalise ``(B, 3, h, w)`` ``uint8`` ``images`` to float32; others are normalised already."""
         return (
-            (images.float() / 255 - self.pixel_mean) / self.pixel_std if images.dtype == torch.uint8 else images.float()
+            (images.float() / 255 - self.pixel_mean) / self.pixel_std
+            if images.dtype == torch.uint8
+            else images.float()
         )
 
     @torch.no_grad()
@@ -277,8 +329,8 @@ class SplitModel(nn.Module):
         """Compute the scaled feature maps of a batch.
 
         Args:
-            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` from a ``FeatureCache``, in single
-                or half precision.
+            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` from
+                a ``FeatureCache``, in single or half precision.
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
@@ -299,21 +351,29 @@ class SplitModel(nn.Module):
         return self.extract(images)
 
     def _scaled(self, maps: Tensor) -> Tensor:
-        # One pass over the memory if a cache gives half precision or another order of axes.
+        # One pass over the memory if a cache gives half precision or another order of
+        # axes.
         copied = maps.to(torch.float32, memory_format=torch.channels_last)
-        return copied * self.feature_scale if copied is maps else copied.mul_(self.feature_scale)
+        return (
+            copied * self.feature_scale
+            if copied is maps
+            else copied.mul_(self.feature_scale)
+        )
 
     def places(self, maps: Tensor) -> Tensor:
         """Return the part of ``(B, C, H, W)`` ``maps`` that is a grid on the image, without class token, registers."""
         if self.token_grid is None:
             return maps
-        return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(2, self.token_grid)
+        return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(
+            2, self.token_grid
+        )
 
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
         """Encode ``feature_map``, ``(B, C, H, W)``, as codes ``(B, G, H, W)``; ``usable`` as in ``Codebook.encode``.
 
         Raises:
-            ValueError: all rows of the codebook are zero, or the codebook or the map is not finite.
+            ValueError: all rows of the codebook are zero, or the codebook or the map is
+                not finite.
         """
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map, usable)
@@ -321,7 +381,9 @@ class SplitModel(nn.Module):
     def classify(self, feature_map: Tensor) -> Tensor:
         """Run P: logits ``(B, classes)`` float32 of ``feature_map``, ``(B, C, H, W)``."""
         with self.stopwatch.measure("plastic"), self.autocast():
-            return classify_in_parts(self.plastic_layers, feature_map, self.training).float()
+            return classify_in_parts(
+                self.plastic_layers, feature_map, self.training
+            ).float()
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, classes)`` float32 of ``images``, through the codebook or not as the two settings say.
@@ -332,13 +394,17 @@ class SplitModel(nn.Module):
         with torch.no_grad():
             maps = self._maps(images)
             feature_map = self._scaled(maps)
-        quantized = self.quantized_training if self.training else self.quantized_evaluation
+        quantized = (
+            self.quantized_training if self.training else self.quantized_evaluation
+        )
         codes = None
         if not quantized or self.codebook is None:
             check_maps(maps, images)
         else:
             try:
-                codes = self.encode(feature_map, usable(maps))  # one wait for a GPU, not one more for the maps
+                codes = self.encode(
+                    feature_map, usable(maps)
+                )  # one wait for a GPU, not one more for the maps
             except ValueError:
                 check_maps(maps, images)
                 raise
@@ -346,12 +412,17 @@ class SplitModel(nn.Module):
             record = ForwardRecord(images, feature_map, codes)
             for hook in tuple(self._map_hooks.values()):
                 hook(record)
-        return self.classify(feature_map if codes is None else self.codebook.decode(codes))
+        return self.classify(
+            feature_map if codes is None else self.codebook.decode(codes)
+        )
 
-    def register_map_hook(self, hook: Callable[[ForwardRecord], None]) -> RemovableHandle:
+    def register_map_hook(
+        self, hook: Callable[[ForwardRecord], None]
+    ) -> RemovableHandle:
         """Call ``hook`` with the ``ForwardRecord`` of every forward pass in training mode.
 
-        Returns a handle, whose ``remove()`` removes the hook. Copies of the model have no hooks.
+        Returns a handle, whose ``remove()`` removes the hook. Copies of the model have
+        no hooks.
         """
         handle = RemovableHandle(self._map_hooks)
         self._map_hooks[handle.id] = hook
@@ -364,18 +435,25 @@ class SplitModel(nn.Module):
         parent, _, name = self.head.rpartition(".")
         owner = self.plastic_layers.get_submodule(parent)
         # setattr also registers under names such as "1" of an nn.Sequential
-        setattr(owner, name, new.to(self.pixel_mean.device, memory_format=torch.channels_last))
+        setattr(
+            owner,
+            name,
+            new.to(self.pixel_mean.device, memory_format=torch.channels_last),
+        )
 
     @torch.no_grad()
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
         """Scale the maps so that their positive values have the standard deviation ``REFERENCE_SCALE``.
 
-        Multiplies F's output by ``k``, and the biases of P below the head: every activation of convolutions, ReLUs and
-        pools up to the head is multiplied by ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
+        Multiplies F's output by ``k``, and the biases of P below the head: every
+        activation of convolutions, ReLUs and pools up to the head is multiplied by
+        ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
 
         Args:
-            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of locations.
-            whole: ``(B, C, H, W)``, a few complete maps, to test whether P scales; default ``maps``.
+            maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of
+                locations.
+            whole: ``(B, C, H, W)``, a few complete maps, to test whether P scales;
+                default ``maps``.
 
         Returns:
             ``k``.
@@ -384,8 +462,11 @@ class SplitModel(nn.Module):
             ValueError: the maps are constant.
         """
         if not any(True for _ in self.feature_extractor.parameters()):
-            return 1.0  # the whole network is plastic and takes images, whose spread is known
-        factor = scale_of(maps, self.plastic_layers, self.head, maps if whole is None else whole)
+            # the whole network is plastic and takes images, whose spread is known
+            return 1.0
+        factor = scale_of(
+            maps, self.plastic_layers, self.head, maps if whole is None else whole
+        )
         if factor != 1.0:
             multiply_biases(self.plastic_layers, self.head, factor)
             self.feature_scale.mul_(factor)

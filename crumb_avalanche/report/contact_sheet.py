@@ -27,14 +27,19 @@ AT_A_TIME = 64  # photos of a folder, and small copies of a clip's frames
 SIDE = 192  # pixels of the longer side of a thumbnail
 HEAT_SIDE = 28  # pixels of the longer side of a heat map, which the browser enlarges
 STRONGEST = 0.65  # opacity of a heat map where the evidence is strongest
-SPEAKS_FOR, SPEAKS_AGAINST = (213, 94, 0), (0, 114, 178)  # orange and blue, distinct for every kind of colour vision
+SPEAKS_FOR, SPEAKS_AGAINST = (
+    (213, 94, 0),
+    (0, 114, 178),
+)  # orange and blue, distinct for every kind of colour vision
 
 
 @dataclass(order=True)
 class Card:
     """One answer on the page, with its thumbnail and heat map; the smallest come first."""
 
-    order: tuple[bool, float, int]  # mistakes before the others, the most confident first; the others as they came
+    order: tuple[
+        bool, float, int
+    ]  # mistakes before the others, the most confident first; the others as they came
     answer: Answer = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
@@ -53,7 +58,9 @@ class Copy(NamedTuple):
     shape: tuple[int, int]
 
 
-def _copying(frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[Copy]) -> Frames:
+def _copying(
+    frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[Copy]
+) -> Frames:
     """Yield frames and keep small copies: of more than 64 every second, fourth ... one."""
     step = 1
     for number, (path, image) in enumerate(frames):
@@ -75,12 +82,18 @@ class ContactSheet:
         self.pairs: Counter[tuple[str, str]] = Counter()  # of true and answered class
         self._cards: list[Card] = []
 
-    def ask(self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]) -> Iterator[Answer]:
+    def ask(
+        self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]
+    ) -> Iterator[Answer]:
         """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
-        for clip in clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report):
+        for clip in clips_to_ask(
+            source, self.learner.classes, on_bad=on_bad, report=report
+        ):
             while True:
                 copies: list[Copy] = []
-                frames = islice(clip.frames, AT_A_TIME) if clip.is_folder else clip.frames
+                frames = (
+                    islice(clip.frames, AT_A_TIME) if clip.is_folder else clip.frames
+                )
                 frames = _copying(frames, self.learner.image_size, copies)
                 answers = list(self.learner.predict_all(replace(clip, frames=frames)))
                 if not copies:
@@ -93,7 +106,9 @@ class ContactSheet:
     def ask_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
         """Answer for boxes of an image as ``predict`` does, and draw each on the image."""
         answers = self.learner.predict(source, boxes)
-        ((_, image),) = (frame for clip in clips_to_ask(source, ()) for frame in clip.frames)
+        ((_, image),) = (
+            frame for clip in clips_to_ask(source, ()) for frame in clip.frames
+        )
         for answer in answers:
             drawn = image.copy()
             drawn.thumbnail((2 * SIDE, 2 * SIDE))
@@ -104,7 +119,11 @@ class ContactSheet:
 
     def _add(self, answer: Answer, copy: Copy) -> None:
         wrong = answer.truth not in (None, answer.label)
-        card = Card((not wrong, -answer.confidence if wrong else 0.0, self.total), answer, copy.thumbnail)
+        card = Card(
+            (not wrong, -answer.confidence if wrong else 0.0, self.total),
+            answer,
+            copy.thumbnail,
+        )
         self.total += 1
         self.unknown += answer.known is False
         if answer.truth is not None:
@@ -125,7 +144,11 @@ class ContactSheet:
             lead=f"{self.learner.method}, {counted(len(classes), 'class')}: {listed([info.name for info in classes])}.",
             note=self.learner.note,
             asked=sum(self.pairs.values()),
-            right=sum(number for (truth, label), number in self.pairs.items() if truth == label),
+            right=sum(
+                number
+                for (truth, label), number in self.pairs.items()
+                if truth == label
+            ),
             total=self.total,
             unknown=self.unknown,
             mistakes=wrong,
@@ -139,22 +162,50 @@ class ContactSheet:
 
 def confusion_matrix(pairs: Counter[tuple[str, str]]) -> Matrix | None:
     """How often each true class (row) was given each answer (column); ``None`` for too many classes."""
-    names = list(dict.fromkeys([*(truth for truth, _ in pairs), *(label for _, label in pairs)]))
+    names = list(
+        dict.fromkeys([*(truth for truth, _ in pairs), *(label for _, label in pairs)])
+    )
     if not names or len(names) > MOST_COLUMNS:
         return None
     rows = []
     for truth in dict.fromkeys(truth for truth, _ in pairs):
         numbers = [pairs[truth, label] for label in names]
-        cells = [(count(n) if n else EMPTY, f"{n / sum(numbers):.1%}" if n else "") for n in numbers]
-        rows.append((truth, [*cells, (Cell(f"{pairs[truth, truth] / sum(numbers):.0%}".replace("%", " %")), "")]))
+        cells = [
+            (count(n) if n else EMPTY, f"{n / sum(numbers):.1%}" if n else "")
+            for n in numbers
+        ]
+        rows.append(
+            (
+                truth,
+                [
+                    *cells,
+                    (
+                        Cell(
+                            f"{pairs[truth, truth] / sum(numbers):.0%}".replace(
+                                "%", " %"
+                            )
+                        ),
+                        "",
+                    ),
+                ],
+            )
+        )
     return Matrix(["is", *names, "right"], rows, len(names) > SMALL_COLUMNS)
 
 
 def confused_table(pairs: Counter[tuple[str, str]]) -> Table:
     """A line for each pair of classes that were mistaken, the most frequent first."""
     columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
-    mistaken = [(pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]]
-    return Table(columns, [[Cell(truth), Cell(label), count(number)] for (truth, label), number in mistaken])
+    mistaken = [
+        (pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]
+    ]
+    return Table(
+        columns,
+        [
+            [Cell(truth), Cell(label), count(number)]
+            for (truth, label), number in mistaken
+        ],
+    )
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
@@ -172,12 +223,18 @@ def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
     It is orange where positive, blue where negative, and transparent where 0.
     """
     width, height = (max(1, round(HEAT_SIDE * side / max(shape))) for side in shape)
-    small = torch.nn.functional.adaptive_avg_pool2d(shares[None].float(), (height, width))[0]
+    small = torch.nn.functional.adaptive_avg_pool2d(
+        shares[None].float(), (height, width)
+    )[0]
     strength = small.abs() / small.abs().max().clamp_min(1e-12)
-    pixels = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)[(small > 0).long()]
+    pixels = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)[
+        (small > 0).long()
+    ]
     alpha = (255 * STRONGEST * strength).round().to(torch.uint8)
     file = io.BytesIO()
-    Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA").save(file, "PNG", optimize=True)
+    Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA").save(
+        file, "PNG", optimize=True
+    )
     return _uri(file.getvalue(), "png")
 
 

@@ -50,13 +50,20 @@ class Table:
     @classmethod
     def of(cls, columns: dict[str, str], rows: Sequence[Mapping[str, Cell]]) -> "Table":
         """Make a table of cells by column; a column that no row has is left out, a cell that a row lacks is empty."""
-        used = {name: head for name, head in columns.items() if any(name in row for row in rows)}
+        used = {
+            name: head
+            for name, head in columns.items()
+            if any(name in row for row in rows)
+        }
         return cls(used, [[row.get(name, EMPTY) for name in used] for row in rows])
 
     @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers only, empty cells aside."""
-        return [all(NUMBER.fullmatch(row[i].plain) for row in self.rows) for i in range(len(self.columns))]
+        return [
+            all(NUMBER.fullmatch(row[i].plain) for row in self.rows)
+            for i in range(len(self.columns))
+        ]
 
     @property
     def lines(self) -> str:
@@ -66,7 +73,9 @@ class Table:
 
     def write(self, path: Path) -> None:
         """Write it as CSV with the names of columns and the values for programs, atomically."""
-        write_csv(path, [self.columns, *([cell.plain for cell in row] for row in self.rows)])
+        write_csv(
+            path, [self.columns, *([cell.plain for cell in row] for row in self.rows)]
+        )
 
 
 def count(value: float) -> Cell:
@@ -94,7 +103,9 @@ class Matrix(NamedTuple):
     """A matrix as text."""
 
     heads: list[str]  # the one of the row names included
-    rows: list[tuple[str, list[tuple[Cell, str]]]]  # of each its name, and its cells with a CSS percentage or none
+    rows: list[
+        tuple[str, list[tuple[Cell, str]]]
+    ]  # of each its name, and its cells with a CSS percentage or none
     small: bool  # set in small type
 
 
@@ -105,7 +116,8 @@ MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page
 def environment() -> Environment:
     """The templates, with everything escaped that is not ``Markup`` and characters that are not seen as escapes.
 
-    ``page.html`` also finds the style, the script and its hash: its policy lets only this script run.
+    ``page.html`` also finds the style, the script and its hash: its policy lets only
+    this script run.
     """
     templates = Environment(
         loader=PackageLoader("crumb_avalanche.report"),
@@ -114,9 +126,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: value if hasattr(value, "__html__") else printable(value),
+        finalize=lambda value: (
+            value if hasattr(value, "__html__") else printable(value)
+        ),
     )
-    style, script = (Markup(templates.loader.get_source(templates, f"page.{kind}")[0]) for kind in ("css", "js"))
+    style, script = (
+        Markup(templates.loader.get_source(templates, f"page.{kind}")[0])
+        for kind in ("css", "js")
+    )
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     templates.globals.update(style=style, script=script, script_hash=f"sha256-{digest}")
     return templates

@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 from crumb_avalanche.system import setting_ranges as ranges
 
-Action = Literal["show", "lessons", "undo", "move", "forget", "rename", "merge"]  # of crumb learner
+Action = Literal[
+    "show", "lessons", "undo", "move", "forget", "rename", "merge"
+]  # of crumb learner
 # auto: the fastest that is installed; see models.runtimes.
 RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
@@ -18,23 +20,25 @@ class PretrainSettings(ranges.InRange):
     """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
 
     Attributes:
-        data: an image folder with one folder per class, or torchvision:NAME for a data set with a train=True argument,
-            such as torchvision:CIFAR100.
+        data: an image folder with one folder per class, or torchvision:NAME for a data
+            set with a train=True argument, such as torchvision:CIFAR100.
         dataset_root: folder that holds a torchvision data set or receives its download.
-        output: the .safetensors file to write. An interrupted pretraining resumes from the folder OUTPUT.checkpoints.
+        output: the .safetensors file to write. An interrupted pretraining resumes from
+            the folder OUTPUT.checkpoints.
         overwrite: replace an existing file.
-        weights: 'torchvision' (the published ones, which most backbones download), a .npz, .safetensors or .pth file,
-            or 'none' for random weights.
-        backbone: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn or
-            timm:NAME.
-        cut_layer: number of leading layers that are frozen, or for timm:NAME of stages or the name of the last frozen
-            module; default the paper's cut.
+        weights: 'torchvision' (the published ones, which most backbones download), a
+            .npz, .safetensors or .pth file, or 'none' for random weights.
+        backbone: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2,
+            resnet18, small_cnn or timm:NAME.
+        cut_layer: number of leading layers that are frozen, or for timm:NAME of stages
+            or the name of the last frozen module; default the paper's cut.
         images_per_class: number of images of each class to use; 0 takes all.
         epochs: passes over the images.
         batch_size: images per batch.
         direct_weight: weight of the direct loss (alpha of eq. 3).
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
-        feature_cache: folder for the cached F(x); default a temporary one beside the output.
+        feature_cache: folder for the cached F(x); default a temporary one beside the
+            output.
         seed: seed of all random draws.
     """
 
@@ -74,7 +78,8 @@ class DemoSettings(ranges.InRange):
     """Pretrain on rendered shapes, learn a stream of other shapes, and compare CRUMB with its bounds; no download.
 
     Attributes:
-        output: folder for the runs, the table and the picture; runs finished in it are not repeated.
+        output: folder for the runs, the table and the picture; runs finished in it are
+            not repeated.
         overwrite: start over.
         seed: seed of the pretraining, and number of the run.
     """
@@ -91,11 +96,12 @@ class PrepareSettings(ranges.InRange):
     """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
 
     Attributes:
-        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, tiny_imagenet, eth80, stream51,
-            openloris_clutter (and other factors), clear10, clear100 or orbit.
+        name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet,
+            tiny_imagenet, eth80, stream51, openloris_clutter (and other factors),
+            clear10, clear100 or orbit.
         dataset_root: folder for the data set; give the same to crumb run.
-        source: the download: an archive, or a folder of archives, videos or images. Without it, core50, cifar100,
-            tiny_imagenet and stream51 are downloaded.
+        source: the download: an archive, or a folder of archives, videos or images.
+            Without it, core50, cifar100, tiny_imagenet and stream51 are downloaded.
         check: list the missing files without changing anything.
         workers: threads; 0 takes one per core.
     """
@@ -114,8 +120,9 @@ class ReportSettings(ranges.InRange):
 
     Attributes:
         folders: run folders, or folders of runs.
-        output: folder for page, tables and pictures; replaces an earlier report there. Default: the folder of a single
-            run, the given folder if it holds several runs, or the parent of the first of several folders.
+        output: folder for page, tables and pictures; replaces an earlier report there.
+            Default: the folder of a single run, the given folder if it holds several
+            runs, or the parent of the first of several folders.
     """
 
     folders: list[str]
@@ -138,7 +145,8 @@ class BackbonesSettings(ranges.InRange):
     """List backbones: cut, map, size, and images per second measured on this computer with random weights.
 
     Attributes:
-        names: backbones such as resnet18 or timm:vit_small_patch16_224; default the built-in ones.
+        names: backbones such as resnet18 or timm:vit_small_patch16_224; default the
+            built-in ones.
         image_size: side of the images in pixels; default that of the backbone.
     """
 
@@ -153,18 +161,24 @@ class NewLearnerSettings(ranges.InRange):
 
     Attributes:
         method: for a new MODEL: recommended, rda, slda, ncm or ranpac.
-        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both download), 'package' (extra
-            weights) or a weight file; default the published ones of the backbone.
-        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18, small_cnn
-            or timm:NAME; default efficientnet_lite0 if the extra weights is installed and --weights is not given, else
+        weights: for a new MODEL, or one without weights: 'torchvision' or 'timm' (both
+            download), 'package' (extra weights) or a weight file; default the published
+            ones of the backbone.
+        backbone: for a new MODEL: squeezenet1_0, squeezenet1_1, efficientnet_lite0,
+            mobilenet_v2, resnet18, small_cnn or timm:NAME; default efficientnet_lite0
+            if the extra weights is installed and --weights is not given, else
             squeezenet1_0.
-        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one of timm:NAME.
-        image_size: for a new MODEL: resize images to this many pixels square; default 224, or that of timm:NAME.
-        budget_bytes: for a new MODEL: most bytes of what is learned; default the size of the network.
-        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
-            is installed.
-        looks: of a new learner: sides of the central squares that it looks at, in units of an image's side, such as 1
-            for whole images, or 0.75,0.5 for two; 0.6 by default. Each takes the time of an image.
+        cut_layer: for a new MODEL: number of frozen layers, or the name of the last one
+            of timm:NAME.
+        image_size: for a new MODEL: resize images to this many pixels square; default
+            224, or that of timm:NAME.
+        budget_bytes: for a new MODEL: most bytes of what is learned; default the size
+            of the network.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or
+            auto for onnxruntime where it is installed.
+        looks: of a new learner: sides of the central squares that it looks at, in units
+            of an image's side, such as 1 for whole images, or 0.75,0.5 for two; 0.6 by
+            default. Each takes the time of an image.
     """
 
     method: str = "recommended"
@@ -184,17 +198,22 @@ class TeachSettings(NewLearnerSettings):
 
     Attributes:
         model: the learner's file, such as mine.safetensors; made if absent.
-        sources: images, of which those of a folder are one clip, videos, folders or glob patterns; without --label one
-            folder with a folder for each class.
+        sources: images, of which those of a folder are one clip, videos, folders or
+            glob patterns; without --label one folder with a folder for each class.
         label: name of the class that the sources show.
-        nothing: instead of sources, images of the empty scene, which is called unknown then.
-        new_class: take names as given, also if one is nearly that of another class or folders look like splits.
+        nothing: instead of sources, images of the empty scene, which is called unknown
+            then.
+        new_class: take names as given, also if one is nearly that of another class or
+            folders look like splits.
         camera: learn from this camera instead of a source, such as 0.
         seconds: how long to watch the camera.
-        without_weights: leave the network's weights out of the file, which is then smaller but needs --weights; false
-            puts them in. By default an existing file stays as it is, and a new one has them.
-        keep_pictures: keep a small picture of the lesson in the file, for crumb learner lessons --pictures.
-        on_bad_frame: skip or raise: leave out files that cannot be read or whose features are not finite, or stop.
+        without_weights: leave the network's weights out of the file, which is then
+            smaller but needs --weights; false puts them in. By default an existing file
+            stays as it is, and a new one has them.
+        keep_pictures: keep a small picture of the lesson in the file, for crumb learner
+            lessons --pictures.
+        on_bad_frame: skip or raise: leave out files that cannot be read or whose
+            features are not finite, or stop.
     """
 
     model: str
@@ -219,16 +238,20 @@ class PredictSettings(ranges.InRange):
         sources: images, videos, folders or glob patterns.
         camera: ask about a clip of this camera instead of sources, such as 0.
         seconds: length of the clip.
-        boxes: JSON file of images and boxes in pixels of them, which are asked about one by one, such as
-            {"photo.jpg": [[10, 20, 110, 220]]}; names are from its folder on.
-        watch: answer for the frames of this camera, video or address (rtsp://...) as they come, until interrupted;
-            prints what changes, or with --json every answer.
+        boxes: JSON file of images and boxes in pixels of them, which are asked about
+            one by one, such as {"photo.jpg": [[10, 20, 110, 220]]}; names are from its
+            folder on.
+        watch: answer for the frames of this camera, video or address (rtsp://...) as
+            they come, until interrupted; prints what changes, or with --json every
+            answer.
         json: print one JSON object a line.
         csv: print comma-separated values.
-        html: also write this page of all answers, with images, runners-up and heat maps, mistakes first.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
-        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or auto for onnxruntime where it
-            is installed.
+        html: also write this page of all answers, with images, runners-up and heat
+            maps, mistakes first.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download),
+            'package' or a weight file.
+        runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or
+            auto for onnxruntime where it is installed.
     """
 
     model: str
@@ -250,10 +273,13 @@ class ServeSettings(NewLearnerSettings):
     """Teach and ask a learner in a browser, or from other programs over HTTP.
 
     Attributes:
-        model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
-        host: name or address of this computer to listen at; another than 127.0.0.1 is reached by https.
+        model: the learner's file, such as mine.safetensors; made if absent, saved after
+            every change.
+        host: name or address of this computer to listen at; another than 127.0.0.1 is
+            reached by https.
         port: port to listen at; 0 takes a free one.
-        certificate: PEM file with the certificate for https; default one that this computer makes for --host.
+        certificate: PEM file with the certificate for https; default one that this
+            computer makes for --host.
         key: PEM file with its private key.
     """
 
@@ -270,15 +296,18 @@ class ConnectSettings(NewLearnerSettings):
 
     Attributes:
         service: mqtt.
-        model: the learner's file, such as mine.safetensors; made if absent, saved after every change.
+        model: the learner's file, such as mine.safetensors; made if absent, saved after
+            every change.
         broker: HOST or HOST:PORT.
-        topic: topics of snapshots or events, such as cameras/+/snapshot or frigate/events; several with commas.
+        topic: topics of snapshots or events, such as cameras/+/snapshot or
+            frigate/events; several with commas.
         name: what the topics of this learner begin with; default crumb.
         images: folder or address of the images that events name, such as
             http://HOST:5000/api/events/{id}/snapshot.jpg?crop=1
         user: for the broker.
         password_file: file with the password for the broker.
-        ca: PEM file that the broker's certificate is checked with, or 'system'; turns TLS on.
+        ca: PEM file that the broker's certificate is checked with, or 'system'; turns
+            TLS on.
     """
 
     service: Literal["mqtt"]
@@ -297,16 +326,19 @@ class LearnerSettings(ranges.InRange):
     """Show a learner, or change what it knows: show, lessons, undo, move, forget, rename, merge.
 
     Attributes:
-        action: show MODEL; lessons MODEL; undo MODEL; move MODEL WRONG RIGHT; forget MODEL NAME; rename MODEL OLD NEW;
-            merge A B --output C.
+        action: show MODEL; lessons MODEL; undo MODEL; move MODEL WRONG RIGHT; forget
+            MODEL NAME; rename MODEL OLD NEW; merge A B --output C.
         model: a learner's file.
         names: class names that the action needs; for merge the other learner's file.
-        lesson: number of the lesson that undo takes back (default the last one), or whose images alone move gives
-            another name; see lessons.
-        pictures: folder for the pictures of lessons that teach --keep-pictures kept; lessons writes them there.
+        lesson: number of the lesson that undo takes back (default the last one), or
+            whose images alone move gives another name; see lessons.
+        pictures: folder for the pictures of lessons that teach --keep-pictures kept;
+            lessons writes them there.
         output: the file that merge writes.
-        new_class: let rename, move and merge make a class whose name is nearly that of another one.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
+        new_class: let rename, move and merge make a class whose name is nearly that of
+            another one.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download),
+            'package' or a weight file.
     """
 
     action: Action
@@ -325,10 +357,12 @@ class ExportSettings(ranges.InRange):
 
     Attributes:
         model: a learner's file.
-        to: format; onnx runs in ONNX Runtime and many others, without torch and this package.
+        to: format; onnx runs in ONNX Runtime and many others, without torch and this
+            package.
         output: the file to write; default MODEL with the format's extension.
         images: photos on which the result is compared with the learner; default noise.
-        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download), 'package' or a weight file.
+        weights: for a MODEL without weights: 'torchvision' or 'timm' (both download),
+            'package' or a weight file.
     """
 
     model: str

@@ -7,7 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks_toybox_ilab.datasets.toy_shapes import PRETRAINING_CLASSES, ToyShapesFrames
+from benchmarks_toybox_ilab.datasets.toy_shapes import (
+    PRETRAINING_CLASSES,
+    ToyShapesFrames,
+)
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.networks import SmallCNN
@@ -33,17 +36,26 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     Returns the run folders.
     """
     folder = Path(settings.output)
-    pretrained, network_file = folder / "pretrained.safetensors", folder / "network.safetensors"
+    pretrained, network_file = (
+        folder / "pretrained.safetensors",
+        folder / "network.safetensors",
+    )
     for path, kind in ((pretrained, FORMAT), (network_file, NETWORK)):
         if path.exists() and format_of(path) != kind:
-            raise FileExistsError(f"{path} exists and is not of a demo, so it stays as it is: choose another --output")
+            raise FileExistsError(
+                f"{path} exists and is not of a demo, so it stays as it is: choose another --output"
+            )
     if not pretrained.exists() or settings.overwrite:
         set_up_process(settings.threads, settings.seed)
         images = shapes(pixel_transform(SIZE), settings.progress)
-        print(f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes")
+        print(
+            f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes"
+        )
         network = train_network(images, progress=settings.progress)
         write_tensors(network_file, network.state_dict(), {"format": NETWORK})
-        print("\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks")
+        print(
+            "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks"
+        )
         made_with = PretrainSettings(
             data="rendered shapes",
             output=str(pretrained),
@@ -58,13 +70,16 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
             progress=settings.progress,
         )
         pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
-    print("\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once")
+    print(
+        "\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once"
+    )
     settings_of_all = RunSettings(
         benchmark=BENCHMARK,
         backbone="small_cnn",
         image_size=SIZE,
         pretrained=str(pretrained),
-        # Batches of one clip are alike: three replay batches of equal weight keep a short stream balanced.
+        # Batches of one clip are alike: three replay batches of equal weight keep a
+        # short stream balanced.
         replay_steps=3,
         replay_weight=1.0,
         feature_cache=str(folder / "feature_cache"),
@@ -97,17 +112,26 @@ def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
     return images
 
 
-def train_network(images: TensorDataset, epochs: int = 5, progress: bool = True) -> SmallCNN:
+def train_network(
+    images: TensorDataset, epochs: int = 5, progress: bool = True
+) -> SmallCNN:
     """Train a network from scratch on shuffled images; its leading layers become F."""
     network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
     loader = DataLoader(images, 64, shuffle=True)
     optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=epochs * len(loader))
-    mean, std = torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1), torch.tensor(PIXEL_STD).view(1, 3, 1, 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 3e-3, total_steps=epochs * len(loader)
+    )
+    mean, std = (
+        torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1),
+        torch.tensor(PIXEL_STD).view(1, 3, 1, 1),
+    )
     with progress_bar(epochs * len(images), "training", show=progress) as bar:
         for _ in range(epochs):
             for batch, labels in loader:
-                batch = ((batch.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+                batch = ((batch.float() / 255 - mean) / std).contiguous(
+                    memory_format=torch.channels_last
+                )
                 loss = nn.functional.cross_entropy(network(batch), labels)
                 optimizer.zero_grad()
                 loss.backward()

@@ -12,8 +12,20 @@ import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS, get_benchmark
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_strategy
-from crumb_avalanche.models.backbone_names import PREPROCESSING, full_name, is_timm, preprocessing_of, published_by
-from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, RunSettings, flat, part_for
+from crumb_avalanche.models.backbone_names import (
+    PREPROCESSING,
+    full_name,
+    is_timm,
+    preprocessing_of,
+    published_by,
+)
+from crumb_avalanche.runs.settings import (
+    CLIPS,
+    NON_RESULT_SETTINGS,
+    RunSettings,
+    flat,
+    part_for,
+)
 from crumb_avalanche.system.setting_ranges import Memories, Range
 from crumb_avalanche.training.replay_settings import Replay
 
@@ -35,14 +47,19 @@ DEFAULTS = dict(
     head_kernel=1,
     evaluate_quantized=False,
 )
-BENCHMARK_SETTINGS = ("classes_per_experience", "batch_size")  # defaults that each benchmark has its own of
+BENCHMARK_SETTINGS = (
+    "classes_per_experience",
+    "batch_size",
+)  # defaults that each benchmark has its own of
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
 
 
 @cache
 def rows() -> dict[str, dict[str, Any]]:
     """Return what ``presets.yaml`` holds."""
-    return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    )
 
 
 def preset_settings(preset: str) -> dict[str, Any]:
@@ -65,17 +82,20 @@ def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
 class RunPlan(RunSettings):
     """``RunSettings`` with all defaults filled in; create one with ``RunPlan.of``.
 
-    Three values may stay ``None``: ``learning_rate`` in the family *fair*, which is tuned on the first experience,
-    ``classes_per_experience`` of a benchmark with all classes in each experience, and ``capacity``, which depends on
-    the shape of the network's feature maps. ``method`` holds all settings of the chosen
-    strategy. ``str(plan)`` is YAML of the settings alone, which repeats the run as ``--config``.
+    Three values may stay ``None``: ``learning_rate`` in the family *fair*, which is
+    tuned on the first experience, ``classes_per_experience`` of a benchmark with all
+    classes in each experience, and ``capacity``, which depends on the shape of the
+    network's feature maps. ``method`` holds all settings of the chosen strategy.
+    ``str(plan)`` is YAML of the settings alone, which repeats the run as ``--config``.
 
     Attributes:
         budget: memory budget in bytes.
         capacity: number of memories that the budget buys; set by ``Session.build``.
     """
 
-    budget: Annotated[int, Range(0, 10**15)] = 0  # of the most images of the largest size
+    budget: Annotated[int, Range(0, 10**15)] = (
+        0  # of the most images of the largest size
+    )
     capacity: Memories | None = None
 
     @classmethod
@@ -96,24 +116,43 @@ class RunPlan(RunSettings):
         values |= dict(preset=preset, strategy=strategy)
         for name in BENCHMARK_SETTINGS:
             values.setdefault(name, getattr(benchmark, name))
-        given = {item.name: getattr(settings, item.name) for item in fields(RunSettings)}
+        given = {
+            item.name: getattr(settings, item.name) for item in fields(RunSettings)
+        }
         given |= {name: value for name, value in values.items() if given[name] is None}
-        given["replay_weight"] = Replay(given["replay_weight"], replay_compute=given["replay_compute"]).factor
+        given["replay_weight"] = Replay(
+            given["replay_weight"], replay_compute=given["replay_compute"]
+        ).factor
         given |= settings_of_backbone(settings, given, get_strategy(strategy).codebook)
-        given["method"] = asdict(get_strategy(strategy).method_settings({**method, **settings.method}))
-        images = benchmark.budget_images if settings.budget_images is None else settings.budget_images
-        # The paper counts a budget in images of 224 pixels, also for methods whose network takes small images.
+        given["method"] = asdict(
+            get_strategy(strategy).method_settings({**method, **settings.method})
+        )
+        images = (
+            benchmark.budget_images
+            if settings.budget_images is None
+            else settings.budget_images
+        )
+        # The paper counts a budget in images of 224 pixels, also for methods whose
+        # network takes small images.
         side = PAPER_SIDE if settings.family == "paper" else given["image_size"]
-        budget = int(images * 3 * side**2) if settings.budget_bytes is None else settings.budget_bytes
+        budget = (
+            int(images * 3 * side**2)
+            if settings.budget_bytes is None
+            else settings.budget_bytes
+        )
         return cls(**given, budget=budget)
 
     @property
     def learning(self) -> LearningSettings:
         """Settings that all strategies share."""
         values = part_for(LearningSettings, self)
-        if self.learning_rate is None:  # a method that takes no gradient steps, in a family that tunes the rate
+        if (
+            self.learning_rate is None
+        ):  # a method that takes no gradient steps, in a family that tunes the rate
             del values["learning_rate"]
-        return LearningSettings(**{**values, "clamp_gradients": self.clamp_gradients or None})
+        return LearningSettings(
+            **{**values, "clamp_gradients": self.clamp_gradients or None}
+        )
 
     @property
     def budget_given(self) -> bool:
@@ -123,41 +162,64 @@ class RunPlan(RunSettings):
     @property
     def sha256(self) -> str:
         """SHA-256 of all settings that can change a result."""
-        decides = {name: value for name, value in vars(self).items() if name not in NON_RESULT_SETTINGS}
+        decides = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in NON_RESULT_SETTINGS
+        }
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
-        return yaml.safe_dump({item.name: getattr(self, item.name) for item in fields(RunSettings)}, sort_keys=False)
+        return yaml.safe_dump(
+            {item.name: getattr(self, item.name) for item in fields(RunSettings)},
+            sort_keys=False,
+        )
 
 
-def usual_settings(benchmark: str, preset: str, strategy: str | None = None) -> dict[str, Any]:
+def usual_settings(
+    benchmark: str, preset: str, strategy: str | None = None
+) -> dict[str, Any]:
     """Return the settings of a run that sets these only; those of the method are named ``method.NAME``.
 
-    Defaults of the method stand in its file, whose libraries may be missing where runs are only reported: then they are
-    left out.
+    Defaults of the method stand in its file, whose libraries may be missing where runs
+    are only reported: then they are left out.
     """
-    usual = vars(RunSettings()) | DEFAULTS | rows()["presets"].get(preset, {}) | {"preset": preset, "method": {}}
+    usual = (
+        vars(RunSettings())
+        | DEFAULTS
+        | rows()["presets"].get(preset, {})
+        | {"preset": preset, "method": {}}
+    )
     usual["replay_weight"] = Replay(replay_compute=usual["replay_compute"]).factor
     with suppress(ImportError):
         if strategy in STRATEGIES:
             usual["method"] = asdict(STRATEGIES[strategy].settings())
     if benchmark in BENCHMARKS:
-        usual |= {name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS}
+        usual |= {
+            name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS
+        }
     return flat(usual)
 
 
-def settings_of_backbone(settings: Any, given: dict[str, Any], codebook: bool) -> dict[str, Any]:
+def settings_of_backbone(
+    settings: Any, given: dict[str, Any], codebook: bool
+) -> dict[str, Any]:
     """Return the settings that follow from a backbone that is not torchvision's, where ``settings`` has ``None``.
 
-    ``given`` are values of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``, which must divide the
-    channels of the map if a ``codebook`` is trained. ``ImportError`` if timm is needed and missing; ``ValueError`` if
-    it has no network of that name, or one that cannot be cut.
+    ``given`` are values of ``backbone`` and ``cut_layer``, and the longest
+    ``codebook_dim``, which must divide the channels of the map if a ``codebook`` is
+    trained. ``ImportError`` if timm is needed and missing; ``ValueError`` if it has no
+    network of that name, or one that cannot be cut.
     """
     if not is_timm(given["backbone"]) and given["backbone"] not in PREPROCESSING:
         return {}
     name = full_name(given["backbone"])
     side = settings.image_size or preprocessing_of(name).size
-    found: dict[str, Any] = {"backbone": name, "image_size": side, "weights": settings.weights or published_by(name)}
+    found: dict[str, Any] = {
+        "backbone": name,
+        "image_size": side,
+        "weights": settings.weights or published_by(name),
+    }
     if settings.codebook_dim is None and codebook and given["cut_layer"] != 0:
         from crumb_avalanche.models.backbones import map_channels
         from crumb_avalanche.models.codebook import largest_divisor

@@ -13,17 +13,48 @@ from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.learner.run_file import LEARNER, NOT_KEPT, LearnerHeader, probabilities, save_learner
-from crumb_avalanche.models.backbone_names import Preprocessing, is_timm, preprocessing_of
+from crumb_avalanche.learner.run_file import (
+    LEARNER,
+    NOT_KEPT,
+    LearnerHeader,
+    probabilities,
+    save_learner,
+)
+from crumb_avalanche.models.backbone_names import (
+    Preprocessing,
+    is_timm,
+    preprocessing_of,
+)
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import PERCENT, RESUME, versions, write_csv, write_json
+from crumb_avalanche.runs.run_folder import (
+    PERCENT,
+    RESUME,
+    versions,
+    write_csv,
+    write_json,
+)
 from crumb_avalanche.runs.session import Session, network_of
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.schema import PLAIN_VALUES, check, each, maybe, real, record, table, text, whole
-from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, CheckpointPlugin, Position
+from crumb_avalanche.system.schema import (
+    PLAIN_VALUES,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    table,
+    text,
+    whole,
+)
+from crumb_avalanche.training.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointPlugin,
+    Position,
+)
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.stateful import StatefulPlugin
@@ -35,13 +66,17 @@ class Progress:
     """Results of a run so far.
 
     Attributes:
-        matrix: accuracy after each experience on the classes of each, percent; an empty row if it was not tested.
-        accuracy_after: accuracy over all seen classes after each experience, percent; ``None`` if it was not tested.
+        matrix: accuracy after each experience on the classes of each, percent; an empty
+            row if it was not tested.
+        accuracy_after: accuracy over all seen classes after each experience, percent;
+            ``None`` if it was not tested.
         ledgers: the ledger after each experience.
-        trials: of the learning rate, the chosen one first; they took ``tuning_seconds``.
-        seconds: time from the start of the run to its latest checkpoint; work lost in interruptions is not counted.
-        diverged: number of the experience in which training diverged, if the run counts nevertheless. No checkpoint
-            follows: a resumed run diverges again.
+        trials: of the learning rate, the chosen one first; they took
+            ``tuning_seconds``.
+        seconds: time from the start of the run to its latest checkpoint; work lost in
+            interruptions is not counted.
+        diverged: number of the experience in which training diverged, if the run counts
+            nevertheless. No checkpoint follows: a resumed run diverges again.
     """
 
     matrix: list[list[float]] = field(default_factory=list)
@@ -62,7 +97,8 @@ class Resume:
     """Write checkpoints of a run, and resume it from the newest.
 
     Args:
-        folder: folder of the run; its subfolder ``resume`` holds the checkpoints until the run is finished.
+        folder: folder of the run; its subfolder ``resume`` holds the checkpoints until
+            the run is finished.
         settings: settings before tuning; a checkpoint with other settings is refused.
         files: hashes of the run's input files and other values that must be the same.
         start: start of the run in this process, by ``time.perf_counter``.
@@ -75,8 +111,19 @@ class Resume:
         runtime: name and version of what ran F before, empty without a checkpoint.
     """
 
-    def __init__(self, folder: Path, settings: RunSettings, files: dict, start: float, experiences: int):
-        compared = {name: value for name, value in vars(settings).items() if name not in NON_RESULT_SETTINGS}
+    def __init__(
+        self,
+        folder: Path,
+        settings: RunSettings,
+        files: dict,
+        start: float,
+        experiences: int,
+    ):
+        compared = {
+            name: value
+            for name, value in vars(settings).items()
+            if name not in NON_RESULT_SETTINGS
+        }
         self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
         self.settings = settings
         self.position, self.progress, self.runtime = Position(0), Progress(), ""
@@ -85,14 +132,29 @@ class Resume:
             self.found = self.files.newest(self._check_notes)
         if self.found is not None:
             notes = self.found.notes
-            self.position, self.runtime = Position(**notes["position"]), notes["runtime"]
+            self.position, self.runtime = (
+                Position(**notes["position"]),
+                notes["runtime"],
+            )
             self.progress = Progress(**notes["progress"])
-            self.progress.trials = [Trial(**trial) for trial in notes["progress"]["trials"]]
+            self.progress.trials = [
+                Trial(**trial) for trial in notes["progress"]["trials"]
+            ]
         self._clock = start - self.progress.seconds
 
     def _check_notes(self, notes: dict) -> None:
-        position = record(experience=whole(0, self.experiences), epoch=whole(), step=whole(-1))
-        check(record(position=position, progress=dict, metrics=table(text(), SERIES), runtime=text()), notes)
+        position = record(
+            experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
+        )
+        check(
+            record(
+                position=position,
+                progress=dict,
+                metrics=table(text(), SERIES),
+                runtime=text(),
+            ),
+            notes,
+        )
         done = notes["position"]["experience"]
         progress = record(
             matrix=each(each(PERCENT), done),
@@ -113,7 +175,11 @@ class Resume:
     def attach(self, strategy: StreamStrategy) -> None:
         """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
         now, found = str(strategy.model.runtime), self.found
-        if found and strategy.model.runtime.name == "onnxruntime" and now != self.runtime:
+        if (
+            found
+            and strategy.model.runtime.name == "onnxruntime"
+            and now != self.runtime
+        ):
             raise ValueError(
                 f"the run began with runtime {self.runtime}, but this one is {now}, whose maps differ: install "
                 "the version of the former, or start over with --overwrite true"
@@ -129,23 +195,40 @@ class Resume:
             return
         self.found = None  # its tensors are not needed after the strategy has them
 
-        compared = 3 if self.position.inside else 1  # between experiences the counts within one mean nothing
+        compared = (
+            3 if self.position.inside else 1
+        )  # between experiences the counts within one mean nothing
 
         def restore() -> None:
             try:
                 strategy.load_state_dict(found.state["strategy"])
                 set_rng_state(found.state["random"])
                 clock = strategy.clock
-                place = clock.train_exp_counter, clock.train_exp_epochs, clock.train_epoch_iterations
+                place = (
+                    clock.train_exp_counter,
+                    clock.train_exp_epochs,
+                    clock.train_epoch_iterations,
+                )
                 if place[:compared] != astuple(self.position)[:compared]:
-                    raise ValueError(f"its clock is at {place}, its note at {astuple(self.position)}")
-                collected, latest = strategy.evaluator.get_all_metrics(), strategy.evaluator.last_metric_results
+                    raise ValueError(
+                        f"its clock is at {place}, its note at {astuple(self.position)}"
+                    )
+                collected, latest = (
+                    strategy.evaluator.get_all_metrics(),
+                    strategy.evaluator.last_metric_results,
+                )
                 collected.clear()
                 latest.clear()
                 for name, series in found.notes["metrics"].items():
                     collected[name] = list(series["steps"]), list(series["values"])
                     latest[name] = series["values"][-1]
-            except (AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+            except (
+                AttributeError,
+                LookupError,
+                TypeError,
+                ValueError,
+                RuntimeError,
+            ) as error:
                 raise CheckpointError(
                     f"the state in {self.files.path(found.number)} does not fit this run "
                     f"({' '.join(str(error).split())}); remove that file to resume from the one before it"
@@ -166,11 +249,16 @@ class Resume:
             "progress": asdict(self.progress),
             "metrics": {
                 name: {"steps": steps, "values": values}
-                for name, (steps, values) in self.strategy.evaluator.get_all_metrics().items()
+                for name, (
+                    steps,
+                    values,
+                ) in self.strategy.evaluator.get_all_metrics().items()
             },
             "runtime": str(self.strategy.model.runtime),
         }
-        self.files.write(notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()})
+        self.files.write(
+            notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
+        )
 
 
 class Recorder:
@@ -182,28 +270,45 @@ class Recorder:
         self.plugins = [self.bar, self.predictions]
         self.ledger = LedgerMetric()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "No loggers specified")  # metrics.csv is written at the end
+            warnings.filterwarnings(
+                "ignore", "No loggers specified"
+            )  # metrics.csv is written at the end
             self.evaluator = EvaluationPlugin(
-                accuracy_metrics(experience=True, stream=True), loss_metrics(experience=True), self.ledger, loggers=[]
+                accuracy_metrics(experience=True, stream=True),
+                loss_metrics(experience=True),
+                self.ledger,
+                loggers=[],
             )
 
     def write(self, folder: Path, session: Session, progress: Progress) -> dict:
         """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
         metrics = self.evaluator.get_all_metrics().items()
-        values = ([name, step, value] for name, series in metrics for step, value in zip(*series))
+        values = (
+            [name, step, value]
+            for name, series in metrics
+            for step, value in zip(*series)
+        )
         write_csv(folder / "metrics.csv", [["metric", "step", "value"], *values])
         tests = session.stream.benchmark.test_stream
-        self.predictions.write(folder, np.concatenate([list(test.dataset.frame_row) for test in tests]))
+        self.predictions.write(
+            folder, np.concatenate([list(test.dataset.frame_row) for test in tests])
+        )
         width = len(progress.matrix[-1])
         lines = [["after", *[f"experience_{j}" for j in range(width)]]]
-        for i, row in enumerate(progress.matrix):  # columns of unseen classes stay empty
-            lines.append([str(i), *[f"{value:.4f}" for value in row], *[""] * (width - len(row))])
+        for i, row in enumerate(
+            progress.matrix
+        ):  # columns of unseen classes stay empty
+            lines.append(
+                [str(i), *[f"{value:.4f}" for value in row], *[""] * (width - len(row))]
+            )
         write_csv(folder / "accuracy_matrix.csv", lines)
         ledger, cache = progress.ledgers[-1], session.cache
         ledger["feature_cache_seconds"] = cache.store.seconds if cache else 0.0
         ledger["feature_cache_images_filled"] = cache.store.filled if cache else 0
         ledger["feature_cache_images_damaged"] = cache.store.damaged if cache else 0
-        write_json(folder / "ledger.json", {**ledger, "after_experience": progress.ledgers})
+        write_json(
+            folder / "ledger.json", {**ledger, "after_experience": progress.ledgers}
+        )
         return ledger
 
 
@@ -220,7 +325,9 @@ class ProgressPlugin(StatefulPlugin):
         if self._bar is None:
             number = strategy.clock.train_exp_counter + 1
             images = len(strategy.adapted_dataset) * strategy.train_epochs
-            self._bar = progress_bar(images, f"experience {number}/{self.total}", show=self.show)
+            self._bar = progress_bar(
+                images, f"experience {number}/{self.total}", show=self.show
+            )
 
     def after_training_iteration(self, strategy, **kwargs):
         self._bar.update(len(strategy.mb_y))
@@ -258,12 +365,21 @@ class PredictionsPlugin(StatefulPlugin):
     def write(self, folder: Path, rows: np.ndarray) -> None:
         """Write ``predictions.npz`` atomically, with the row of each image in the frame table, ``(N,)``."""
         columns = {"row": np.asarray(rows, np.int32), **self.state_dict()}
-        columns["label"], columns["answer"] = columns.pop("labels"), columns.pop("answers")
-        with atomic_write(folder / PREDICTIONS) as unfinished, open(unfinished, "wb") as file:
+        columns["label"], columns["answer"] = (
+            columns.pop("labels"),
+            columns.pop("answers"),
+        )
+        with (
+            atomic_write(folder / PREDICTIONS) as unfinished,
+            open(unfinished, "wb") as file,
+        ):
             np.savez_compressed(file, **columns)
 
     def state_dict(self):
-        state = {name: np.asarray(getattr(self, name), np.int32) for name in ("labels", "answers")}
+        state = {
+            name: np.asarray(getattr(self, name), np.int32)
+            for name in ("labels", "answers")
+        }
         return state | {"confidence": np.asarray(self.confidence, np.float32)}
 
     def load_state_dict(self, state):
@@ -275,17 +391,31 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
     """Read the predictions of a run, sorted by row: those of runs on the same test set align.
 
     Returns:
-        ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)`` float32: softmax of the
-        outputs, not calibrated.
+        ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)``
+        float32: softmax of the outputs, not calibrated.
     """
     path = folder / PREDICTIONS
     if not path.is_file():
-        raise ValueError(f"there are no predictions in {folder}; give the folder of a finished run")
+        raise ValueError(
+            f"there are no predictions in {folder}; give the folder of a finished run"
+        )
     try:
         with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in ("row", "label", "answer", "confidence")}
-    except (OSError, KeyError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
+            columns = {
+                name: file[name] for name in ("row", "label", "answer", "confidence")
+            }
+    except (
+        OSError,
+        KeyError,
+        ValueError,
+        NotImplementedError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+    ) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); run it again with --overwrite true"
+        ) from error
     order = np.argsort(columns["row"], kind="stable")
     return {name: values[order] for name, values in columns.items()}
 
@@ -310,7 +440,9 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
         "final_accuracy": progress.accuracy_after[-1],
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],
-        "classes_order": [benchmark.class_names[label] for label in benchmark.classes_order],
+        "classes_order": [
+            benchmark.class_names[label] for label in benchmark.classes_order
+        ],
         "classes_per_experience": _new_classes(benchmark),
         "mem_size": session.plan.capacity,
         "runtime": str(session.model.runtime),
@@ -338,7 +470,11 @@ def keep_learner(folder: Path, session: Session, experiences: int) -> None:
     plan, benchmark, model = session.plan, session.stream.benchmark, session.model
     if not plan.keep_learner or plan.strategy in NOT_KEPT:
         return
-    images = Counter(label for one in benchmark.train_stream[:experiences] for label in map(int, one.dataset.targets))
+    images = Counter(
+        label
+        for one in benchmark.train_stream[:experiences]
+        for label in map(int, one.dataset.targets)
+    )
     names = benchmark.class_names
     blocks, expected = model.codebook, preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
@@ -351,11 +487,16 @@ def keep_learner(folder: Path, session: Session, experiences: int) -> None:
         mem_size=plan.capacity,
         seed=plan.run,
         network=network,
-        codebook=None if blocks is None else (blocks.codebook_size, blocks.codebook_dim),
+        codebook=None
+        if blocks is None
+        else (blocks.codebook_size, blocks.codebook_dim),
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,
         transform={**expected.as_dict(), "size": plan.image_size},
-        classes=[dict(label=label, name=names[label], images=count) for label, count in images.items()],
+        classes=[
+            dict(label=label, name=names[label], images=count)
+            for label, count in images.items()
+        ],
         budget_bytes=plan.budget,
         versions={**versions(), "runtime": str(model.runtime)},
     )

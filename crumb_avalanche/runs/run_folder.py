@@ -16,17 +16,36 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.process import cpu_name
-from crumb_avalanche.system.schema import PLAIN_VALUES, check, each, maybe, real, record, table, text, whole
+from crumb_avalanche.system.schema import (
+    PLAIN_VALUES,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    table,
+    text,
+    whole,
+)
 
 RESULT = "result.json"
 SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
 MISTAKES = "mistakes.html"
-RECORDS = ("config.yaml", "metrics.csv", "accuracy_matrix.csv", "ledger.json", "predictions.npz")
+RECORDS = (
+    "config.yaml",
+    "metrics.csv",
+    "accuracy_matrix.csv",
+    "ledger.json",
+    "predictions.npz",
+)
 _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
 DIGESTS = (_FILES, _RESULT_SHA256)
 PLAN = "# sha256 of the plan: "  # begins a config.yaml
-MARKS = {"config.yaml": PLAN, RESULT: f'"{_RESULT_SHA256}"'}  # texts by which a run's files are known
+MARKS = {
+    "config.yaml": PLAN,
+    RESULT: f'"{_RESULT_SHA256}"',
+}  # texts by which a run's files are known
 FRAMES = "frame_table_sha256"  # entry of a result
 PERCENT = real(0, 100)
 # What is read of a result, and of the settings.
@@ -38,7 +57,11 @@ RESULT_READ = record(
     final_accuracy_per_experience=each(PERCENT),
     provenance=table(text(), text()),
     bad_frames=each(str),
-    **{FRAMES: text(), "classes_order?": each(str), "classes_per_experience?": each(whole())},
+    **{
+        FRAMES: text(),
+        "classes_order?": each(str),
+        "classes_per_experience?": each(whole()),
+    },
 )
 NAMES = dict.fromkeys(("benchmark", "protocol", "strategy", "preset"), text())
 SETTINGS_READ = record(further=True, **NAMES, **{"method?": maybe(PLAIN_VALUES)})
@@ -65,9 +88,17 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
 def with_digests(folder: Path, result: dict) -> dict:
     """Return a result with the SHA-256 of the other files of the run and of itself.
 
-    The learner file is not among them: it has checksums of its own, and may be taught on.
+    The learner file is not among them: it has checksums of its own, and may be taught
+    on.
     """
-    result = {**result, _FILES: {name: _sha256(folder / name) for name in RECORDS if (folder / name).is_file()}}
+    result = {
+        **result,
+        _FILES: {
+            name: _sha256(folder / name)
+            for name in RECORDS
+            if (folder / name).is_file()
+        },
+    }
     return {**result, _RESULT_SHA256: _result_sha256(result)}
 
 
@@ -75,12 +106,15 @@ def read_result(folder: Path) -> dict:
     """Read the result of a finished run.
 
     Raises:
-        DamagedRunError: a file of the run is missing, or not what the run wrote; says which.
+        DamagedRunError: a file of the run is missing, or not what the run wrote; says
+            which.
     """
     path, changed = folder / RESULT, f"its SHA-256 is not the one in {RESULT}"
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(result, dict) or result.get(_RESULT_SHA256) != _result_sha256(result):
+        if not isinstance(result, dict) or result.get(_RESULT_SHA256) != _result_sha256(
+            result
+        ):
             raise ValueError(changed)
         for name, digest in result[_FILES].items():
             path = folder / name
@@ -90,11 +124,26 @@ def read_result(folder: Path) -> dict:
         check(RESULT_READ, result)
         after, last = result["accuracy_after"], result["final_accuracy_per_experience"]
         classes = result.get("classes_per_experience", [1] * len(last))
-        fits = 0 < len(last) == len(classes) and classes[0] > 0 and len(after) in (1, len(last))
+        fits = (
+            0 < len(last) == len(classes)
+            and classes[0] > 0
+            and len(after) in (1, len(last))
+        )
         if not fits or after[-1] != result["final_accuracy"]:
             raise ValueError("its accuracies and numbers of classes do not agree")
-    except (AttributeError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
-        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())[:300]
+    except (
+        AttributeError,
+        KeyError,
+        OSError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        reason = (
+            "it is missing"
+            if isinstance(error, FileNotFoundError)
+            else " ".join(str(error).split())[:300]
+        )
         raise DamagedRunError(
             f"{path} is not what the run wrote: {reason}. It was damaged or changed later; restore it, repeat the run "
             f"with --overwrite true, or move {folder} elsewhere"
@@ -104,7 +153,11 @@ def read_result(folder: Path) -> dict:
 
 def read_settings(folder: Path) -> dict:
     """Read the settings of a run, those of the method as ``method.NAME``; ValueError if no run has such ones."""
-    check(SETTINGS_READ, settings := load_yaml((folder / "config.yaml").read_text(encoding="utf-8")), "config")
+    check(
+        SETTINGS_READ,
+        settings := load_yaml((folder / "config.yaml").read_text(encoding="utf-8")),
+        "config",
+    )
     return flat(settings)
 
 
@@ -115,7 +168,9 @@ def _sha256(path: Path) -> str:
 def _result_sha256(result: dict) -> str:
     """SHA-256 of all entries but itself, in any order."""
     rest = {name: value for name, value in result.items() if name != _RESULT_SHA256}
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode()
+    ).hexdigest()
 
 
 def claim(folder: Path, overwrite: bool) -> None:
@@ -133,7 +188,9 @@ def refuse_others(folder: Path, names: Iterable[str], marks: dict[str, str]) -> 
     """Raise ValueError if a folder has one of these files, and none of the ``marks``, text by name of a file."""
     there = [folder / name for name in names if (folder / name).exists()]
     if there and not any(text in _text(folder / name) for name, text in marks.items()):
-        raise ValueError(f"{there[0]} exists and is of another program, so it stays as it is: choose another --output")
+        raise ValueError(
+            f"{there[0]} exists and is of another program, so it stays as it is: choose another --output"
+        )
 
 
 def _text(path: Path) -> str:
@@ -150,28 +207,43 @@ def tidy_up(folder: Path) -> None:
 
 
 IMAGES = "images"  # entry of the content of all images of a clip folder
-LIBRARIES = ("crumb-avalanche", "torch", "torchvision", "avalanche-lib", "numpy", "faiss-cpu", "timm")
+LIBRARIES = (
+    "crumb-avalanche",
+    "torch",
+    "torchvision",
+    "avalanche-lib",
+    "numpy",
+    "faiss-cpu",
+    "timm",
+)
 
 
 def provenance(plan: RunPlan) -> dict[str, str]:
     """Hash the input files of a run.
 
     Returns:
-        ``sha256:`` and a hash by the name of the setting. ``weights`` and ``pretrained``: tensors of the file (its
-        bytes if it is not a ``.safetensors`` file), if the setting is a file. ``dataset_root``: names and sizes of all
-        images of a clip folder, also those taken out of videos; ``images``: their content.
+        ``sha256:`` and a hash by the name of the setting. ``weights`` and
+        ``pretrained``: tensors of the file (its bytes if it is not a ``.safetensors``
+        file), if the setting is a file. ``dataset_root``: names and sizes of all images
+        of a clip folder, also those taken out of videos; ``images``: their content.
     """
     found = {}
     for name in ("weights", "pretrained"):
         value = getattr(plan, name)
         if value is not None and Path(value).is_file():
             state = Path(value).stat()
-            found[name] = _file_hash(str(Path(value).resolve()), state.st_mtime_ns, state.st_size)
+            found[name] = _file_hash(
+                str(Path(value).resolve()), state.st_mtime_ns, state.st_size
+            )
     if plan.benchmark == CLIPS:
         bad_videos = [] if plan.on_bad_frame == "skip" else None
-        table = get_benchmark(CLIPS).table(plan.dataset_root, plan.run, False, plan.fps, bad_videos, plan.new_class)
+        table = get_benchmark(CLIPS).table(
+            plan.dataset_root, plan.run, False, plan.fps, bad_videos, plan.new_class
+        )
         paths = [table.root / path for path in table.path]
-        listed = "".join(f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths))
+        listed = "".join(
+            f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths)
+        )
         found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
         found[IMAGES] = f"sha256:{digest_of(paths)}"
     return found
@@ -179,13 +251,21 @@ def provenance(plan: RunPlan) -> dict[str, str]:
 
 @lru_cache(maxsize=256)
 def _table_hash(
-    benchmark: str, root: str | None, run: int, reference: bool, fps: float | None, skip: bool, new_class: bool
+    benchmark: str,
+    root: str | None,
+    run: int,
+    reference: bool,
+    fps: float | None,
+    skip: bool,
+    new_class: bool,
 ) -> str | None:
     """Hash a frame table, cached for sweeps; ``None`` if the images are not on this machine."""
     entry = get_benchmark(benchmark)
     if entry.needs_root and not (root and Path(root).is_dir()):
         return None
-    return entry.table(root, run, reference, fps, [] if skip else None, new_class).content_hash()
+    return entry.table(
+        root, run, reference, fps, [] if skip else None, new_class
+    ).content_hash()
 
 
 def versions() -> dict[str, str]:
@@ -203,12 +283,22 @@ def versions() -> dict[str, str]:
 def commit_of_checkout() -> str:
     """Return the first 8 digits of the commit that the package runs from, ``-dirty`` behind them where files differ.
 
-    Empty if the package does not lie in a git checkout of its own, or git is not installed.
+    Empty if the package does not lie in a git checkout of its own, or git is not
+    installed.
     """
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return ""
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=8", "--exclude=*"]
+    command = [
+        "git",
+        "-C",
+        str(checkout),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=8",
+        "--exclude=*",
+    ]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -221,7 +311,9 @@ def _file_hash(path: str, changed: int, size: int) -> str:
     """Hash a file; cached by modification time and size because a sweep asks once for each of its runs."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        if path.endswith(".safetensors"):  # leave out the metadata, whose order is random
+        if path.endswith(
+            ".safetensors"
+        ):  # leave out the metadata, whose order is random
             length = int.from_bytes(file.read(8), "little")
             try:
                 header = json.loads(file.read(length) if length < size else b"")
@@ -236,22 +328,44 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 def finished_result(folder: Path, plan: RunPlan) -> dict:
     """Read the result of a finished run; ``FinishedRunError`` if its settings, input files or frames are others."""
     result = read_result(folder)
-    now = {name: value for name, value in flat(vars(plan)).items() if name not in NON_RESULT_SETTINGS}
+    now = {
+        name: value
+        for name, value in flat(vars(plan)).items()
+        if name not in NON_RESULT_SETTINGS
+    }
     hashes = provenance(plan)
     # A file is compared by its content, which may be at another path.
-    now |= {name: value for name, value in hashes.items() if name in result["provenance"]}
+    now |= {
+        name: value for name, value in hashes.items() if name in result["provenance"]
+    }
     then = read_settings(folder)
-    then |= {name: value for name, value in result["provenance"].items() if name in hashes}
+    then |= {
+        name: value for name, value in result["provenance"].items() if name in hashes
+    }
     if plan.runtime == "auto":
         now["runtime"] = then.get("runtime")  # whichever it chose
-    if not result["bad_frames"]:  # only reading all images again would find those left out
-        given = plan.benchmark, plan.dataset_root, plan.run, plan.reference_stream, plan.fps
+    if not result[
+        "bad_frames"
+    ]:  # only reading all images again would find those left out
+        given = (
+            plan.benchmark,
+            plan.dataset_root,
+            plan.run,
+            plan.reference_stream,
+            plan.fps,
+        )
         then[FRAMES] = result[FRAMES]
-        now[FRAMES] = _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class) or then[FRAMES]
+        now[FRAMES] = (
+            _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class)
+            or then[FRAMES]
+        )
     for name, new in now.items():
         if (old := then.get(name)) == new:
             continue
-        what = f"with {name}={old!r}, not {new!r}" + " (contents are compared, not paths)" * (name in hashes)
+        what = (
+            f"with {name}={old!r}, not {new!r}"
+            + " (contents are compared, not paths)" * (name in hashes)
+        )
         if name in ("dataset_root", IMAGES):
             what = f"of other clips: some in {plan.dataset_root} were added, removed or changed since"
         elif name == FRAMES:

@@ -45,7 +45,8 @@ class Stream:
         table: the frames, without those left out.
         benchmark: the Avalanche benchmark.
         bad_frames: messages of the frames and videos left out.
-        images_key: key of the images and their transform in the feature cache; changes if a file changes.
+        images_key: key of the images and their transform in the feature cache; changes
+            if a file changes.
     """
 
     entry: Benchmark
@@ -62,12 +63,21 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     skipped: list[str] = []
     skip = plan.on_bad_frame == "skip"
     bad_videos = skipped if skip else None
-    table = entry.table(plan.dataset_root, plan.run, plan.reference_stream, plan.fps, bad_videos, plan.new_class)
+    table = entry.table(
+        plan.dataset_root,
+        plan.run,
+        plan.reference_stream,
+        plan.fps,
+        bad_videos,
+        plan.new_class,
+    )
     if skip:
         bad = table.bad_rows(partial(progress_bar, show=plan.progress))
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
-    transform = pixel_transform(plan.image_size, preprocessing_of(plan.backbone).interpolation)
+    transform = pixel_transform(
+        plan.image_size, preprocessing_of(plan.backbone).interpolation
+    )
     benchmark = make_benchmark(
         table,
         "offline" if joint else plan.protocol,
@@ -84,7 +94,9 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
             images += f" {type(table.reader).__name__}"
     else:
         images = f"{table.frames_hash()} {table.reader!r}"
-    return Stream(entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}")
+    return Stream(
+        entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}"
+    )
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:
@@ -96,11 +108,15 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         The description as values for ``result.json`` and as text.
     """
     table = stream.table
-    found: dict[str, Any] = {"images": {split: len(table.rows(split)) for split in ("train", "test")}}
+    found: dict[str, Any] = {
+        "images": {split: len(table.rows(split)) for split in ("train", "test")}
+    }
     text = counted(len(table.classes), "class")
     if stream.entry.name == CLIPS:
         objects = set(zip(table.class_name, table.object_name, strict=True))
-        clips = set(zip(table.class_name, table.object_name, table.session, strict=True))
+        clips = set(
+            zip(table.class_name, table.object_name, table.session, strict=True)
+        )
         text += f", {counted(len(objects), 'object')}, {counted(len(clips), 'clip')}"
     text += f": {counted(found['images']['train'], 'image')} to learn, {found['images']['test']:,} to test"
     if stream.entry.name == CLIPS:
@@ -109,7 +125,9 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         for class_name, what in found["held_out"].items():
             alike.setdefault(what.partition(":")[0], []).append(class_name)
         text += "\nheld out for the test:"
-        text += "".join(f"\n  {listed(names, 10)}: {what}" for what, names in alike.items())
+        text += "".join(
+            f"\n  {listed(names, 10)}: {what}" for what, names in alike.items()
+        )
     if len(table.classes) == 1:
         warnings.warn(
             f"there is only one class, {table.classes[0]}, so every answer is right; add folders of other classes",
@@ -122,13 +140,18 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
 class Session:
     """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable."""
 
-    plan: RunPlan  # with its capacity, the tuned learning rate, and the runtime that auto stands for
+    # with its capacity, the tuned learning rate, and the runtime that auto stands for
+    plan: RunPlan
     entry: Entry
     stream: Stream
     model: SplitModel  # calibrated on the first experience, or pretrained
     cache: FeatureCache | None = None
-    strategy: StreamStrategy | None = None  # untrained; None if built with learner=False
-    trials: list[Trial] = field(default_factory=list)  # of the learning rate, the chosen one first
+    strategy: StreamStrategy | None = (
+        None  # untrained; None if built with learner=False
+    )
+    trials: list[Trial] = field(
+        default_factory=list
+    )  # of the learning rate, the chosen one first
     calibration_seconds: float = 0.0
     tuning_seconds: float = 0.0
 
@@ -161,13 +184,16 @@ class Session:
             plan: the plan.
             stream, cache: open ones; default the plan's.
             plugins, evaluator: of the strategy; plugins are added after the cache.
-            trials: trials of an earlier tuning; default tunes the learning rate if the plan has none.
+            trials: trials of an earlier tuning; default tunes the learning rate if the
+                plan has none.
             learner: whether to build the strategy too, or stream, model and cache only.
         """
         entry = get_strategy(plan.strategy)
         check_device(plan.device)
         stream = open_stream(plan) if stream is None else stream
-        model = build_model(plan, stream.benchmark.n_classes, entry.codebook).to(plan.device)
+        model = build_model(plan, stream.benchmark.n_classes, entry.codebook).to(
+            plan.device
+        )
         model.set_precision(plan.precision)
         start = time.perf_counter()
         first = stream.benchmark.train_stream[0]
@@ -193,14 +219,22 @@ class Session:
             start = time.perf_counter()
             session.trials = rate_trials(session) if trials is None else trials
             if session.trials:
-                session.plan = replace(session.plan, learning_rate=session.trials[0].learning_rate)
+                session.plan = replace(
+                    session.plan, learning_rate=session.trials[0].learning_rate
+                )
                 session.tuning_seconds = time.perf_counter() - start
-            session.strategy = session.new_strategy(session.plan, model, plugins, evaluator)
+            session.strategy = session.new_strategy(
+                session.plan, model, plugins, evaluator
+            )
             model.quantized_evaluation = plan.evaluate_quantized
         return session
 
     def new_strategy(
-        self, plan: RunPlan, model: SplitModel, plugins: Sequence[Any] = (), evaluator: Any = None
+        self,
+        plan: RunPlan,
+        model: SplitModel,
+        plugins: Sequence[Any] = (),
+        evaluator: Any = None,
     ) -> StreamStrategy:
         """Build a new strategy on a model, with the session's cache before other plugins."""
         return build_strategy(
@@ -227,16 +261,22 @@ def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
     )
 
 
-def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool) -> SplitModel:
+def build_model(
+    settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool
+) -> SplitModel:
     """Build the split model and load its weights, without calibration."""
-    table = Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
+    table = (
+        Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
+    )
     pretrained = getattr(settings, "pretrained", None)
     weights = None if pretrained or settings.weights == "none" else settings.weights
     arguments = {**network_of(settings), "codebook": table}
     if not pretrained:
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
     state, made_with = read_pretrained(pretrained)
-    wanted = ["backbone", "cut_layer", "head_kernel"] + (["codebook_size", "codebook_dim"] if codebook else [])
+    wanted = ["backbone", "cut_layer", "head_kernel"] + (
+        ["codebook_size", "codebook_dim"] if codebook else []
+    )
     for name in wanted:
         if made_with.get(name) != getattr(settings, name):
             raise ValueError(
@@ -245,7 +285,11 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
-        state = {name: tensor for name, tensor in state.items() if not name.startswith("codebook.")}
+        state = {
+            name: tensor
+            for name, tensor in state.items()
+            if not name.startswith("codebook.")
+        }
     check_and_load(model, state, pretrained)
     model.reset_head(n_classes)
     return model
@@ -254,7 +298,8 @@ def build_model(settings: RunPlan | PretrainSettings, n_classes: int, codebook: 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     """Compute the number of memories that the budget buys; every strategy gets the same bytes.
 
-    Statistics are checked against the budget in the family *fair* and where the settings give one.
+    Statistics are checked against the budget in the family *fair* and where the
+    settings give one.
     """
     method = entry.method_settings(plan.method)
     n_classes = model.n_classes
@@ -269,10 +314,13 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     if plan.mem_size is not None:
         count = plan.mem_size
     else:
-        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks of other methods.
+        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks
+        # of other methods.
         charged = plan.family != "paper" or entry.codebook
         exact = plan.family == "fair"
-        count = entry.memories_in_budget(model, plan.budget, n_classes, method, charged, exact)
+        count = entry.memories_in_budget(
+            model, plan.budget, n_classes, method, charged, exact
+        )
     if count > MOST_MEMORIES:
         raise ValueError(
             f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or give --mem-size "
@@ -291,30 +339,45 @@ def rate_trials(session) -> list[Trial]:
 
     A joint bound is tuned on the first experience of the stream as a whole.
 
-    Returns the trials, the chosen one first; none if the plan has a rate, or the strategy has its own or takes no
-    gradient steps.
+    Returns the trials, the chosen one first; none if the plan has a rate, or the
+    strategy has its own or takes no gradient steps.
     """
     plan, entry = session.plan, session.entry
-    if plan.learning_rate is not None or not entry.gradient or entry.own_rate(entry.method_settings(plan.method)):
+    if (
+        plan.learning_rate is not None
+        or not entry.gradient
+        or entry.own_rate(entry.method_settings(plan.method))
+    ):
         return []
     stream = open_stream(plan, joint=False) if entry.joint else session.stream
 
     def learner(rate, evaluator):
-        trial = replace(plan, learning_rate=rate, method={**plan.method, **entry.tuning})
+        trial = replace(
+            plan, learning_rate=rate, method={**plan.method, **entry.tuning}
+        )
         model = copy.deepcopy(session.model)
         model.runtime = session.model.runtime  # F is the same
         return session.new_strategy(trial, model, evaluator=evaluator)
 
     first = stream.benchmark.train_stream[0]
     objects = [stream.table.object_name[row] for row in first.dataset.frame_row]
-    parts = small_stream(first) if entry.joint else small_stream(first, objects, session.model.n_classes)
+    parts = (
+        small_stream(first)
+        if entry.joint
+        else small_stream(first, objects, session.model.n_classes)
+    )
     return tune(learner, parts, head_loss=entry.scores_answer, num_workers=plan.workers)
 
 
 def trials_text(trials: list[Trial]) -> str:
     """Format the trials of a search for the learning rate as a table."""
     rows = [
-        [f"{trial.learning_rate:g}", f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", "chosen" if not place else ""]
+        [
+            f"{trial.learning_rate:g}",
+            f"{trial.accuracy:.1f}",
+            f"{trial.loss:.4f}",
+            "chosen" if not place else "",
+        ]
         for place, trial in enumerate(trials)
     ]
     return (

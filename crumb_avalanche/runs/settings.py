@@ -29,7 +29,9 @@ class _PlainLoader(yaml.SafeLoader):
         node, seen = super().compose_mapping_node(anchor), set()
         for key, _ in node.value:
             if isinstance(key.value, str) and (key.tag, key.value) in seen:
-                raise ValueError(f"line {key.start_mark.line + 1} gives {key.value[:60]} again; give it once")
+                raise ValueError(
+                    f"line {key.start_mark.line + 1} gives {key.value[:60]} again; give it once"
+                )
             seen.add((key.tag, str(key.value)))
         return node
 
@@ -37,7 +39,9 @@ class _PlainLoader(yaml.SafeLoader):
 def load_yaml(text: str) -> Any:
     """Return what a YAML text holds; ``ValueError`` if it is none, too long or deep, or has aliases or a key twice."""
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"it has {len(text):,} characters; settings take at most {MOST_CHARACTERS:,}")
+        raise ValueError(
+            f"it has {len(text):,} characters; settings take at most {MOST_CHARACTERS:,}"
+        )
     try:
         return yaml.load(text, _PlainLoader)
     except RecursionError as error:
@@ -50,77 +54,100 @@ def load_yaml(text: str) -> Any:
 class RunSettings(ranges.InRange):
     """Learn a stream and report the accuracy after every experience.
 
-    ``RunPlan.of`` fills in settings that are None: with the value of the family, else of the preset, else the default
-    given here.
+    ``RunPlan.of`` fills in settings that are None: with the value of the family, else
+    of the preset, else the default given here.
 
     Attributes:
-        benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet, eth80, tiny_imagenet,
-            stream51, openloris_FACTOR (clutter, illumination, occlusion, pixel, sequence), clear10, clear100, orbit,
-            toy_shapes, toy_shapes_short, toy_dots, or clip_folder (your own class/object/clip/frame tree, or
-            class/object/clip.mp4).
+        benchmark: the stream: core50, toybox, ilab, icub, ilab_core50, cifar100,
+            imagenet, eth80, tiny_imagenet, stream51, openloris_FACTOR (clutter,
+            illumination, occlusion, pixel, sequence), clear10, clear100, orbit,
+            toy_shapes, toy_shapes_short, toy_dots, or clip_folder (your own
+            class/object/clip/frame tree, or class/object/clip.mp4).
         dataset_root: folder with the benchmark's images.
         output: folder for the results.
         run: seed of everything: class order, clip order, test objects, initial weights.
-        runs: several runs, such as 0-9 or 0,3,5; each is written to its own subfolder, and a summary is printed.
-        preset: recommended is the most accurate at the same bytes (default for clip_folder), paper follows the paper
-            (default for the others), reference adds what its published code does, tuned is CRUMB trained as well as
-            the time allows.
-        strategy: a name that crumb strategies lists; default rda with preset recommended, else crumb.
-        backbone: squeezenet1_0 (default), squeezenet1_1, efficientnet_lite0, mobilenet_v2, resnet18 or small_cnn; for
-            small images also slim_resnet18, resnet32 and mlp, which have no frozen layers; timm:NAME for any network of
+        runs: several runs, such as 0-9 or 0,3,5; each is written to its own subfolder,
+            and a summary is printed.
+        preset: recommended is the most accurate at the same bytes (default for
+            clip_folder), paper follows the paper (default for the others), reference
+            adds what its published code does, tuned is CRUMB trained as well as the
+            time allows.
+        strategy: a name that crumb strategies lists; default rda with preset
+            recommended, else crumb.
+        backbone: squeezenet1_0 (default), squeezenet1_1, efficientnet_lite0,
+            mobilenet_v2, resnet18 or small_cnn; for small images also slim_resnet18,
+            resnet32 and mlp, which have no frozen layers; timm:NAME for any network of
             timm. crumb backbones lists them.
-        weights: 'torchvision', or 'timm' for timm:NAME (default; both download), or 'package' for efficientnet_lite0
-            (default; extra weights); a .npz, .safetensors or .pth file, or 'none' for random weights.
+        weights: 'torchvision', or 'timm' for timm:NAME (default; both download), or
+            'package' for efficientnet_lite0 (default; extra weights); a .npz,
+            .safetensors or .pth file, or 'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
         feature_cache: folder for the cached F(x), which all runs share.
         threads: CPU threads of torch and faiss; 0 takes one per core.
         device: cpu or cuda.
-        method: settings that only the chosen strategy has, as --method.NAME VALUE; crumb strategies lists them.
-        family: fair tunes the learning rate on the first experience and gives all methods the same network and bytes;
-            paper uses network, resolution and learning rate of the paper's authors for the method.
-        protocol: class_instance keeps clips and frame order, class_iid shuffles the frames of an experience, table
-            keeps the order of the table.
-        reference_stream: choose frames, orders and labels as the paper's published code does.
+        method: settings that only the chosen strategy has, as --method.NAME VALUE;
+            crumb strategies lists them.
+        family: fair tunes the learning rate on the first experience and gives all
+            methods the same network and bytes; paper uses network, resolution and
+            learning rate of the paper's authors for the method.
+        protocol: class_instance keeps clips and frame order, class_iid shuffles the
+            frames of an experience, table keeps the order of the table.
+        reference_stream: choose frames, orders and labels as the paper's published code
+            does.
         fps: frames per second to take from the video files of a clip_folder; default 1.
-        new_class: take every class folder of a clip_folder for a class, also near twins of names and train, test.
-        on_bad_frame: raise stops at an unreadable image or a damaged video; skip leaves it out and counts it.
-        classes_per_experience: default the benchmark's; of one with all classes in each experience, none.
-        batch_size: images per batch; default the benchmark's. Stable SGD has its own (--method.batch_size).
+        new_class: take every class folder of a clip_folder for a class, also near twins
+            of names and train, test.
+        on_bad_frame: raise stops at an unreadable image or a damaged video; skip leaves
+            it out and counts it.
+        classes_per_experience: default the benchmark's; of one with all classes in each
+            experience, none.
+        batch_size: images per batch; default the benchmark's. Stable SGD has its own
+            (--method.batch_size).
         first_epochs: epochs on the first experience; default 10.
         epochs: epochs on each later experience.
         learning_rate: of SGD; default 1e-3.
         momentum: of SGD; default 0.9.
         weight_decay: of SGD, codebook included; default 1e-4.
-        clamp_gradients: largest absolute value of a gradient element; 0 disables clamping.
+        clamp_gradients: largest absolute value of a gradient element; 0 disables
+            clamping.
         replay_weight: factor of the replay loss; default 5, and 1 with replay_compute.
         replay_steps: replay batches after each new batch.
-        replay_compute: cost of replay, in units of the training step without it, instead of replay_steps; 1.4 with
-            preset tuned. All classes are replayed alike then.
+        replay_compute: cost of replay, in units of the training step without it,
+            instead of replay_steps; 1.4 with preset tuned. All classes are replayed
+            alike then.
         fused: train on new and replayed batch in one optimiser step.
-        selection_rule: which images are stored: every_jth (paper), reservoir (single pass) or reference.
+        selection_rule: which images are stored: every_jth (paper), reservoir (single
+            pass) or reference.
         budget_bytes: memory budget in bytes, instead of budget_images.
         mem_size: number of memories, instead of a budget.
-        cut_layer: number of leading layers that are frozen (of timm:NAME: of stages, or the name of the last frozen
-            module); default the paper's cut, or that before the last stage; 0 trains the whole network.
+        cut_layer: number of leading layers that are frozen (of timm:NAME: of stages, or
+            the name of the last frozen module); default the paper's cut, or that before
+            the last stage; 0 trains the whole network.
         pretrained: a file written by crumb pretrain, instead of weights.
-        image_size: resize images to this many pixels square; default 224, or what timm:NAME was trained with.
+        image_size: resize images to this many pixels square; default 224, or what
+            timm:NAME was trained with.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         codebook_size: number of memory blocks.
-        codebook_dim: length of a memory block; default 16, or the largest divisor below of timm:NAME's channels.
-        codebook_init: matched (default), dense_matched, normal, uniform, sampled, kmeans or spherical.
+        codebook_dim: length of a memory block; default 16, or the largest divisor below
+            of timm:NAME's channels.
+        codebook_init: matched (default), dense_matched, normal, uniform, sampled,
+            kmeans or spherical.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
-        cache_precision: precision of the feature cache on disk; fp16 takes half the space and rounds the maps a little.
-        runtime: what runs F: torch; compiled (takes half a minute once); onnxruntime; auto for onnxruntime where it is
-            installed. Maps differ in the last digits.
+        cache_precision: precision of the feature cache on disk; fp16 takes half the
+            space and rounds the maps a little.
+        runtime: what runs F: torch; compiled (takes half a minute once); onnxruntime;
+            auto for onnxruntime where it is installed. Maps differ in the last digits.
         workers: loader processes.
         overwrite: start over if the output folder holds a finished or interrupted run.
-        keep_learner: write learner.safetensors to the output folder: what was learned, to be asked, and in closed form
-            to be taught on.
-        checkpoint: write a checkpoint after every experience; the same command resumes an interrupted run.
+        keep_learner: write learner.safetensors to the output folder: what was learned,
+            to be asked, and in closed form to be taught on.
+        checkpoint: write a checkpoint after every experience; the same command resumes
+            an interrupted run.
         checkpoint_every: also write a checkpoint every this many steps; 0 for none.
-        evaluate_every: test every this many experiences, and after the first and the last.
+        evaluate_every: test every this many experiences, and after the first and the
+            last.
         progress: show progress.
     """
 
@@ -181,11 +208,19 @@ class RunSettings(ranges.InRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("budget_images", "budget_bytes", "mem_size") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("budget_images", "budget_bytes", "mem_size")
+            if getattr(self, name) is not None
+        ]
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} are both given; set the memory by one of them")
+            raise ValueError(
+                f"{' and '.join(given)} are both given; set the memory by one of them"
+            )
         if not isinstance(self.method, dict):
-            raise ValueError(f"method is {self.method!r}; give settings of the strategy as --method.NAME VALUE")
+            raise ValueError(
+                f"method is {self.method!r}; give settings of the strategy as --method.NAME VALUE"
+            )
 
     def run_numbers(self) -> list[int]:
         """Return the numbers of the runs to do."""
@@ -194,15 +229,26 @@ class RunSettings(ranges.InRange):
         numbers: list[int] = []
         for part in self.runs.split(","):
             first, dash, last = part.strip().partition("-")
-            if not all(number.isascii() and number.isdecimal() for number in ([first, last] if dash else [first])):
-                raise ValueError(f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list")
+            if not all(
+                number.isascii() and number.isdecimal()
+                for number in ([first, last] if dash else [first])
+            ):
+                raise ValueError(
+                    f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list"
+                )
             for number in (first, last or first):
-                ranges.checked("run", int(number[:20]), ranges.Seed)  # converting thousands of digits is refused
+                ranges.checked(
+                    "run", int(number[:20]), ranges.Seed
+                )  # converting thousands of digits is refused
             more = range(int(first), int(last if dash else first) + 1)
             if not more:
-                raise ValueError(f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}")
+                raise ValueError(
+                    f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}"
+                )
             if len(more) > MOST_RUNS:
-                raise ValueError(f"runs is {self.runs!r}, which are {len(more):,} runs; give {MOST_RUNS:,} or fewer")
+                raise ValueError(
+                    f"runs is {self.runs!r}, which are {len(more):,} runs; give {MOST_RUNS:,} or fewer"
+                )
             numbers += more
         return list(dict.fromkeys(numbers))
 
@@ -217,21 +263,43 @@ GROUPS = {
 # Paths, progress, speed, and fields that follow from other settings.
 NON_RESULT_SETTINGS = frozenset(
     {
-        *("output", "overwrite", "progress", "feature_cache", "dataset_root", "budget", "capacity"),
-        *("workers", "keep_learner", "checkpoint", "checkpoint_every", "evaluate_every", "threads"),
+        *(
+            "output",
+            "overwrite",
+            "progress",
+            "feature_cache",
+            "dataset_root",
+            "budget",
+            "capacity",
+        ),
+        *(
+            "workers",
+            "keep_learner",
+            "checkpoint",
+            "checkpoint_every",
+            "evaluate_every",
+            "threads",
+        ),
     }
 )
 
 
 def part_for(kind: type, settings) -> dict:
     """Return the values of ``settings`` that the dataclass ``kind`` has fields for."""
-    return {item.name: getattr(settings, item.name) for item in fields(kind) if hasattr(settings, item.name)}
+    return {
+        item.name: getattr(settings, item.name)
+        for item in fields(kind)
+        if hasattr(settings, item.name)
+    }
 
 
 def flat(settings: dict) -> dict:
     """Return settings with those of the method as ``method.NAME``."""
     values = {name: value for name, value in settings.items() if name != "method"}
-    return values | {f"method.{name}": value for name, value in (settings.get("method") or {}).items()}
+    return values | {
+        f"method.{name}": value
+        for name, value in (settings.get("method") or {}).items()
+    }
 
 
 def meanings(settings: type) -> dict[str, str]:
@@ -242,8 +310,17 @@ def meanings(settings: type) -> dict[str, str]:
     found = dict.fromkeys((item.name for item in fields(settings)), "")
     for kind in (RunSettings, *reversed(settings.__mro__)):
         text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
-        found |= dict(re.findall(r"^ {4}(\w+): (.+)$", re.sub(r"\n {8,}", " ", text), re.MULTILINE))
+        found |= dict(
+            re.findall(
+                r"^ {4}(\w+): (.+)$", re.sub(r"\n {8,}", " ", text), re.MULTILINE
+            )
+        )
     for item in fields(settings):
-        if item.default not in (None, False, MISSING) and "default" not in found[item.name]:
-            found[item.name] = f"{found[item.name].rstrip('.')} (default: {item.default})"
+        if (
+            item.default not in (None, False, MISSING)
+            and "default" not in found[item.name]
+        ):
+            found[item.name] = (
+                f"{found[item.name].rstrip('.')} (default: {item.default})"
+            )
     return found

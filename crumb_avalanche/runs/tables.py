@@ -31,7 +31,13 @@ LEDGER_SECONDS = {
 
 def cell(value, width: int = 60) -> str:
     """Format a setting for a table: the last name of a long path, the beginning of any other long text."""
-    text = ", ".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
+    text = (
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else "none"
+        if value is None
+        else str(value)
+    )
     text = os.path.basename(text.rstrip("/")) if len(text) > width else text
     return text if len(text) <= width else text[: width - 3] + "..."
 
@@ -40,18 +46,26 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
     """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``."""
     if not values:
         return ""
-    spread = f" {between} {statistics.stdev(values):{form.lstrip('+')}}" if len(values) > 1 else ""
+    spread = (
+        f" {between} {statistics.stdev(values):{form.lstrip('+')}}"
+        if len(values) > 1
+        else ""
+    )
     return f"{statistics.fmean(values):{form}}{spread}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Align columns, the first to the left and the others to the right; a cell is one line, whatever it holds."""
     header, *rows = ([printable(cell) for cell in line] for line in (header, *rows))
-    widths = [max(len(line[column]) for line in [header, *rows]) for column in range(len(header))]
+    widths = [
+        max(len(line[column]) for line in [header, *rows])
+        for column in range(len(header))
+    ]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths))
         )
         for line in lines
     )
@@ -62,15 +76,22 @@ def number(value: float | None, form: str = ".1f") -> str:
     return "" if value is None else f"{value:{form}}"
 
 
-def matrix_table(matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False) -> str:
+def matrix_table(
+    matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False
+) -> str:
     """Format the accuracy matrix, in percent, with the accuracy over all seen classes as the last column."""
     width = len(matrix[-1])
     header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
     rows = []
     for place, (row, overall) in enumerate(zip(matrix, accuracy_after)):
         cells = [f"{value:.1f}" for value in row] + [""] * (width - len(row))
-        rows.append(["joint" if joint else f"exp {place + 1}", *cells, number(overall, ".2f")])
-    return "\naccuracy on the test frames of each experience's classes, percent\n" + table(header, rows)
+        rows.append(
+            ["joint" if joint else f"exp {place + 1}", *cells, number(overall, ".2f")]
+        )
+    return (
+        "\naccuracy on the test frames of each experience's classes, percent\n"
+        + table(header, rows)
+    )
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
@@ -84,7 +105,10 @@ def ledger_table(ledger: dict[str, float]) -> str:
         [f"time: {label}", f"{ledger[name]:.1f} s ({100 * ledger[name] / total:.0f} %)"]
         for name, label in LEDGER_SECONDS.items()
     ]
-    rows += [["training", f"{total:.1f} s"], ["images/s", f"{ledger['images_per_second']:.1f}"]]
+    rows += [
+        ["training", f"{total:.1f} s"],
+        ["images/s", f"{ledger['images_per_second']:.1f}"],
+    ]
     return "\nledger\n" + table(["", ""], rows)
 
 

@@ -1,6 +1,7 @@
 """This process: device, CPU threads, random number generators, and whether the C library keeps freed memory.
 
-Importing this file does not import torch, whose threads have settings to be made before.
+Importing this file does not import torch, whose threads have settings to be made
+before.
 """
 
 import contextlib
@@ -18,16 +19,18 @@ SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 def limit_openmp_spin() -> None:
     """Let waiting threads of torch sleep after a short spin. Call before torch is imported.
 
-    By default libgomp spins for milliseconds. Where other programs keep the cores busy, the thread that is waited for
-    is not scheduled meanwhile, and two threads are several times slower than one. An environment that sets
-    ``GOMP_SPINCOUNT`` or ``OMP_WAIT_POLICY`` is left as it is.
+    By default libgomp spins for milliseconds. Where other programs keep the cores busy,
+    the thread that is waited for is not scheduled meanwhile, and two threads are
+    several times slower than one. An environment that sets ``GOMP_SPINCOUNT`` or
+    ``OMP_WAIT_POLICY`` is left as it is.
     """
     if not SPIN_SETTINGS & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "2000"
 
 
-# From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and returns to the system when freed;
-# so does free memory above M_TRIM_THRESHOLD bytes at the end of the heap.
+# From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and
+# returns to the system when freed; so does free memory above M_TRIM_THRESHOLD bytes at
+# the end of the heap.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
@@ -38,11 +41,17 @@ def check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1") from error
+        raise ValueError(
+            f"device is {name!r}; give cpu, cuda, or one of several such as cuda:1"
+        ) from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device is {name}, but only cpu and cuda are supported; give --device cpu")
+        raise ValueError(
+            f"device is {name}, but only cpu and cuda are supported; give --device cpu"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu")
+        raise ValueError(
+            f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu"
+        )
 
 
 def set_up_process(threads: int, seed: int) -> None:
@@ -60,9 +69,10 @@ def set_up_process(threads: int, seed: int) -> None:
 def keep_freed_memory() -> None:
     """Let the C library reuse freed blocks for the rest of the process instead of returning them to the system.
 
-    A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for each tensor of that size, which the
-    system clears page by page: reading maps from a cache takes twice as long. Blocks above 512 MB are still returned,
-    and so is free memory above it; without glibc nothing changes.
+    A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for
+    each tensor of that size, which the system clears page by page: reading maps from a
+    cache takes twice as long. Blocks above 512 MB are still returned, and so is free
+    memory above it; without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
@@ -93,7 +103,9 @@ def get_rng_state() -> dict:
     import numpy as np
     import torch
 
-    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # to ask would initialise them all
+    devices = range(
+        torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    )  # to ask would initialise them all
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),

@@ -10,7 +10,9 @@ SECONDS = 5.0  # between two lines
 class Lines(tqdm):
     """A bar as a line every few seconds, and one at its end; see ``progress_bar``."""
 
-    monitor_interval = 0  # seconds between the looks of a thread at the bars; none is started
+    monitor_interval = (
+        0  # seconds between the looks of a thread at the bars; none is started
+    )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Print a line; tqdm gives a text only to clear its bar."""
@@ -26,19 +28,42 @@ class Lines(tqdm):
 
 
 def progress_bar(
-    total: int | None, title: str, unit: str = " images", *, initial: int = 0, scale: bool = False, show: bool = True
+    total: int | None,
+    title: str,
+    unit: str = " images",
+    *,
+    initial: int = 0,
+    scale: bool = False,
+    show: bool = True,
 ) -> tqdm:
     """A context manager with ``update(count)``, ``set_postfix_str(text)``, ``close()`` and ``n``.
 
-    It draws a bar on stderr if that is a terminal; otherwise it prints a line there every few seconds, and one at its
-    end. ``total`` is ``None`` if it is not known, ``initial`` items were done before and do not count in the rate, and
-    ``scale`` prints large numbers with k, M, G.
+    It draws a bar on stderr if that is a terminal; otherwise it prints a line there
+    every few seconds, and one at its end. ``total`` is ``None`` if it is not known,
+    ``initial`` items were done before and do not count in the rate, and ``scale``
+    prints large numbers with k, M, G.
     """
-    usual = {"total": total or None, "desc": title, "unit": unit, "initial": initial, "unit_scale": scale}
+    usual = {
+        "total": total or None,
+        "desc": title,
+        "unit": unit,
+        "initial": initial,
+        "unit_scale": scale,
+    }
     if not show or sys.stderr.isatty():
         return tqdm(**usual, disable=not show)
-    form = "{desc}: {n_fmt}" + "/{total_fmt}" * bool(total) + "{unit}, {rate_fmt}{postfix}"
-    return Lines(**usual, bar_format=form, mininterval=SECONDS, delay=SECONDS, miniters=1, smoothing=0, leave=False)
+    form = (
+        "{desc}: {n_fmt}" + "/{total_fmt}" * bool(total) + "{unit}, {rate_fmt}{postfix}"
+    )
+    return Lines(
+        **usual,
+        bar_format=form,
+        mininterval=SECONDS,
+        delay=SECONDS,
+        miniters=1,
+        smoothing=0,
+        leave=False,
+    )
 
 
 def counted(count: int, noun: str) -> str:

@@ -2,15 +2,23 @@
 
 ::
 
-    kind = record(names=each(text(40)), means=array(torch.float32, None, 8))
-    check(kind, {"names": ["cup"], "means": torch.zeros(2, 9)})  # StateError: means is float32 (2, 9), ...
+    kind = record(names=each(text(40)), means=array(torch.float32, None, 8)) check(kind,
+    {"names": ["cup"], "means": torch.zeros(2, 9)})  # StateError: means is float32 (2,
+    9), ...
 """
 
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 from typing_extensions import NotRequired, TypedDict
 
 if TYPE_CHECKING:  # reports check their files without torch
@@ -42,16 +50,39 @@ def check(kind: Any, value: Any, place: str = "") -> None:
         for part in first["loc"]:
             try:
                 found = found if first["type"] == "missing" else found[part]
-            except (IndexError, KeyError, TypeError):  # the rest of the place names a type, or says that a key is wrong
+            except (
+                IndexError,
+                KeyError,
+                TypeError,
+            ):  # the rest of the place names a type, or says that a key is wrong
                 break
             plain = isinstance(part, str) and part.isidentifier() and len(part) < 80
-            place, depth = f"{place}{'.' * bool(place)}{part}" if plain else f"{place}[{shown(part)}]", depth + 1
-        if (what := {"missing": "missing", "extra_forbidden": "unknown"}.get(first["type"])) is not None:
+            place, depth = (
+                f"{place}{'.' * bool(place)}{part}"
+                if plain
+                else f"{place}[{shown(part)}]",
+                depth + 1,
+            )
+        if (
+            what := {"missing": "missing", "extra_forbidden": "unknown"}.get(
+                first["type"]
+            )
+        ) is not None:
             raise StateError(f"{place} is {what}") from error
         about, found = first["loc"][:depth], first["input"]
-        rules = [one["msg"] for one in wrong if one["loc"][:depth] == about and one["input"] is found]
-        rule = " or ".join(rules).replace("Input should be", "has to be").replace("Value error,", "has to be")
-        raise StateError(f"{place or 'the value'} is {shown(found)}, but {rule}") from error
+        rules = [
+            one["msg"]
+            for one in wrong
+            if one["loc"][:depth] == about and one["input"] is found
+        ]
+        rule = (
+            " or ".join(rules)
+            .replace("Input should be", "has to be")
+            .replace("Value error,", "has to be")
+        )
+        raise StateError(
+            f"{place or 'the value'} is {shown(found)}, but {rule}"
+        ) from error
 
 
 _adapter = lru_cache(maxsize=64)(TypeAdapter)  # making one takes milliseconds
@@ -63,7 +94,11 @@ def shown(value: Any) -> str:
         return f"{_name(value.dtype)} {tuple(value.shape)}"
     if isinstance(value, dict | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    text = f"a text of {len(value)}: {value[:60]!r}" if isinstance(value, str) and len(value) > 60 else None
+    text = (
+        f"a text of {len(value)}: {value[:60]!r}"
+        if isinstance(value, str) and len(value) > 60
+        else None
+    )
     try:
         return text or repr(value)[:80]
     except ValueError:  # too many digits
@@ -111,7 +146,9 @@ def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
 def each(kind: Any, size: int | None = None, most: int = 10**7) -> Any:
     """Return the type of a list of a size, or of at most ``most``."""
     most = most if size is None else size
-    return Annotated[list[kind], Field(min_length=size or 0, max_length=most, fail_fast=True)]  # type: ignore[valid-type]
+    return Annotated[
+        list[kind], Field(min_length=size or 0, max_length=most, fail_fast=True)
+    ]  # type: ignore[valid-type]
 
 
 def table(key: Any, value: Any, most: int = 10**5) -> Any:
@@ -124,7 +161,13 @@ def maybe(kind: Any) -> Any:
     return kind | None
 
 
-def array(dtypes: Any, *shape: Any, low: float = -LARGEST, high: float = LARGEST, but: float | None = None) -> Any:
+def array(
+    dtypes: Any,
+    *shape: Any,
+    low: float = -LARGEST,
+    high: float = LARGEST,
+    but: float | None = None,
+) -> Any:
     """Return the type of a tensor whose values lie in a range and are finite.
 
     Args:
@@ -140,16 +183,24 @@ def array(dtypes: Any, *shape: Any, low: float = -LARGEST, high: float = LARGEST
 
     def allowed(value: Any) -> torch.Tensor:
         fits = isinstance(value, torch.Tensor) and value.dtype in dtypes
-        fits = fits and (value.dim() == len(sizes) or (further and value.dim() > len(sizes)))
-        if not fits or not all(size in (None, found) for size, found in zip(sizes, value.shape)):
-            words = ", ".join("..." if size in (None, ...) else str(size) for size in shape)
+        fits = fits and (
+            value.dim() == len(sizes) or (further and value.dim() > len(sizes))
+        )
+        if not fits or not all(
+            size in (None, found) for size, found in zip(sizes, value.shape)
+        ):
+            words = ", ".join(
+                "..." if size in (None, ...) else str(size) for size in shape
+            )
             raise ValueError(f"{' or '.join(map(_name, dtypes))} ({words})")
         values = value if but is None else value[value != but]
         if values.numel() and values.dtype != torch.bool:
             least, most = (float(one) for one in values.aminmax())
             if not (low <= least and most <= high):  # comparisons with NaN are false
                 wrong = most if not most <= high else least
-                raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong:g}")
+                raise ValueError(
+                    f"of values from {low:g} to {high:g}, and holds {wrong:g}"
+                )
         return value
 
     return Annotated[Any, PlainValidator(allowed)]
@@ -166,5 +217,7 @@ def _plain(value: Any, depth: int = 6) -> Any:
     return value
 
 
-PLAIN: Any = Annotated[Any, PlainValidator(_plain)]  # what JSON holds, in at most six levels
+PLAIN: Any = Annotated[
+    Any, PlainValidator(_plain)
+]  # what JSON holds, in at most six levels
 PLAIN_VALUES = table(text(), PLAIN)

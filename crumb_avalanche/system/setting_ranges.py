@@ -13,9 +13,21 @@ from dataclasses import dataclass, fields
 from functools import cache
 from numbers import Integral
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-HIGHEST_COUNT, HIGHEST_NUMBER = 10**6, 1e9  # where a type says nothing else: all settings are finite and bounded
+HIGHEST_COUNT, HIGHEST_NUMBER = (
+    10**6,
+    1e9,
+)  # where a type says nothing else: all settings are finite and bounded
 HIGHEST_SHOWN = 999  # limits above concern nobody but who exceeds them
 
 
@@ -50,12 +62,24 @@ class Range:
         if self.least is None:
             return upper if high else f"{least:,} or more"
         lower = f"more than {least:,}" if self.above else f"{least:,} or more"
-        return f"{lower}, but {upper}" if self.most is not None and most <= HIGHEST_SHOWN else upper if high else lower
+        return (
+            f"{lower}, but {upper}"
+            if self.most is not None and most <= HIGHEST_SHOWN
+            else upper
+            if high
+            else lower
+        )
 
     def __repr__(self) -> str:
         """Say the range in the help of a command."""
-        lower = "" if self.least is None else f"{'>' if self.above else '>='} {self.least:g}"
-        upper = "" if self.most is None else f"{'<' if self.below else '<='} {self.most:g}"
+        lower = (
+            ""
+            if self.least is None
+            else f"{'>' if self.above else '>='} {self.least:g}"
+        )
+        upper = (
+            "" if self.most is None else f"{'<' if self.below else '<='} {self.most:g}"
+        )
         return ", ".join(filter(None, [lower, upper]))
 
 
@@ -88,8 +112,9 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 def checked(name: str, value: Any, hint: Any) -> Any:
     """Return the value of a setting, a whole number for a fraction as ``float``; or raise ValueError.
 
-    ``hint`` is its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of these ``Annotated`` with a
-    ``Range``, or a union of such. A value for any other type is returned as it is.
+    ``hint`` is its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of
+    these ``Annotated`` with a ``Range``, or a union of such. A value for any other type
+    is returned as it is.
     """
     accepted = []
     for option in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
@@ -110,13 +135,17 @@ def checked(name: str, value: Any, hint: Any) -> Any:
             if is_bool == (option is bool) and isinstance(value, option):
                 return value
             accepted.append(KINDS[option])
-        elif isinstance(value, Integral) or (option is float and isinstance(value, float)):
+        elif isinstance(value, Integral) or (
+            option is float and isinstance(value, float)
+        ):
             if problem := limits.problem(option(value)):
                 raise ValueError(f"{name} is {value}; give {problem}")
             return option(value)
         else:
             accepted.append(KINDS[option])
-    raise ValueError(f"{name} is {value!r}; give {' or '.join(dict.fromkeys(accepted))}")
+    raise ValueError(
+        f"{name} is {value!r}; give {' or '.join(dict.fromkeys(accepted))}"
+    )
 
 
 @cache
@@ -127,18 +156,29 @@ def hints_of(typed: Any) -> dict[str, Any]:
 
 def declared(kind: type) -> dict[str, Any]:
     """Return the types of the settings that a class declares: of its public annotated attributes with a value."""
-    hosts = {name for base in kind.__mro__ if base.__module__.startswith("avalanche.") for name in vars(base)}
+    hosts = {
+        name
+        for base in kind.__mro__
+        if base.__module__.startswith("avalanche.")
+        for name in vars(base)
+    }
     return {
         name: hint
         for name, hint in hints_of(kind).items()
-        if ClassVar not in (hint, get_origin(hint)) and name[0] != "_" and hasattr(kind, name) and name not in hosts
+        if ClassVar not in (hint, get_origin(hint))
+        and name[0] != "_"
+        and hasattr(kind, name)
+        and name not in hosts
     }
 
 
 def check_arguments(function: Callable, given: dict[str, Any]) -> dict[str, Any]:
     """Return arguments by name as ``checked`` returns them, each for the type that the function says."""
     hints = hints_of(function)
-    return {name: checked(name, value, hints[name]) if name in hints else value for name, value in given.items()}
+    return {
+        name: checked(name, value, hints[name]) if name in hints else value
+        for name, value in given.items()
+    }
 
 
 def check_count(name: str, value: Any, hint: Any = Count) -> None:
@@ -154,4 +194,8 @@ class InRange:
     def __post_init__(self) -> None:
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for item in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(self, item.name, checked(item.name, getattr(self, item.name), hints[item.name]))
+            object.__setattr__(
+                self,
+                item.name,
+                checked(item.name, getattr(self, item.name), hints[item.name]),
+            )

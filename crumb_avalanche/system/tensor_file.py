@@ -49,7 +49,11 @@ def _read_header(file: BinaryIO) -> bytes:
 
 def _written(header: dict[str, Any], size: int) -> bytes:
     """Return the only spelling of a header that ``write_tensors`` writes."""
-    return json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    return (
+        json.dumps(header, separators=(",", ":"), ensure_ascii=False)
+        .encode()
+        .ljust(size)
+    )
 
 
 def _sort_metadata(path: Path) -> None:
@@ -59,20 +63,28 @@ def _sort_metadata(path: Path) -> None:
         header = json.loads(text)
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         ordered = _written(header, len(text))
-        if len(ordered) > len(text):  # never, while both escape text alike; it would overwrite tensors
-            raise StateError(f"the metadata of {path} cannot be sorted in place; leave out unusual characters")
+        if len(ordered) > len(
+            text
+        ):  # never, while both escape text alike; it would overwrite tensors
+            raise StateError(
+                f"the metadata of {path} cannot be sorted in place; leave out unusual characters"
+            )
         file.seek(8)
         file.write(ordered)
 
 
-def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+def write_tensors(
+    path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> str:
     """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
 
-    The same content gives the same bytes. Strides are not kept. The metadata entry ``format`` names the kind of file.
-    Returns the checksum of all that was written; see ``digest_of``. StateError: a tensor of a type that ``safetensors``
-    cannot store; OSError, such as a full disk, leaves an existing file as it is.
+    The same content gives the same bytes. Strides are not kept. The metadata entry
+    ``format`` names the kind of file. Returns the checksum of all that was written; see
+    ``digest_of``. StateError: a tensor of a type that ``safetensors`` cannot store;
+    OSError, such as a full disk, leaves an existing file as it is.
     """
-    # safetensors keeps no strides and refuses shared memory; all other tensors are written without a copy.
+    # safetensors keeps no strides and refuses shared memory; all other tensors are
+    # written without a copy.
     plain: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
@@ -80,17 +92,28 @@ def write_tensors(path: str | os.PathLike, tensors: dict[str, Tensor], metadata:
         storage = tensor.untyped_storage().data_ptr()
         plain[name] = tensor.clone() if storage in storages else tensor
         storages.add(storage)
-    metadata = {**metadata, CHECKSUMS: json.dumps({name: checksum(name, tensor) for name, tensor in plain.items()})}
+    metadata = {
+        **metadata,
+        CHECKSUMS: json.dumps(
+            {name: checksum(name, tensor) for name, tensor in plain.items()}
+        ),
+    }
     metadata[DIGEST] = _digest(metadata)
     with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
         except KeyError as error:  # the type is missing in safetensors' table
-            raise StateError(f"{path} cannot hold tensors of type {error}; convert them") from error
-        except SafetensorError as error:  # names the system's error number only in its text
+            raise StateError(
+                f"{path} cannot hold tensors of type {error}; convert them"
+            ) from error
+        except (
+            SafetensorError
+        ) as error:  # names the system's error number only in its text
             if not (number := re.search(r"\(os error (\d+)\)", str(error))):
                 raise
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+            raise OSError(
+                int(number[1]), os.strerror(int(number[1])), str(path)
+            ) from error
         _sort_metadata(unfinished)
     return metadata[DIGEST]
 
@@ -104,14 +127,20 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
             metadata = dict(file.metadata() or {})
         with open(path, "rb") as file:
             header = _read_header(file)
-        # Another spelling of the same header has the same digest: spaces, escapes, tensors of the same bytes.
+        # Another spelling of the same header has the same digest: spaces, escapes,
+        # tensors of the same bytes.
         as_written = header == _written(json.loads(header), len(header))
     except (SafetensorError, OSError, ValueError) as error:
-        raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
-    # Every file with checksums is written with a digest, so one without the other is damage.
+        raise TensorFileError(
+            f"{path} is no complete .safetensors file ({error}); write or fetch it again"
+        ) from error
+    # Every file with checksums is written with a digest, so one without the other is
+    # damage.
     checked = DIGEST in metadata or CHECKSUMS in metadata
     if checked and not (as_written and metadata.get(DIGEST) == _digest(metadata)):
-        raise TensorFileError(f"the metadata of {path} are damaged; write or fetch it again")
+        raise TensorFileError(
+            f"the metadata of {path} are damaged; write or fetch it again"
+        )
     return metadata
 
 
@@ -134,8 +163,9 @@ def format_of(path: str | os.PathLike) -> str:
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read tensors by name, and the metadata without checksums, and verify every checksum.
 
-    A file of another program has no checksums and is read silently. If another process replaces the file meanwhile, the
-    new one is read. TensorFileError: the file is absent, or a tensor or the metadata are damaged; names which.
+    A file of another program has no checksums and is read silently. If another process
+    replaces the file meanwhile, the new one is read. TensorFileError: the file is
+    absent, or a tensor or the metadata are damaged; names which.
     """
     while True:
         before = _identity(path)
@@ -164,21 +194,31 @@ def _read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str,
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise TensorFileError(f"{path} is no complete .safetensors file ({error}); write or fetch it again") from error
+        raise TensorFileError(
+            f"{path} is no complete .safetensors file ({error}); write or fetch it again"
+        ) from error
     if CHECKSUMS in metadata:
         expected = _plain(path, metadata[CHECKSUMS])
         expected = expected if isinstance(expected, dict) else {}
         for name in sorted({*expected, *tensors}):
-            if name not in tensors or expected.get(name) != checksum(name, tensors[name]):
-                raise TensorFileError(f"tensor {name!r} of {path} is damaged; write or fetch the file again")
-    return tensors, {name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)}
+            if name not in tensors or expected.get(name) != checksum(
+                name, tensors[name]
+            ):
+                raise TensorFileError(
+                    f"tensor {name!r} of {path} is damaged; write or fetch the file again"
+                )
+    return tensors, {
+        name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)
+    }
 
 
 def _plain(path: str | os.PathLike, text: str) -> Any:
     try:
         return loaded_json(text)
     except StateError as error:
-        raise TensorFileError(f"{path} is damaged ({error}); write or fetch it again") from error
+        raise TensorFileError(
+            f"{path} is damaged ({error}); write or fetch it again"
+        ) from error
 
 
 def loaded_json(text: str) -> Any:
@@ -186,15 +226,19 @@ def loaded_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # of too many levels
-        reason = str(error) if isinstance(error, ValueError) else "it is nested too deep"
-        raise StateError(f"a text of {len(text)} characters is no JSON: {reason}") from error
+        reason = (
+            str(error) if isinstance(error, ValueError) else "it is nested too deep"
+        )
+        raise StateError(
+            f"a text of {len(text)} characters is no JSON: {reason}"
+        ) from error
 
 
 def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
     """Split a nested state into a JSON tree, and tensors by their path in the state; ``unflatten`` is the inverse.
 
-    The state is of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy array; StateError for other
-    types. ``place`` is the prefix of the tensors' names.
+    The state is of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy
+    array; StateError for other types. ``place`` is the prefix of the tensors' names.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -212,18 +256,36 @@ def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
             return {"tensor": store(value, place)}
         if isinstance(value, np.ndarray):
             try:
-                return {"array": store(torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape)), place)}
+                return {
+                    "array": store(
+                        torch.from_numpy(
+                            np.ascontiguousarray(value).reshape(value.shape)
+                        ),
+                        place,
+                    )
+                }
             except TypeError as error:
-                raise StateError(f"{place or 'the state'} is an array of {value.dtype}; no tensor holds it") from error
+                raise StateError(
+                    f"{place or 'the state'} is an array of {value.dtype}; no tensor holds it"
+                ) from error
         if isinstance(value, np.generic):
             return walk(value.item(), place)
         inner = f"{place}." if place else ""
         if isinstance(value, list):
             return [walk(part, f"{inner}{index}") for index, part in enumerate(value)]
         if isinstance(value, tuple):
-            return {"tuple": [walk(part, f"{inner}{index}") for index, part in enumerate(value)]}
+            return {
+                "tuple": [
+                    walk(part, f"{inner}{index}") for index, part in enumerate(value)
+                ]
+            }
         if isinstance(value, dict):
-            return {"dict": [[walk(key, f"{inner}key"), walk(part, f"{inner}{key}")] for key, part in value.items()]}
+            return {
+                "dict": [
+                    [walk(key, f"{inner}key"), walk(part, f"{inner}{key}")]
+                    for key, part in value.items()
+                ]
+            }
         raise StateError(
             f"{place or 'the state'} is of type {type(value).__name__}, which a file cannot hold; make it of numbers, "
             "texts, lists, dictionaries, arrays and tensors"
@@ -243,15 +305,23 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
         if kind == "tuple" and isinstance(content, list):
             return tuple(unflatten(part, tensors) for part in content)
         if kind == "dict" and isinstance(content, list):
-            return {unflatten(key, tensors): unflatten(part, tensors) for key, part in content}
+            return {
+                unflatten(key, tensors): unflatten(part, tensors)
+                for key, part in content
+            }
         if kind in ("tensor", "array") and content in tensors:
             return tensors[content] if kind == "tensor" else tensors[content].numpy()
     except RecursionError as error:
         raise StateError("the state is nested too deep") from error
-    except (TypeError, ValueError) as error:  # an entry that is no pair, a list as key, an array of bfloat16
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # an entry that is no pair, a list as key, an array of bfloat16
         if isinstance(error, StateError):
             raise
-    raise StateError(f"the state has the unknown node {ascii(tree)[:80]}; it was written by another version")
+    raise StateError(
+        f"the state has the unknown node {ascii(tree)[:80]}; it was written by another version"
+    )
 
 
 def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> str:
@@ -264,12 +334,16 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
     """Read what ``write_state`` wrote: the state, and the metadata without the tree; or raise TensorFileError."""
     tensors, metadata = read_tensors(path)
     if "tree" not in metadata:
-        raise TensorFileError(f"{path} holds tensors but no state; give a file that this package wrote")
+        raise TensorFileError(
+            f"{path} holds tensors but no state; give a file that this package wrote"
+        )
     tree = _plain(path, metadata.pop("tree"))
     try:
         return unflatten(tree, tensors), metadata
     except StateError as error:
-        raise TensorFileError(f"{path} is damaged: {error}; write or fetch it again") from error
+        raise TensorFileError(
+            f"{path} is damaged: {error}; write or fetch it again"
+        ) from error
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
@@ -291,4 +365,6 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
         for part in value:
             yield from tensors_of(part)
     elif isinstance(value, dict) or hasattr(value, "__dict__"):
-        yield from tensors_of([*(value if isinstance(value, dict) else vars(value)).values()])
+        yield from tensors_of(
+            [*(value if isinstance(value, dict) else vars(value)).values()]
+        )

@@ -8,7 +8,11 @@ from typing import Any
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, with_task_labels
-from avalanche.benchmarks.utils import ConstantSequence, DataAttribute, TaskAwareSupervisedClassificationDataset
+from avalanche.benchmarks.utils import (
+    ConstantSequence,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+)
 from avalanche.distributed import DistributedHelper
 from avalanche.training.plugins import AGEMPlugin
 from torch import Tensor
@@ -16,8 +20,9 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models.split_model import SplitModel
 
-# ``torch.optim`` deletes the attributes of its modules, such as ``torch.optim.sgd``. So dill, with which Avalanche's
-# ``save_checkpoint`` pickles, takes an optimiser's class by value, which fails in torch 2.14 and newer.
+# ``torch.optim`` deletes the attributes of its modules, such as ``torch.optim.sgd``. So
+# dill, with which Avalanche's ``save_checkpoint`` pickles, takes an optimiser's class
+# by value, which fails in torch 2.14 and newer.
 for _place, _module in list(sys.modules.items()):
     _parent, _, _name = _place.rpartition(".")
     if _parent == torch.optim.__name__ and not hasattr(torch.optim, _name):
@@ -50,7 +55,8 @@ def check_strategy(strategy) -> None:
 def group_frozen_weights(strategy) -> None:
     """Add frozen weights that no group of the optimiser has to the first one, where there are several.
 
-    Defect: Avalanche adds every weight that is in no group, and fails where it cannot tell to which of several.
+    Defect: Avalanche adds every weight that is in no group, and fails where it cannot
+        tell to which of several.
     """
     groups = strategy.optimizer.param_groups
     if len(groups) == 1:
@@ -75,7 +81,8 @@ def labels_of(dataset: Any) -> list[int]:
 def use_int64_labels(strategy: Any, targets: bool = False) -> None:
     """Convert the labels of a strategy's batch to int64: losses take no other, data sets have ``int16`` and ``int32``.
 
-    With ``targets``, the batch may have ``(B, classes)`` targets instead, which stay as they are.
+    With ``targets``, the batch may have ``(B, classes)`` targets instead, which stay as
+    they are.
     """
     labels = strategy.mb_y
     if targets and labels.dim() == 2:
@@ -91,10 +98,16 @@ def use_int64_labels(strategy: Any, targets: bool = False) -> None:
 
 def unlabelled_experience(pixels: Tensor) -> Any:
     """Make an experience of ``(B, 3, h, w)`` uint8 images for ``strategy.eval``, whose metrics mean nothing."""
-    images = TensorDataset(pixels, torch.zeros(len(pixels), dtype=torch.int64))  # evaluation wants labels for its loss
+    images = TensorDataset(
+        pixels, torch.zeros(len(pixels), dtype=torch.int64)
+    )  # evaluation wants labels for its loss
     attributes = [
         DataAttribute(ConstantSequence(0, len(pixels)), "targets"),
-        DataAttribute(ConstantSequence(0, len(pixels)), "targets_task_labels", use_in_getitem=True),
+        DataAttribute(
+            ConstantSequence(0, len(pixels)), "targets_task_labels", use_in_getitem=True
+        ),
     ]
-    dataset = TaskAwareSupervisedClassificationDataset([images], data_attributes=attributes)
+    dataset = TaskAwareSupervisedClassificationDataset(
+        [images], data_attributes=attributes
+    )
     return with_task_labels(benchmark_from_datasets(test=[dataset])).test_stream[0]

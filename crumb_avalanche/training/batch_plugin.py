@@ -30,12 +30,14 @@ def in_last_epoch(strategy) -> bool:
 class BatchPlugin(StatefulPlugin):
     """Holds the batch of the current iteration.
 
-    The batch is recorded from the forward pass on ``strategy.mb_x``, the very tensor. Other forward passes of the
-    model, by a plugin or on a second batch as in Avalanche's ``ER_ACE``, have no effect on it. If the strategy does not
-    pass ``mb_x`` to the model, the feature map is computed again.
+    The batch is recorded from the forward pass on ``strategy.mb_x``, the very tensor.
+    Other forward passes of the model, by a plugin or on a second batch as in
+    Avalanche's ``ER_ACE``, have no effect on it. If the strategy does not pass ``mb_x``
+    to the model, the feature map is computed again.
 
     Attributes:
-        batch: the images of the iteration, from ``after_forward`` to ``after_training_iteration``; else ``None``.
+        batch: the images of the iteration, from ``after_forward`` to
+            ``after_training_iteration``; else ``None``.
     """
 
     kept = ("_position",)
@@ -63,10 +65,24 @@ class BatchPlugin(StatefulPlugin):
     def after_forward(self, strategy, **kwargs):
         found = [record for record in self._records if record.images is strategy.mb_x]
         self._stop_recording()
-        record = found[-1] if found else ForwardRecord(strategy.mb_x, strategy.model.features(strategy.mb_x), None)
-        side, shape, map_shape = strategy.model.image_size, record.images.shape, strategy.model.map_shape
+        record = (
+            found[-1]
+            if found
+            else ForwardRecord(
+                strategy.mb_x, strategy.model.features(strategy.mb_x), None
+            )
+        )
+        side, shape, map_shape = (
+            strategy.model.image_size,
+            record.images.shape,
+            strategy.model.map_shape,
+        )
         if record.feature_map.shape[1:] != map_shape:
-            given = f"images of {shape[2]} x {shape[3]} pixels" if shape[1] == 3 else "the cached images"
+            given = (
+                f"images of {shape[2]} x {shape[3]} pixels"
+                if shape[1] == 3
+                else "the cached images"
+            )
             raise ValueError(
                 f"the maps of {given} are {tuple(record.feature_map.shape[1:])}, but the model was built with "
                 f"image_size={side}, for maps of {map_shape}; resize the images to {side} x {side} pixels in the "
@@ -74,7 +90,9 @@ class BatchPlugin(StatefulPlugin):
             )
         places = range(self._position, self._position + len(strategy.mb_y))
         pixels = pixels_of(strategy, record.images, places)
-        self.batch = StreamBatch(strategy.mb_y, record.feature_map, record.codes, pixels)
+        self.batch = StreamBatch(
+            strategy.mb_y, record.feature_map, record.codes, pixels
+        )
         if (numbers := getattr(strategy, "label_numbers", None)) is not None:
             self.batch.numbers = numbers
 
@@ -91,19 +109,23 @@ class BatchPlugin(StatefulPlugin):
 class StoringPlugin(BatchPlugin):
     """Stores images of the last epoch of each experience in a buffer.
 
-    Images that a stop (``strategy.stop_training``) left out of that epoch are offered after the experience: as many of
-    each class as were left out, the last ones of its data set. These are the very ones if the batches were in order; of
-    shuffled batches some may be offered twice.
+    Images that a stop (``strategy.stop_training``) left out of that epoch are offered
+    after the experience: as many of each class as were left out, the last ones of its
+    data set. These are the very ones if the batches were in order; of shuffled batches
+    some may be offered twice.
 
     Args:
         storage_policy: the buffer, with its selection rule.
-        seen: the mask over the classes seen, for logits of memories; default the ``seen_classes`` of the strategy.
+        seen: the mask over the classes seen, for logits of memories; default the
+            ``seen_classes`` of the strategy.
 
     Raises:
         TypeError: the buffer is not one of this package.
     """
 
-    def __init__(self, storage_policy: MemoryBuffer, seen: SeenClassesPlugin | None = None):
+    def __init__(
+        self, storage_policy: MemoryBuffer, seen: SeenClassesPlugin | None = None
+    ):
         super().__init__()
         if not isinstance(storage_policy, MemoryBuffer):
             raise TypeError(
@@ -112,8 +134,12 @@ class StoringPlugin(BatchPlugin):
             )
         self.storage_policy = storage_policy
         self.seen = seen
-        self._seen: SeenClassesPlugin | None = None  # that of the strategy, if it has one
-        self._offered: Counter[int] = Counter()  # images of each class offered during training in this experience
+        self._seen: SeenClassesPlugin | None = (
+            None  # that of the strategy, if it has one
+        )
+        self._offered: Counter[int] = (
+            Counter()
+        )  # images of each class offered during training in this experience
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
         self._experience: int | None = None  # its number
@@ -125,10 +151,14 @@ class StoringPlugin(BatchPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        labels = labels_of(strategy.adapted_dataset)  # of all images that are trained on
+        labels = labels_of(
+            strategy.adapted_dataset
+        )  # of all images that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = Counter()
-        if strategy.clock.train_exp_counter != self._experience:  # else it was resumed, and begins again
+        if (
+            strategy.clock.train_exp_counter != self._experience
+        ):  # else it was resumed, and begins again
             self._earlier |= self._classes
         self._experience = strategy.clock.train_exp_counter
         self._classes = set(labels)
@@ -158,7 +188,9 @@ class StoringPlugin(BatchPlugin):
         ):
             images, labels = images.to(strategy.device), labels.to(strategy.device)
             pixels = pixels_of(strategy, images, places, in_order=True)
-            self.offer(strategy, StreamBatch(labels, model.features(images), None, pixels))
+            self.offer(
+                strategy, StreamBatch(labels, model.features(images), None, pixels)
+            )
             if self.storage_policy.rule.finished:
                 break
 
@@ -194,7 +226,11 @@ class StoringPlugin(BatchPlugin):
         ]
 
     def state_dict(self):
-        classes = {"classes": sorted(self._classes), "earlier": sorted(self._earlier), "experience": self._experience}
+        classes = {
+            "classes": sorted(self._classes),
+            "earlier": sorted(self._earlier),
+            "experience": self._experience,
+        }
         return {**super().state_dict(), "offered": dict(self._offered), **classes}
 
     def load_state_dict(self, state):
@@ -212,10 +248,14 @@ class StoringPlugin(BatchPlugin):
         return self.mask(model.classify(maps))
 
 
-def seen_classes_of(strategy, given: SeenClassesPlugin | None) -> SeenClassesPlugin | None:
+def seen_classes_of(
+    strategy, given: SeenClassesPlugin | None
+) -> SeenClassesPlugin | None:
     """Return the mask that a plugin was given, else the strategy's; there must be one for all losses, or none."""
     seen = getattr(strategy, "seen_classes", None) if given is None else given
-    listed = [plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)]
+    listed = [
+        plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)
+    ]
     if any(plugin is not seen for plugin in listed):
         raise ValueError(
             "the plugin list has a SeenClassesPlugin that was not handed to the storing plugin: losses of new images "
@@ -234,8 +274,9 @@ def pixels_of(
 ) -> Callable[[Sequence[int]], Tensor]:
     """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
 
-    If a cache put feature maps in the place of the images, they are read from the experience, at ``places``, which are
-    right if the strategy does not shuffle, or ``in_order`` is true.
+    If a cache put feature maps in the place of the images, they are read from the
+    experience, at ``places``, which are right if the strategy does not shuffle, or
+    ``in_order`` is true.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
@@ -254,5 +295,7 @@ def pixels_of(
 
 def frames(strategy, positions: Sequence[int]) -> Tensor:
     """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
-    images = torch.stack([strategy.experience.dataset[int(position)][0] for position in positions])
+    images = torch.stack(
+        [strategy.experience.dataset[int(position)][0] for position in positions]
+    )
     return strategy.model.pixels(images.to(strategy.device))

@@ -14,7 +14,13 @@ import torch
 from safetensors import SafetensorError
 
 from crumb_avalanche.system.schema import PLAIN_VALUES, check, record
-from crumb_avalanche.system.tensor_file import StateError, TensorFileError, loaded_json, read_state, write_state
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    loaded_json,
+    read_state,
+    write_state,
+)
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"
@@ -40,7 +46,8 @@ class CheckpointFolder:
 
     Args:
         folder: the folder, which the first ``write`` creates.
-        settings: plain values that can change the result; a checkpoint with other settings is refused.
+        settings: plain values that can change the result; a checkpoint with other
+            settings is refused.
     """
 
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
@@ -52,7 +59,9 @@ class CheckpointFolder:
         """Remove the folder, or all its files but one: the newest checkpoint last."""
         self._damaged.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
-            for path in sorted(self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
+            for path in sorted(
+                self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)
+            ):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 elif path.name != but:
@@ -61,19 +70,25 @@ class CheckpointFolder:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints, newest first."""
-        return sorted((int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")), reverse=True)
+        return sorted(
+            (int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")),
+            reverse=True,
+        )
 
     def write(self, notes: dict, state: Any) -> Path:
         """Write the next checkpoint and remove all but the newest two, damaged ones first.
 
         Raises:
-            CheckpointError: the file cannot be written, for instance because the disk is full; earlier checkpoints
-                are unchanged.
+            CheckpointError: the file cannot be written, for instance because the disk
+                is full; earlier checkpoints are unchanged.
             StateError: the state holds a value of an unsupported type.
         """
         numbers = self.numbers()
         path = self.path(numbers[0] + 1 if numbers else 0)
-        about = {"settings": json.dumps(self.settings, sort_keys=True), "notes": json.dumps(notes)}
+        about = {
+            "settings": json.dumps(self.settings, sort_keys=True),
+            "notes": json.dumps(notes),
+        }
         try:
             write_state(path, state, {"format": FORMAT, **about})
         except (OSError, SafetensorError) as error:
@@ -86,7 +101,9 @@ class CheckpointFolder:
             self.path(number).unlink(missing_ok=True)
         return path
 
-    def newest(self, check_notes: Callable[[dict], None] = lambda notes: None) -> Checkpoint | None:
+    def newest(
+        self, check_notes: Callable[[dict], None] = lambda notes: None
+    ) -> Checkpoint | None:
         """Read the newest undamaged checkpoint, with a warning for each damaged one; ``None`` if the folder has none.
 
         Args:
@@ -100,18 +117,25 @@ class CheckpointFolder:
             try:
                 state, metadata = read_state(path)
                 if metadata.get("format") != FORMAT:
-                    raise TensorFileError(f"its format is {metadata.get('format')}, not {FORMAT}")
+                    raise TensorFileError(
+                        f"its format is {metadata.get('format')}, not {FORMAT}"
+                    )
                 found = {name: loaded_json(metadata[name]) for name in ABOUT}
                 check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), found)
                 self._check(found["settings"])
                 check_notes(found["notes"])
             except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)
-                warnings.warn(f"the checkpoint {path} is damaged ({error}); trying the one before it", stacklevel=2)
+                warnings.warn(
+                    f"the checkpoint {path} is damaged ({error}); trying the one before it",
+                    stacklevel=2,
+                )
                 continue
             return Checkpoint(number, found["notes"], state)
         if self.numbers():
-            raise CheckpointError(f"all checkpoints in {self.folder} are damaged; remove that folder to start over")
+            raise CheckpointError(
+                f"all checkpoints in {self.folder} are damaged; remove that folder to start over"
+            )
         return None
 
     def path(self, number: int) -> Path:
@@ -150,14 +174,20 @@ class Position:
 
     def described(self, experiences: int) -> str:
         """The place in words, in a stream of so many experiences."""
-        inside = f", and {self.step} steps of epoch {self.epoch + 1} of the next" if self.inside else ""
+        inside = (
+            f", and {self.step} steps of epoch {self.epoch + 1} of the next"
+            if self.inside
+            else ""
+        )
         return f"{self.experience} of {experiences} experiences are finished{inside}"
 
 
 class _ResumingLoader:
     """Loader of an epoch that drops the batches before a checkpoint and then restores its state."""
 
-    def __init__(self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]):
+    def __init__(
+        self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]
+    ):
         self.loader, self.start, self.step, self.restore = loader, start, step, restore
 
     def __len__(self) -> int:
@@ -175,15 +205,17 @@ class _ResumingLoader:
 class CheckpointPlugin(StatefulPlugin):
     """Call ``save`` every few steps, and resume an experience after the step of a checkpoint.
 
-    Append the plugin to ``strategy.plugins`` after the strategy is built: it must come after all other plugins and the
-    clock, because a state is complete only when each of them has finished the step.
+    Append the plugin to ``strategy.plugins`` after the strategy is built: it must come
+    after all other plugins and the clock, because a state is complete only when each of
+    them has finished the step.
 
-    A resumed experience begins as any other; its finished epochs and steps are skipped, and then ``restore`` replaces
-    the state that the beginning changed.
+    A resumed experience begins as any other; its finished epochs and steps are skipped,
+    and then ``restore`` replaces the state that the beginning changed.
 
     Args:
         save: function that is called with the position.
-        every: steps between two calls; 0 disables them. Checkpoints between experiences are left to the caller.
+        every: steps between two calls; 0 disables them. Checkpoints between experiences
+            are left to the caller.
 
     Attributes:
         epoch_start: torch's RNG state at the start of the epoch.
@@ -197,7 +229,9 @@ class CheckpointPlugin(StatefulPlugin):
         self._resume: tuple[Position, torch.Tensor, Callable[[], None]] | None = None
         self._loader = None
 
-    def resume_from(self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]) -> None:
+    def resume_from(
+        self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]
+    ) -> None:
         """Resume the next experience from a position within it, where ``restore`` loads the checkpoint's state."""
         self._resume = position, epoch_start, restore
 
@@ -211,7 +245,9 @@ class CheckpointPlugin(StatefulPlugin):
             strategy.dataloader = ()
             return
         self._resume = None
-        strategy.dataloader = _ResumingLoader(self._loader, epoch_start, position.step, restore)
+        strategy.dataloader = _ResumingLoader(
+            self._loader, epoch_start, position.step, restore
+        )
 
     def after_training_epoch(self, strategy, **kwargs):
         if self._loader is not None:
@@ -220,7 +256,13 @@ class CheckpointPlugin(StatefulPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         clock = strategy.clock
         if self.every and clock.train_iterations % self.every == 0:
-            self.save(Position(clock.train_exp_counter, clock.train_exp_epochs, clock.train_epoch_iterations))
+            self.save(
+                Position(
+                    clock.train_exp_counter,
+                    clock.train_exp_epochs,
+                    clock.train_epoch_iterations,
+                )
+            )
 
     def state_dict(self):
         return {"epoch_start": self.epoch_start}

@@ -9,28 +9,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Logit of a class not seen yet in training: its probability is 0, and cross-entropy stays finite.
+# Logit of a class not seen yet in training: its probability is 0, and cross-entropy
+# stays finite.
 UNSEEN_LOGIT = -1e4
 
 
 class SeenClassesLoss:
     """A criterion over the classes seen so far; ``SeenClassesPlugin`` puts it in the place of a strategy's own.
 
-    The criterion gets the ``(B, k)`` outputs of the ``k`` classes seen, in ascending order of the classes, and labels
-    counted among these; of ``(B, classes)`` targets it gets the columns of these classes. Its tensors with an entry for
-    each output, such as ``weight``, are cut likewise, and ``ignore_index`` is counted among the classes seen. If an
-    image of an evaluation is of a class not seen yet, this class is one of the ``k``, with a probability of 1e-6.
+    The criterion gets the ``(B, k)`` outputs of the ``k`` classes seen, in ascending
+    order of the classes, and labels counted among these; of ``(B, classes)`` targets it
+    gets the columns of these classes. Its tensors with an entry for each output, such
+    as ``weight``, are cut likewise, and ``ignore_index`` is counted among the classes
+    seen. If an image of an evaluation is of a class not seen yet, this class is one of
+    the ``k``, with a probability of 1e-6.
 
-    Cross-entropy without label smoothing gets all outputs: the loss is the same, since classes not seen have the
-    probability 0, and nothing is copied. A criterion with a true attribute ``all_outputs`` gets all of them, too.
+    Cross-entropy without label smoothing gets all outputs: the loss is the same, since
+    classes not seen have the probability 0, and nothing is copied. A criterion with a
+    true attribute ``all_outputs`` gets all of them, too.
 
     Args:
-        criterion: loss of ``(logits, labels)``: a module, a function or a partial function of one.
-        unseen: returns which of a number of classes are not seen yet, ``(classes,)`` bool on a device; all before
-            training.
+        criterion: loss of ``(logits, labels)``: a module, a function or a partial
+            function of one.
+        unseen: returns which of a number of classes are not seen yet, ``(classes,)``
+            bool on a device; all before training.
     """
 
-    def __init__(self, criterion: Callable[[Tensor, Tensor], Tensor], unseen: Callable[[int, torch.device], Tensor]):
+    def __init__(
+        self,
+        criterion: Callable[[Tensor, Tensor], Tensor],
+        unseen: Callable[[int, torch.device], Tensor],
+    ):
         self.criterion = criterion
         self.unseen = unseen
 
@@ -38,8 +47,9 @@ class SeenClassesLoss:
         """Compute the loss, a scalar, of masked ``(B, classes)`` logits and labels or targets of all classes.
 
         Raises:
-            ValueError: the criterion returns more than one number, does not take the outputs of the classes seen, or is
-                a function with a table of all classes.
+            ValueError: the criterion returns more than one number, does not take the
+                outputs of the classes seen, or is a function with a table of all
+                classes.
         """
         loss = self._loss(logits, labels)
         if isinstance(loss, Tensor) and loss.numel() != 1:
@@ -50,18 +60,32 @@ class SeenClassesLoss:
         return loss
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if getattr(self.criterion, "all_outputs", False) or not isinstance(logits, Tensor) or logits.dim() != 2:
+        if (
+            getattr(self.criterion, "all_outputs", False)
+            or not isinstance(logits, Tensor)
+            or logits.dim() != 2
+        ):
             return self.criterion(logits, labels)
         classes = logits.shape[1]
         unseen = self.unseen(classes, logits.device)
         unseen = unseen & ~unseen.all()  # before training, all outputs count
         by_column = labels.shape == logits.shape
-        if type(self.criterion) is nn.CrossEntropyLoss and self.criterion.label_smoothing == 0:
+        if (
+            type(self.criterion) is nn.CrossEntropyLoss
+            and self.criterion.label_smoothing == 0
+        ):
             ruled_out = unseen & (logits <= UNSEEN_LOGIT).all(0) if by_column else None
-            return self.criterion(logits, labels if ruled_out is None else labels.masked_fill(ruled_out, 0))
+            return self.criterion(
+                logits,
+                labels if ruled_out is None else labels.masked_fill(ruled_out, 0),
+            )
         numbers = torch.arange(classes, device=logits.device)
         taken = ~(logits <= UNSEEN_LOGIT).all(0)  # another plugin may rule classes out
-        present = taken & (labels != 0).any(0) if by_column else (labels[:, None] == numbers).any(0)
+        present = (
+            taken & (labels != 0).any(0)
+            if by_column
+            else (labels[:, None] == numbers).any(0)
+        )
         columns = (taken & ~unseen | present).nonzero().flatten()
         if len(columns) == classes:
             return self.criterion(logits, labels)
@@ -90,7 +114,11 @@ def _cut(criterion: Any, columns: Tensor, places: Tensor) -> Iterator[None]:
     """Cut the tensors of a criterion with an entry for each class to ``columns``; ``places`` are those among them."""
     owner = criterion.__self__ if inspect.ismethod(criterion) else criterion
     parts = list(owner.modules()) if isinstance(owner, nn.Module) else [owner]
-    homes = [getattr(part, name, None) for part in parts for name in ("__dict__", "_parameters", "_buffers")]
+    homes = [
+        getattr(part, name, None)
+        for part in parts
+        for name in ("__dict__", "_parameters", "_buffers")
+    ]
     homes += [criterion.keywords] if isinstance(criterion, functools.partial) else []
     before = []
     try:

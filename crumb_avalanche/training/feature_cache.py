@@ -16,24 +16,27 @@ MEMO_BYTES = 2 * 2**30
 class FeatureCache(StatefulPlugin):
     """Train and evaluate on cached feature maps (see ``MapStore``) in place of images.
 
-    Data sets need an attribute ``frame_row``, each item's number below ``count``; benchmarks made by
-    ``benchmarks_toybox_ilab`` have it. Call ``close`` after the last use, or use the cache as a context manager.
+    Data sets need an attribute ``frame_row``, each item's number below ``count``;
+    benchmarks made by ``benchmarks_toybox_ilab`` have it. Call ``close`` after the last
+    use, or use the cache as a context manager.
 
     Args:
-        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of all processes of a resumed run.
-        stored_images: capacity of the replay buffer in images. The cache keeps this number of their maps in memory, at
-            least 512 and at most 2 GiB.
+        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of
+            all processes of a resumed run.
+        stored_images: capacity of the replay buffer in images. The cache keeps this
+            number of their maps in memory, at least 512 and at most 2 GiB.
 
     Raises:
-        FeatureCacheError: in training or evaluation, the disk has too little room for the missing maps, or a map does
-            not fit into float16.
+        FeatureCacheError: in training or evaluation, the disk has too little room for
+            the missing maps, or a map does not fit into float16.
         ValueError: in training or evaluation, a data set has no ``frame_row``.
     """
 
     def __init__(self, store: MapStore, stored_images: int = 0):
         super().__init__()
         self.store = store
-        # Images of a replay buffer have no row in the store: their maps are looked up by content.
+        # Images of a replay buffer have no row in the store: their maps are looked up
+        # by content.
         room = MEMO_BYTES // (4 * math.prod(store.shape))
         self.memo = FeatureMemo(max(USUAL_CAPACITY, min(stored_images, room)))
         self.model: SplitModel | None = None
@@ -58,7 +61,9 @@ class FeatureCache(StatefulPlugin):
         self.model = model
 
     def before_training(self, strategy, **kwargs):
-        self._set_memo_of(strategy.model if isinstance(strategy.model, SplitModel) else None)
+        self._set_memo_of(
+            strategy.model if isinstance(strategy.model, SplitModel) else None
+        )
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
         strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
@@ -76,11 +81,19 @@ class FeatureCache(StatefulPlugin):
         attributes = [DataAttribute(labels, "targets")]
         if hasattr(images, "targets_task_labels"):
             tasks = list(map(int, images.targets_task_labels))
-            attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
+            attributes.append(
+                DataAttribute(tasks, "targets_task_labels", use_in_getitem=True)
+            )
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
-        return {name: getattr(self.store, name) for name in ("filled", "damaged", "seconds")}
+        return {
+            name: getattr(self.store, name) for name in ("filled", "damaged", "seconds")
+        }
 
     def load_state_dict(self, state):
-        self.store.filled, self.store.damaged, self.store.seconds = state["filled"], state["damaged"], state["seconds"]
+        self.store.filled, self.store.damaged, self.store.seconds = (
+            state["filled"],
+            state["damaged"],
+            state["seconds"],
+        )

@@ -6,7 +6,11 @@ from itertools import zip_longest
 
 import numpy as np
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute, TaskAwareSupervisedClassificationDataset
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+)
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from torch.nn.functional import cross_entropy
@@ -39,10 +43,13 @@ class Trial:
     loss: float
 
 
-def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[list[int], list[int]]:
+def split_experience(
+    targets: Sequence[int], held_out: float = 0.2
+) -> tuple[list[int], list[int]]:
     """Split positions into training and test; the last frames of each class, in stream order, are for the test.
 
-    In a video stream, the test frames are usually of other clips, and often of other objects. A class needs two frames.
+    In a video stream, the test frames are usually of other clips, and often of other
+    objects. A class needs two frames.
     """
     targets = np.asarray(targets)
     learned: list[int] = []
@@ -60,24 +67,39 @@ def split_experience(targets: Sequence[int], held_out: float = 0.2) -> tuple[lis
     return sorted(learned), sorted(tested)
 
 
-def pieces_of(labels: Sequence[int], objects: Sequence[Hashable] | None, most: int) -> list[list[int]]:
+def pieces_of(
+    labels: Sequence[int], objects: Sequence[Hashable] | None, most: int
+) -> list[list[int]]:
     """Divide the images of a first experience into the classes of a small stream.
 
-    These are its own classes if there are at least four, else its objects, which are then told apart: what a class that
-    arrives does to earlier ones can be seen only where several arrive. Objects come class by class in turn.
+    These are its own classes if there are at least four, else its objects, which are
+    then told apart: what a class that arrives does to earlier ones can be seen only
+    where several arrive. Objects come class by class in turn.
 
-    Returns places of the images of each of at most ``most`` pieces: ascending, at most 100, evenly spread; a piece has
-    at least two.
+    Returns places of the images of each of at most ``most`` pieces: ascending, at most
+    100, evenly spread; a piece has at least two.
     """
     pieces = _grouped([(label,) for label in labels])
     if objects is not None and len(pieces) < FEWEST:
-        finer = [piece for piece in _grouped(list(zip(labels, objects, strict=True))) if len(piece) > 1]
+        finer = [
+            piece
+            for piece in _grouped(list(zip(labels, objects, strict=True)))
+            if len(piece) > 1
+        ]
         of_class = _grouped([labels[piece[0]] for piece in finer])
-        turns = [place for turn in zip_longest(*of_class) for place in turn if place is not None]
+        turns = [
+            place
+            for turn in zip_longest(*of_class)
+            for place in turn
+            if place is not None
+        ]
         if len(turns) >= FEWEST:
             pieces = [finer[place] for place in turns]
     kept = [min(len(piece), MOST_IMAGES) for piece in pieces[:most]]
-    return [[piece[n * len(piece) // count] for n in range(count)] for piece, count in zip(pieces, kept)]
+    return [
+        [piece[n * len(piece) // count] for n in range(count)]
+        for piece, count in zip(pieces, kept)
+    ]
 
 
 def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
@@ -115,19 +137,28 @@ def _relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
     labels = [label_of[place] for place in places]
     attributes = [DataAttribute(labels, "targets")]
     if hasattr(dataset, "frame_row"):
-        attributes.append(DataAttribute([dataset.frame_row[place] for place in places], "frame_row"))
+        attributes.append(
+            DataAttribute([dataset.frame_row[place] for place in places], "frame_row")
+        )
     images = _Relabelled(dataset, places, labels)
     if not hasattr(dataset, "targets_task_labels"):
         return AvalancheDataset([images], data_attributes=attributes)
-    attributes.append(DataAttribute([0] * len(places), "targets_task_labels", use_in_getitem=True))
-    return TaskAwareSupervisedClassificationDataset([images], data_attributes=attributes)
+    attributes.append(
+        DataAttribute([0] * len(places), "targets_task_labels", use_in_getitem=True)
+    )
+    return TaskAwareSupervisedClassificationDataset(
+        [images], data_attributes=attributes
+    )
 
 
-def small_stream(first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None):
+def small_stream(
+    first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None
+):
     """Make a stream of the first experience alone, in which classes arrive one after the other.
 
-    Returns an Avalanche benchmark; the last fifth of each piece is its test. For ``objects`` and ``most`` see
-    ``pieces_of``; without ``most`` the experience stays one, with its own labels.
+    Returns an Avalanche benchmark; the last fifth of each piece is its test. For
+    ``objects`` and ``most`` see ``pieces_of``; without ``most`` the experience stays
+    one, with its own labels.
     """
     dataset = first_experience.dataset
     labels = labels_of(dataset)
@@ -136,13 +167,24 @@ def small_stream(first_experience, objects: Sequence[Hashable] | None = None, mo
         label_of, experiences = dict(enumerate(labels)), [sorted(set(labels))]
     else:
         pieces = pieces_of(labels, objects, most)
-        label_of = {place: number for number, piece in enumerate(pieces) for place in piece}
+        label_of = {
+            place: number for number, piece in enumerate(pieces) for place in piece
+        }
         experiences = arrivals_of(len(pieces))
     train, test = [], []
     for arrived in experiences:
         places = [place for place in sorted(label_of) if label_of[place] in arrived]
-        for kept, part in zip((train, test), split_experience([label_of[place] for place in places]), strict=True):
-            kept.append(_relabelled(dataset, {places[number]: label_of[places[number]] for number in part}))
+        for kept, part in zip(
+            (train, test),
+            split_experience([label_of[place] for place in places]),
+            strict=True,
+        ):
+            kept.append(
+                _relabelled(
+                    dataset,
+                    {places[number]: label_of[places[number]] for number in part},
+                )
+            )
     return benchmark_from_datasets(train=train, test=test)
 
 
@@ -158,14 +200,18 @@ def tune(
     The global RNG state is restored.
 
     Args:
-        make: function of rate and evaluator that returns a new strategy with a new model.
+        make: function of rate and evaluator that returns a new strategy with a new
+            model.
         parts: the benchmark, see ``small_stream``.
-        rates: learning rates to try; it is an error if training diverges at all of them.
-        head_loss: use the loss of the head's logits, for a strategy that predicts by other scores.
+        rates: learning rates to try; it is an error if training diverges at all of
+            them.
+        head_loss: use the loss of the head's logits, for a strategy that predicts by
+            other scores.
         loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
-        The trials: the chosen one first (see ``chosen``), then the others from best to worst.
+        The trials: the chosen one first (see ``chosen``), then the others from best to
+        worst.
     """
     trials = []
     for rate in rates:
@@ -176,7 +222,9 @@ def tune(
             f"training diverged at every learning rate of {', '.join(f'{rate:g}' for rate in rates)} on the first "
             "experience; try lower ones, or look for damaged images"
         )
-    best_first = sorted(trials, key=lambda trial: (-trial.accuracy, trial.loss, trial.learning_rate))
+    best_first = sorted(
+        trials, key=lambda trial: (-trial.accuracy, trial.loss, trial.learning_rate)
+    )
     winner = chosen(trials)
     return [winner, *[trial for trial in best_first if trial is not winner]]
 
@@ -184,10 +232,15 @@ def tune(
 def chosen(trials: Sequence[Trial]) -> Trial:
     """Return the lowest rate that is as good as the best: within 1 point of accuracy and 0.01 nats of loss.
 
-    Several rates often fit a few classes perfectly; the highest may damage the network when more classes come.
+    Several rates often fit a few classes perfectly; the highest may damage the network
+    when more classes come.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
-    as_good = [trial for trial in trials if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS]
+    as_good = [
+        trial
+        for trial in trials
+        if trial.accuracy >= best.accuracy - POINTS and trial.loss <= best.loss + NATS
+    ]
     return min(as_good, key=lambda trial: trial.learning_rate)
 
 
@@ -198,7 +251,9 @@ class _HeadLoss(StatefulPlugin):
         self.losses: list[float] = []
 
     def after_eval_forward(self, strategy, **kwargs):
-        self.losses += cross_entropy(strategy.mb_output, strategy.mb_y, reduction="none").tolist()
+        self.losses += cross_entropy(
+            strategy.mb_output, strategy.mb_y, reduction="none"
+        ).tolist()
 
 
 def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
@@ -213,7 +268,13 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
     except TrainingDivergedError:
         return Trial(rate, 0.0, float("inf"))
     metrics = learner.eval(parts.test_stream, **loader)
-    accuracy = next(value for name, value in metrics.items() if name.startswith("Top1_Acc_Stream/eval"))
-    loss = next(value for name, value in metrics.items() if name.startswith("Loss_Stream/eval"))
+    accuracy = next(
+        value
+        for name, value in metrics.items()
+        if name.startswith("Top1_Acc_Stream/eval")
+    )
+    loss = next(
+        value for name, value in metrics.items() if name.startswith("Loss_Stream/eval")
+    )
     loss = float(np.mean(of_head.losses)) if head_loss else loss
     return Trial(rate, 100 * accuracy, loss if np.isfinite(loss) else float("inf"))

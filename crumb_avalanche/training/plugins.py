@@ -12,7 +12,8 @@ from crumb_avalanche.training.avalanche_fixes import labels_of, use_int64_labels
 from crumb_avalanche.training.criterion import UNSEEN_LOGIT, SeenClassesLoss
 from crumb_avalanche.training.stateful import StatefulPlugin
 
-# Probability of each class not seen yet in evaluation: the loss of its image is 13.8 instead of 10,000.
+# Probability of each class not seen yet in evaluation: the loss of its image is 13.8
+# instead of 10,000.
 UNSEEN_PROBABILITY = 1e-6
 
 
@@ -24,7 +25,8 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
     unseen = unseen.to(logits.device)
     seen = logits.float().masked_fill(unseen, -torch.inf)
     floor = seen.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
-    # Logits above 1e8 are so far apart that the sum would be rounded to the highest one.
+    # Logits above 1e8 are so far apart that the sum would be rounded to the highest
+    # one.
     below = seen.amax(1, keepdim=True).nextafter(floor.new_tensor(-torch.inf))
     return torch.where(unseen, floor.minimum(below).to(logits.dtype), logits)
 
@@ -46,17 +48,20 @@ def check_outputs(labels: list[int], outputs: int) -> None:
 class SeenClassesPlugin(StatefulPlugin):
     """Restricts losses and predictions to the classes seen so far (paper, "Training": the outputs ``C_t``).
 
-    In training the logits of all other classes are -10,000. In evaluation each of them has a probability of 1e-6, so
-    that an image of a class not seen yet has a cross-entropy of 13.8. The criterion of the strategy gets the outputs of
-    the classes seen alone; see ``SeenClassesLoss``.
+    In training the logits of all other classes are -10,000. In evaluation each of them
+    has a probability of 1e-6, so that an image of a class not seen yet has a
+    cross-entropy of 13.8. The criterion of the strategy gets the outputs of the classes
+    seen alone; see ``SeenClassesLoss``.
 
-    Put it first in the plugin list. It works with any strategy whose model returns ``(B, classes)`` logits.
+    Put it first in the plugin list. It works with any strategy whose model returns
+    ``(B, classes)`` logits.
 
     Attributes:
         seen: the classes of all experiences trained on, in order of arrival.
 
     Raises:
-        ValueError: when training starts, the head of a ``SplitModel`` has no output for a class, or a label is below 0.
+        ValueError: when training starts, the head of a ``SplitModel`` has no output for
+            a class, or a label is below 0.
     """
 
     def __init__(self):
@@ -76,9 +81,14 @@ class SeenClassesPlugin(StatefulPlugin):
     before_eval_iteration = before_training_iteration
 
     def before_training_exp(self, strategy, **kwargs):
-        coming = (strategy.experience.dataset, strategy.adapted_dataset)  # the second may have all experiences so far
+        coming = (
+            strategy.experience.dataset,
+            strategy.adapted_dataset,
+        )  # the second may have all experiences so far
         labels = sorted({label for dataset in coming for label in labels_of(dataset)})
-        if isinstance(strategy.model, SplitModel):  # before a method indexes tables with an entry for each output
+        if isinstance(
+            strategy.model, SplitModel
+        ):  # before a method indexes tables with an entry for each output
             check_outputs(labels, strategy.model.n_classes)
         for label in labels:
             if label not in self.seen:
@@ -87,16 +97,26 @@ class SeenClassesPlugin(StatefulPlugin):
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``logits``, ``(B, classes)``, in training; raises as ``unseen``."""
-        return logits.masked_fill(self.unseen(logits.shape[1], logits.device), UNSEEN_LOGIT)
+        return logits.masked_fill(
+            self.unseen(logits.shape[1], logits.device), UNSEEN_LOGIT
+        )
 
     def mask_answers(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``logits``, ``(B, classes)``, as ``give_unseen_probability`` does."""
-        return give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device)) if self.seen else logits
+        return (
+            give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device))
+            if self.seen
+            else logits
+        )
 
     def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:
         """Return on a ``device`` which of a head's ``classes`` outputs were not seen yet, ``(classes,)`` bool."""
         check_outputs(self.seen, classes)
-        if self._unseen is None or len(self._unseen) != classes or self._unseen.device != torch.device(device):
+        if (
+            self._unseen is None
+            or len(self._unseen) != classes
+            or self._unseen.device != torch.device(device)
+        ):
             unseen = torch.ones(classes, dtype=torch.bool)
             unseen[self.seen] = False
             self._unseen = unseen.to(device)
@@ -135,17 +155,23 @@ class EpochSchedule(StatefulPlugin):
         super().__init__()
         check_count("first_epochs", first, Epochs)
         self.first = first
-        self._later: int | None = None  # the strategy's own number, during the first experience
+        self._later: int | None = (
+            None  # the strategy's own number, during the first experience
+        )
 
     def before_training_exp(self, strategy, **kwargs):
         if strategy.clock.train_exp_counter > 0:
             return
-        if self._later is None or strategy.train_epochs != self.first:  # else an interrupted first experience
+        if (
+            self._later is None or strategy.train_epochs != self.first
+        ):  # else an interrupted first experience
             self._later = strategy.train_epochs
         strategy.train_epochs = self.first
 
     def after_training_exp(self, strategy, **kwargs):
-        if self._later is not None and strategy.train_epochs == self.first:  # else set by the user meanwhile
+        if (
+            self._later is not None and strategy.train_epochs == self.first
+        ):  # else set by the user meanwhile
             strategy.train_epochs = self._later
         self._later = None
 
@@ -163,11 +189,18 @@ class ClampGradients(StatefulPlugin):
     def __init__(self, limit: float):
         super().__init__()
         if not limit > 0:
-            raise ValueError(f"clamp_gradients is {limit}; give a number above 0, or None to clamp nothing")
+            raise ValueError(
+                f"clamp_gradients is {limit}; give a number above 0, or None to clamp nothing"
+            )
         self.limit = limit
 
     def before_update(self, strategy, **kwargs):
-        gradients = [p.grad for group in strategy.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad
+            for group in strategy.optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
         if gradients:
             torch._foreach_clamp_min_(gradients, -self.limit)
             torch._foreach_clamp_max_(gradients, self.limit)
@@ -183,8 +216,9 @@ class TrainingDivergedError(RuntimeError):
 class DivergenceGuard(StatefulPlugin):
     """Stops at a loss that is not finite and restores the last weights with a finite one.
 
-    Keeps a copy of the trainable weights and of the running statistics of the plastic layers, taken before each step;
-    on a GPU two, since losses are read at the end of an iteration: each reading waits for it.
+    Keeps a copy of the trainable weights and of the running statistics of the plastic
+    layers, taken before each step; on a GPU two, since losses are read at the end of an
+    iteration: each reading waits for it.
 
     Raises:
         TrainingDivergedError: in training, a loss is NaN or infinite.
@@ -193,8 +227,12 @@ class DivergenceGuard(StatefulPlugin):
     def __init__(self):
         super().__init__()
         self._good: list[Tensor] = []
-        self._latest: list[Tensor] = []  # of the iteration whose losses were not read yet
-        self._unread: list[Tensor] | None = None  # losses of the iteration; None outside of one
+        self._latest: list[
+            Tensor
+        ] = []  # of the iteration whose losses were not read yet
+        self._unread: list[Tensor] | None = (
+            None  # losses of the iteration; None outside of one
+        )
 
     def before_training_iteration(self, strategy, **kwargs):
         self._unread = []
@@ -208,7 +246,9 @@ class DivergenceGuard(StatefulPlugin):
                 for value in state.values():
                     if isinstance(value, Tensor) and value.is_floating_point():
                         value.nan_to_num_(0, 0, 0)
-            self._stop(strategy, next(loss for loss in losses if not loss.isfinite().all()))
+            self._stop(
+                strategy, next(loss for loss in losses if not loss.isfinite().all())
+            )
         self._good, self._latest = self._latest, self._good
 
     def before_backward(self, strategy, **kwargs):
@@ -236,10 +276,20 @@ class DivergenceGuard(StatefulPlugin):
 
     @staticmethod
     def _weights(model: nn.Module) -> list[Tensor]:
-        if isinstance(model, SplitModel):  # to list the frozen F takes longer than to copy all the rest
-            model = nn.ModuleList(part for part in (model.plastic_layers, model.codebook) if part is not None)
-        weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return weights + [statistic for statistic in model.buffers() if statistic.is_floating_point()]
+        if isinstance(
+            model, SplitModel
+        ):  # to list the frozen F takes longer than to copy all the rest
+            model = nn.ModuleList(
+                part
+                for part in (model.plastic_layers, model.codebook)
+                if part is not None
+            )
+        weights = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
+        return weights + [
+            statistic for statistic in model.buffers() if statistic.is_floating_point()
+        ]
 
     @staticmethod
     @torch.no_grad()
@@ -290,11 +340,18 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
-        outside = torch.ones(strategy.mb_output.shape[1], dtype=torch.bool, device=strategy.mb_output.device)
+        outside = torch.ones(
+            strategy.mb_output.shape[1],
+            dtype=torch.bool,
+            device=strategy.mb_output.device,
+        )
         outside[self._classes] = False
-        # Below the logit of classes not seen in training, which this experience may have.
+        # Below the logit of classes not seen in training, which this experience may
+        # have.
         answers = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
         unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
         if bool((unseen & ~outside).any()) and not bool((unseen | outside).all()):
-            answers = give_unseen_probability(answers, unseen & ~outside)  # before, relative to other experiences
+            answers = give_unseen_probability(
+                answers, unseen & ~outside
+            )  # before, relative to other experiences
         strategy.mb_output = answers

@@ -17,8 +17,9 @@ class Replay(InRange):
     Attributes:
         replay_weight: factor of the replay loss; ``None`` is what ``factor`` says.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
-        replay_compute: cost of replay in units of the training step without it, instead of ``replay_steps``; all
-            classes are replayed alike (see ``BalancedReplay``).
+        replay_compute: cost of replay in units of the training step without it, instead
+            of ``replay_steps``; all classes are replayed alike (see
+            ``BalancedReplay``).
         fused: new and replayed batch in one optimiser step instead of two.
         selection_rule: which images are stored: every_jth, reservoir or reference.
     """
@@ -33,7 +34,8 @@ class Replay(InRange):
     def factor(self) -> float:
         """Factor of the replay loss: 5 where none is given, as in all published scripts, or 1 with ``replay_compute``.
 
-        The paper does not name the factor. With ``replay_compute``, classes weigh the same without it.
+        The paper does not name the factor. With ``replay_compute``, classes weigh the
+        same without it.
         """
         usual = 5.0 if self.replay_compute is None else 1.0
         return usual if self.replay_weight is None else self.replay_weight

@@ -22,36 +22,54 @@ from crumb_avalanche.training.avalanche_fixes import (
     labels_of,
 )
 from crumb_avalanche.training.batch_plugin import StoringPlugin
-from crumb_avalanche.training.plugins import ClampGradients, DivergenceGuard, EpochSchedule, SeenClassesPlugin
-from crumb_avalanche.training.stateful import answer_state, load_answer_state, load_strategy_state, strategy_state
+from crumb_avalanche.training.plugins import (
+    ClampGradients,
+    DivergenceGuard,
+    EpochSchedule,
+    SeenClassesPlugin,
+)
+from crumb_avalanche.training.stateful import (
+    answer_state,
+    load_answer_state,
+    load_strategy_state,
+    strategy_state,
+)
 
 
 def _cpu_by_default() -> AbstractContextManager:
     """Return a context in which new tensors are in CPU memory, as storage is, whatever ``set_default_device`` says."""
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    return (
+        nullcontext()
+        if torch.get_default_device().type == "cpu"
+        else torch.device("cpu")
+    )
 
 
 class StreamStrategy(SupervisedTemplate):
     """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
 
-    ``train`` keeps the order of the frames unless called with ``shuffle=True``; Avalanche's default shuffles. Classes
-    that come one after the other, as in Avalanche's class-incremental benchmarks, give a warning: training on one
-    forgets the one before, also within an experience.
+    ``train`` keeps the order of the frames unless called with ``shuffle=True``;
+    Avalanche's default shuffles. Classes that come one after the other, as in
+    Avalanche's class-incremental benchmarks, give a warning: training on one forgets
+    the one before, also within an experience.
 
-    The first ten arguments are those of Avalanche's strategies in their order, with the same defaults except for the
-    sizes of batches: new images come in batches of 21, as in the paper, and 128 images are evaluated at a time.
+    The first ten arguments are those of Avalanche's strategies in their order, with the
+    same defaults except for the sizes of batches: new images come in batches of 21, as
+    in the paper, and 128 images are evaluated at a time.
 
     Args:
-        model: a ``SplitModel``; without a codebook, or with ``quantized_training = False``, it trains on maps as they
-            are.
-        optimizer: over the model's parameters; the paper's is SGD with learning rate 1e-3 and momentum 0.9.
+        model: a ``SplitModel``; without a codebook, or with ``quantized_training =
+            False``, it trains on maps as they are.
+        optimizer: over the model's parameters; the paper's is SGD with learning rate
+            1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
-        train_mb_size, train_epochs, eval_mb_size, device, plugins, evaluator, eval_every: as for every Avalanche
-            strategy.
+        train_mb_size, train_epochs, eval_mb_size, device, plugins, evaluator,
+            eval_every: as for every Avalanche strategy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
-        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper trains 10); see
-            ``EpochSchedule``.
-        divergence_guard: whether a loss that is not finite stops the training; see ``DivergenceGuard``.
+        first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper
+            trains 10); see ``EpochSchedule``.
+        divergence_guard: whether a loss that is not finite stops the training; see
+            ``DivergenceGuard``.
         memory: the plugin that stores memories; it runs after ``plugins``.
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
 
@@ -87,7 +105,8 @@ class StreamStrategy(SupervisedTemplate):
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False
-        # Seen classes first, since every loss needs them; guard and clamp after all losses are added up.
+        # Seen classes first, since every loss needs them; guard and clamp after all
+        # losses are added up.
         own = [
             None if first_epochs is None else EpochSchedule(first_epochs),
             *(plugins or ()),
@@ -103,7 +122,10 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[self.seen_classes, *(plugin for plugin in own if plugin is not None)],
+            plugins=[
+                self.seen_classes,
+                *(plugin for plugin in own if plugin is not None),
+            ],
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,
@@ -134,7 +156,8 @@ class StreamStrategy(SupervisedTemplate):
         """Make Avalanche's data loader, in the order of the stream unless ``shuffle`` is given to ``train``."""
         self.frames_in_order = not shuffle
         dataset = self.experience.dataset
-        # Benchmarks of this package, whose data sets have frame rows, are in the order that their protocol says.
+        # Benchmarks of this package, whose data sets have frame rows, are in the order
+        # that their protocol says.
         if self.frames_in_order and not hasattr(dataset, "frame_row"):
             labels = labels_of(dataset)
             classes = len(set(labels))
@@ -156,7 +179,11 @@ class StreamStrategy(SupervisedTemplate):
     def label_numbers(self) -> list[int] | None:
         """The labels of the batch as the loader gave them, in CPU memory; ``None`` if a plugin changed them since."""
         labels, version, on_host = self._labels
-        return on_host.tolist() if labels is self.mb_y and _version(labels) == version else None
+        return (
+            on_host.tolist()
+            if labels is self.mb_y and _version(labels) == version
+            else None
+        )
 
     def _before_training(self, **kwargs):
         check_strategy(self)
@@ -165,7 +192,8 @@ class StreamStrategy(SupervisedTemplate):
 
     def _after_training_exp(self, **kwargs):
         super()._after_training_exp(**kwargs)
-        self._stop_training = False  # after a stop in the last epoch, Avalanche would skip the next experience
+        # after a stop in the last epoch, Avalanche would skip the next experience
+        self._stop_training = False
 
     def _before_forward(self, **kwargs):
         keep_training_mode(self)
@@ -192,14 +220,16 @@ class StreamStrategy(SupervisedTemplate):
     def state_dict(self) -> dict[str, Any]:
         """Return all that training goes on from, as plain values and live tensors; not copies.
 
-        Not in it: the frozen F, plugins without a ``state_dict`` (which start anew), and the global RNG state.
+        Not in it: the frozen F, plugins without a ``state_dict`` (which start anew),
+        and the global RNG state.
         """
         return strategy_state(self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Load a copy of a ``state`` that ``state_dict`` of a strategy with the same settings returned.
 
-        With ``strict`` the plugins that have a state must be the same; else what only one side has is left out.
+        With ``strict`` the plugins that have a state must be the same; else what only
+        one side has is left out.
         """
         load_strategy_state(self, state, strict)
 

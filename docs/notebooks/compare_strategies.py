@@ -23,7 +23,14 @@ from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin
 from torch.utils.data import Subset
 
 from benchmarks_toybox_ilab import ToyShapes, pixel_transform
-from crumb_avalanche import CodeBuffer, CRUMBStrategy, ImageBuffer, calibrate, recommended_strategy, split_backbone
+from crumb_avalanche import (
+    CodeBuffer,
+    CRUMBStrategy,
+    ImageBuffer,
+    calibrate,
+    recommended_strategy,
+    split_backbone,
+)
 from crumb_avalanche.report.pictures import COLOURS
 from crumb_avalanche.runs.demo import shapes, train_network
 from crumb_avalanche.system.tensor_file import write_tensors
@@ -70,7 +77,9 @@ def make_stream():
 stream = make_stream()
 for experience in stream.train_stream:
     names = [sorted(CLASSES)[label] for label in experience.classes_in_this_experience]
-    print(f"experience {experience.current_experience}: {len(experience.dataset)} frames of {' and '.join(names)}")
+    print(
+        f"experience {experience.current_experience}: {len(experience.dataset)} frames of {' and '.join(names)}"
+    )
 
 # %% alt="Eight frames of each of the first two classes: one shape, turned and moved from frame to frame"
 figure, axes = plt.subplots(2, 8, figsize=(9, 2.6), layout="constrained")
@@ -94,7 +103,13 @@ plt.show()
 def build(name):
     """Build a strategy with a fresh head."""
     torch.manual_seed(0)
-    model = split_backbone("small_cnn", weights, n_classes=len(CLASSES), codebook=name == "crumb", image_size=SIZE)
+    model = split_backbone(
+        "small_cnn",
+        weights,
+        n_classes=len(CLASSES),
+        codebook=name == "crumb",
+        image_size=SIZE,
+    )
     arguments = dict(
         optimizer=torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
         train_mb_size=15,
@@ -103,9 +118,13 @@ def build(name):
     if name == "crumb":
         calibrate(model, stream.train_stream[0].dataset, codebook_init="kmeans")
         codes = 20 * ImageBuffer.item_bytes(model) // CodeBuffer.item_bytes(model)
-        return CRUMBStrategy(model=model, mem_size=codes, first_epochs=4, replay_steps=3, **arguments)
+        return CRUMBStrategy(
+            model=model, mem_size=codes, first_epochs=4, replay_steps=3, **arguments
+        )
     if name == "rda":  # at the bytes of 60 principal directions
-        return recommended_strategy(model, mem_size=60, evaluator=arguments["evaluator"])
+        return recommended_strategy(
+            model, mem_size=60, evaluator=arguments["evaluator"]
+        )
     replay = [ReplayPlugin(20)] if name == "image replay" else []
     return Naive(model=model, plugins=replay, **arguments)
 
@@ -123,7 +142,14 @@ for name in ("fine-tuning", "image replay", "crumb", "rda"):
     for number, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
         metrics = strategy.eval(benchmark.test_stream[: number + 1])
-        results[name].append(100 * next(value for key, value in metrics.items() if key.startswith("Top1_Acc_Stream")))
+        results[name].append(
+            100
+            * next(
+                value
+                for key, value in metrics.items()
+                if key.startswith("Top1_Acc_Stream")
+            )
+        )
 
 # %%
 print(f"{'':14}" + "".join(f"after {number + 1:<4}" for number in range(3)))
@@ -134,7 +160,12 @@ for name, accuracies in results.items():
 figure, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
 for (name, accuracies), colour, marker in zip(results.items(), COLOURS, "osD^"):
     ax.plot(range(1, 4), accuracies, marker=marker, color=colour, label=name)
-ax.set(xticks=range(1, 4), xlabel="experience", ylabel="accuracy over all seen classes, %", ylim=(0, 102))
+ax.set(
+    xticks=range(1, 4),
+    xlabel="experience",
+    ylabel="accuracy over all seen classes, %",
+    ylim=(0, 102),
+)
 ax.legend(frameon=False)
 plt.show()
 

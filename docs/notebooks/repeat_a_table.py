@@ -52,7 +52,12 @@ COMMON += " --budget-images 20 --replay-steps 3 --runs 0-1 --threads 1 --progres
 
 def run(strategy):
     """Do both runs of a strategy, as the command line does, and print its last line."""
-    paths = ["--weights", str(folder / "network.safetensors"), "--output", str(folder / strategy)]
+    paths = [
+        "--weights",
+        str(folder / "network.safetensors"),
+        "--output",
+        str(folder / strategy),
+    ]
     printed = io.StringIO()
     with redirect_stdout(printed):
         code = main(["run", *COMMON.split(), "--strategy", strategy, *paths])
@@ -78,7 +83,9 @@ def table():
             ledger = json.loads((result.parent / "ledger.json").read_text())
             accuracies.append(json.loads(result.read_text())["final_accuracy"])
             memory = max(memory, ledger["memory_bytes"])
-        print(f"{path.name:14} {statistics.fmean(accuracies):6.1f} %  {memory:>9,} bytes")
+        print(
+            f"{path.name:14} {statistics.fmean(accuracies):6.1f} %  {memory:>9,} bytes"
+        )
 
 
 table()

@@ -24,7 +24,18 @@ from crumb_avalanche.report.pictures import COLOURS
 from crumb_avalanche.runs.demo import shapes, train_network
 from crumb_avalanche.system.tensor_file import write_tensors
 
-OBJECTS = ("arrow", "cross", "fish", "heart", "key", "lightning", "mug", "spiral", "tree", "umbrella")
+OBJECTS = (
+    "arrow",
+    "cross",
+    "fish",
+    "heart",
+    "key",
+    "lightning",
+    "mug",
+    "spiral",
+    "tree",
+    "umbrella",
+)
 SIZE = 64
 folder = Path(tempfile.mkdtemp())
 
@@ -46,13 +57,21 @@ write_tensors(folder / "network.safetensors", network.state_dict(), {})
 # One folder for each class, and in it a folder of frames for each clip. Videos would lie there as `class/clip.mp4`.
 
 # %%
-table = ToyShapesFrames(classes=OBJECTS, objects_per_class=1, sessions=10, held_out_sessions=(2,), size=SIZE)
+table = ToyShapesFrames(
+    classes=OBJECTS, objects_per_class=1, sessions=10, held_out_sessions=(2,), size=SIZE
+)
 for row, path in enumerate(table.path):
     name, _, session, frame = path.split("-")[0].split("/")
     target = folder / table.split[row] / name / session / f"{frame}.png"
     target.parent.mkdir(parents=True, exist_ok=True)
     table.read(row).save(target)
-print(*sorted(path.relative_to(folder).as_posix() for path in (folder / "train" / "mug").iterdir()), sep="\n")
+print(
+    *sorted(
+        path.relative_to(folder).as_posix()
+        for path in (folder / "train" / "mug").iterdir()
+    ),
+    sep="\n",
+)
 
 # %% alt="A frame of each of the ten objects on a cluttered background"
 figure, axes = plt.subplots(2, 5, figsize=(8, 3.6), layout="constrained")
@@ -68,7 +87,12 @@ plt.show()
 # One call is one lesson. Classes come one after the other, as a robot meets them.
 
 # %%
-learner = Learner("recommended", backbone="small_cnn", weights=folder / "network.safetensors", image_size=SIZE)
+learner = Learner(
+    "recommended",
+    backbone="small_cnn",
+    weights=folder / "network.safetensors",
+    image_size=SIZE,
+)
 for name in OBJECTS:
     lesson = learner.teach(folder / "train" / name, name)
     print(f"{name}: {lesson.images[name]} frames")
@@ -83,8 +107,12 @@ print(f"{learner.bytes:,} of {learner.budget_bytes:,} bytes")
 answers = list(learner.predict_all(folder / "test"))
 for name in OBJECTS:
     labels = [answer.label for answer in answers if answer.truth == name]
-    print(f"{name:9} {labels.count(name):2} of {len(labels)} right, most often {max(set(labels), key=labels.count)}")
-print(f"{sum(answer.label == answer.truth for answer in answers)} of {len(answers)} photos")
+    print(
+        f"{name:9} {labels.count(name):2} of {len(labels)} right, most often {max(set(labels), key=labels.count)}"
+    )
+print(
+    f"{sum(answer.label == answer.truth for answer in answers)} of {len(answers)} photos"
+)
 
 # %% [markdown]
 # An answer has a confidence, and says whether the learner was taught anything like it (`known`).
@@ -93,7 +121,14 @@ print(f"{sum(answer.label == answer.truth for answer in answers)} of {len(answer
 figure, ax = plt.subplots(figsize=(6, 3.2), layout="constrained")
 right = [answer.confidence for answer in answers if answer.label == answer.truth]
 wrong = [answer.confidence for answer in answers if answer.label != answer.truth]
-ax.hist([right, wrong], bins=10, range=(0, 1), stacked=True, color=COLOURS[:2], label=["right", "wrong"])
+ax.hist(
+    [right, wrong],
+    bins=10,
+    range=(0, 1),
+    stacked=True,
+    color=COLOURS[:2],
+    label=["right", "wrong"],
+)
 ax.set(xlabel="confidence", ylabel="photos")
 ax.legend(frameon=False)
 plt.show()
@@ -123,4 +158,8 @@ plt.show()
 learner.forget("arrow")
 learner.save(folder / "robot.safetensors")
 again = Learner.load(folder / "robot.safetensors")
-print(len(again.classes), "classes;", f"{(folder / 'robot.safetensors').stat().st_size:,} bytes")
+print(
+    len(again.classes),
+    "classes;",
+    f"{(folder / 'robot.safetensors').stat().st_size:,} bytes",
+)

@@ -23,7 +23,9 @@ def subparsers() -> dict[str, Any]:
 
 def names_of(action: Any) -> list[str]:
     """Return the flags of an argument in the spelling of the documentation, or its name if it has no flag."""
-    return [flag for flag in action.option_strings if flag.startswith("--")] or [action.metavar or action.dest]
+    return [flag for flag in action.option_strings if flag.startswith("--")] or [
+        action.metavar or action.dest
+    ]
 
 
 def page(name: str) -> str:
@@ -35,23 +37,38 @@ def page(name: str) -> str:
         rows = []
         for action in group._group_actions:
             if action.dest.partition(".")[0] not in HIDDEN:
-                meaning = " ".join((action.help or "").split()).replace("%%", "%").replace("|", "\\|")
+                meaning = (
+                    " ".join((action.help or "").split())
+                    .replace("%%", "%")
+                    .replace("|", "\\|")
+                )
                 rows.append(f"| `{'`, `'.join(names_of(action))}` | {meaning} |")
         if rows:
-            lines += [f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}", ""]
+            lines += [
+                f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}",
+                "",
+            ]
             lines += ["| flag | meaning |", "| :-- | :-- |", *rows, ""]
-    text = (
-        "`--config FILE` reads settings from a YAML file, and `--print-config` prints the present ones as such a file."
-    )
+    text = "`--config FILE` reads settings from a YAML file, and `--print-config` prints the present ones as such a file."
     return "\n".join([*lines, "## Settings from a file", "", text, ""])
 
 
 def pages() -> dict[str, str]:
     """Return the text of each page, by its path in the site."""
-    text = (
-        "These pages are made from the parsers of `crumb`, so they list every flag. Flags take dashes or underscores."
-    )
-    index = ["# Command line", "", text, "", "| command | what it does |", "| :-- | :-- |"]
+    text = "These pages are made from the parsers of `crumb`, so they list every flag. Flags take dashes or underscores."
+    index = [
+        "# Command line",
+        "",
+        text,
+        "",
+        "| command | what it does |",
+        "| :-- | :-- |",
+    ]
     for name, (_, summary) in COMMANDS.items():
-        index.append(f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |")
-    return {"cli/index.md": "\n".join([*index, ""]), **{f"cli/{name}.md": page(name) for name in COMMANDS}}
+        index.append(
+            f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |"
+        )
+    return {
+        "cli/index.md": "\n".join([*index, ""]),
+        **{f"cli/{name}.md": page(name) for name in COMMANDS},
+    }

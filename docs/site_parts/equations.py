@@ -4,7 +4,9 @@ import html
 import re
 
 # What pymdownx.arithmatex makes of $...$ and $$...$$.
-MARKED = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+MARKED = re.compile(
+    r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL
+)
 
 
 def with_mathml(page: str) -> str:

@@ -9,7 +9,11 @@ from typing import Any
 
 from site_parts.csv_tables import DOCS, ROOT
 
-NAMES = ("compare_strategies", "teach_from_clips", "repeat_a_table")  # in the order of the site
+NAMES = (
+    "compare_strategies",
+    "teach_from_clips",
+    "repeat_a_table",
+)  # in the order of the site
 CELL = re.compile(r'^# %%( \[markdown\])?(?: alt="(.*)")?\n', re.MULTILINE)
 PACKAGES = ("crumb_avalanche", "benchmarks_toybox_ilab")
 CELL_SECONDS = 1800  # most for one cell, on a machine that does other work too
@@ -17,11 +21,15 @@ CELL_SECONDS = 1800  # most for one cell, on a machine that does other work too
 
 def cells(name: str) -> list[tuple[str, str, str]]:
     """Return kind (``markdown`` or ``code``), text, and what its picture shows, of each cell of a notebook."""
-    _, *parts = CELL.split((DOCS / "notebooks" / f"{name}.py").read_text(encoding="utf-8"))
+    _, *parts = CELL.split(
+        (DOCS / "notebooks" / f"{name}.py").read_text(encoding="utf-8")
+    )
     found = []
     for mark, alt, part in zip(parts[::3], parts[1::3], parts[2::3]):
         if mark:
-            found.append(("markdown", re.sub(r"^# ?", "", part.strip(), flags=re.MULTILINE), ""))
+            found.append(
+                ("markdown", re.sub(r"^# ?", "", part.strip(), flags=re.MULTILINE), "")
+            )
         else:
             found.append(("code", part.strip(), alt or ""))
     return found
@@ -36,7 +44,9 @@ def folder() -> Path | None:
 def state(name: str) -> str:
     """Hash a notebook and the packages that it uses."""
     digest = hashlib.sha256((DOCS / "notebooks" / f"{name}.py").read_bytes())
-    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+    for path in sorted(
+        path for package in PACKAGES for path in (ROOT / package).rglob("*.py")
+    ):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -61,7 +71,10 @@ def executed(name: str, place: Path) -> Any:
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths}
     client = NotebookClient(
-        notebook, timeout=CELL_SECONDS, kernel_name="python3", resources={"metadata": {"path": place}}
+        notebook,
+        timeout=CELL_SECONDS,
+        kernel_name="python3",
+        resources={"metadata": {"path": place}},
     )
     client.execute(env=environment)
     notebook.metadata["state"] = now
@@ -69,7 +82,9 @@ def executed(name: str, place: Path) -> Any:
     return notebook
 
 
-def shown(outputs: list[Any], stem: str, alt: str) -> tuple[list[str], dict[str, bytes]]:
+def shown(
+    outputs: list[Any], stem: str, alt: str
+) -> tuple[list[str], dict[str, bytes]]:
     """Return the Markdown of a cell's outputs, and the pictures that it names."""
     parts, pictures, printed = [], {}, ""
     for output in outputs:
@@ -98,7 +113,9 @@ def page(name: str, notebook: Any = None) -> tuple[str, dict[str, bytes]]:
     for number, (kind, text, alt) in enumerate(cells(name)):
         parts.append(f"```python\n{text}\n```" if kind == "code" else text)
         if notebook is not None and kind == "code":
-            outputs, found = shown(notebook.cells[number].outputs, f"{name}_{number}", alt)
+            outputs, found = shown(
+                notebook.cells[number].outputs, f"{name}_{number}", alt
+            )
             parts += outputs
             pictures |= found
     note = f"As a notebook: `jupytext --to ipynb docs/notebooks/{name}.py`. A test runs it."

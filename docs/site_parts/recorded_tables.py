@@ -23,7 +23,10 @@ from support.statistics import interval
 
 def task_incremental() -> str:
     """Return the table of the regularisers with and without task labels."""
-    found = {(line["method"], line["figure"]): line for line in read(DOCS / "task_incremental.csv")}
+    found = {
+        (line["method"], line["figure"]): line
+        for line in read(DOCS / "task_incremental.csv")
+    }
     rows = []
     for method, label in LABELS["task_incremental"].items():
         cells = [label]
@@ -39,7 +42,12 @@ def task_incremental() -> str:
         if method == "finetune":
             cells[3] = ""
         rows.append(cells)
-    header = ["method", "class-incremental", "task-incremental", "minus fine-tuning, same run"]
+    header = [
+        "method",
+        "class-incremental",
+        "task-incremental",
+        "minus fine-tuning, same run",
+    ]
     return markdown([*header, "forgetting, task-incremental"], rows)
 
 
@@ -47,10 +55,16 @@ def feature_cache() -> str:
     """Return the table of seconds with and without a feature cache."""
     rows = []
     for line in read(RECORDED / "feature_cache.csv"):
-        name = f"all {line['runs']} runs" if line["strategy"] == "all" else f"`{line['strategy']}`"
+        name = (
+            f"all {line['runs']} runs"
+            if line["strategy"] == "all"
+            else f"`{line['strategy']}`"
+        )
         seconds = [f"{int(line[f'seconds {kind}']):,}" for kind in ("without", "with")]
         rows.append([name, *seconds, line["times as fast"], line["the same bits"]])
-    return markdown(["strategy", "seconds without", "with", "times as fast", "the same bits"], rows)
+    return markdown(
+        ["strategy", "seconds without", "with", "times as fast", "the same bits"], rows
+    )
 
 
 def recorded(name: str) -> str:
@@ -63,7 +77,11 @@ def test_or_development() -> str:
     """Return the table of which data settings were chosen on, by learner."""
     names = ["data", "`recommended`", "CRUMB, `--preset tuned`", "looks", "unknown"]
     _, *rows = rows_of("test_or_development")
-    return markdown(names, [[DATA_SETS.get(name, name), *cells] for name, *cells in rows], len(names))
+    return markdown(
+        names,
+        [[DATA_SETS.get(name, name), *cells] for name, *cells in rows],
+        len(names),
+    )
 
 
 def rival_settings() -> str:
@@ -72,10 +90,27 @@ def rival_settings() -> str:
     for stream, strategy, settings, accuracy, _ in rows_of("rival_settings")[1:]:
         groups.setdefault((stream, strategy), []).append((float(accuracy), settings))
     cells = [
-        [stream, f"`{strategy}`", max(found)[1], f"{max(found)[0]:.1f}", f"{min(found)[0]:.1f}", str(len(found))]
+        [
+            stream,
+            f"`{strategy}`",
+            max(found)[1],
+            f"{max(found)[0]:.1f}",
+            f"{min(found)[0]:.1f}",
+            str(len(found)),
+        ]
         for (stream, strategy), found in groups.items()
     ]
-    return markdown(["held-out data of", "strategy", "best settings", "accuracy", "lowest", "tried"], cells)
+    return markdown(
+        [
+            "held-out data of",
+            "strategy",
+            "best settings",
+            "accuracy",
+            "lowest",
+            "tried",
+        ],
+        cells,
+    )
 
 
 ASKED = {
@@ -97,7 +132,9 @@ def scenes() -> str:
         for asked in ASKED:
             counted = "known" if asked == "empty" else "right"
             cells.append(share_text(groups.get((*case, asked), []), counted))
-        rows.append([*cells, str(len({line["split"] for line in groups[(*case, "same")]}))])
+        rows.append(
+            [*cells, str(len({line["split"] for line in groups[(*case, "same")]}))]
+        )
     return markdown([*keys, *ASKED.values(), "splits"], rows, len(keys))
 
 
@@ -126,8 +163,12 @@ def open_scenes() -> str:
     rows = []
     for asked, label in UNKNOWN.items():
         lines = groups[(asked,)]
-        known = "{:.1f} ± {:.1f}".format(*interval([100 * float(line["called known"]) for line in lines]))
-        area = "{:.3f} ± {:.3f}".format(*interval([float(line["AUROC"]) for line in lines]))
+        known = "{:.1f} ± {:.1f}".format(
+            *interval([100 * float(line["called known"]) for line in lines])
+        )
+        area = "{:.3f} ± {:.3f}".format(
+            *interval([float(line["AUROC"]) for line in lines])
+        )
         rows.append([label, known, "" if asked == "known" else area])
     return markdown(["asked", "called known, %", "AUROC"], rows)
 
@@ -142,12 +183,25 @@ def crumb_as_expert() -> str:
         for stream in streams:
             lines, difference = groups.get((row, stream), []), ""
             if lines and row != "recommended":
-                found = compared(lines, {one["run"]: float(one["accuracy"]) for one in groups["recommended", stream]})
-                between = "" if found.interval is None else " ({:+.1f} to {:+.1f})".format(*found.interval)
+                found = compared(
+                    lines,
+                    {
+                        one["run"]: float(one["accuracy"])
+                        for one in groups["recommended", stream]
+                    },
+                )
+                between = (
+                    ""
+                    if found.interval is None
+                    else " ({:+.1f} to {:+.1f})".format(*found.interval)
+                )
                 difference = f"{found.mean:+.1f}{between}"
             cells += [mean_of(lines), difference]
         rows.append(cells)
-    return markdown(["row", *[cell for name in streams for cell in (marked(name), "difference")]], rows)
+    return markdown(
+        ["row", *[cell for name in streams for cell in (marked(name), "difference")]],
+        rows,
+    )
 
 
 def bytes_dial() -> str:
@@ -160,8 +214,15 @@ def bytes_dial() -> str:
         least = max(map(int, floats(fixed, "memory_bytes")), default=0)
         cells = [marked(stream), LABELS["bytes_dial"][row]]
         for budget in budgets:
-            lines = fixed if fixed and budget >= least else groups.get((stream, row, str(budget)), [])
+            lines = (
+                fixed
+                if fixed and budget >= least
+                else groups.get((stream, row, str(budget)), [])
+            )
             cells.append(mean_text(floats(lines, "accuracy")))
         rows.append(cells)
-    sizes = [f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB" for budget in budgets]
+    sizes = [
+        f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB"
+        for budget in budgets
+    ]
     return markdown(["stream", "method", *sizes], rows, left=2)

@@ -10,7 +10,18 @@ from site_parts.csv_tables import ROOT
 PACKAGES = {
     "crumb_avalanche": (
         "the method: what learns",
-        ["system", "models", "memory", "training", "methods", "learner", "connect", "runs", "report", "cli"],
+        [
+            "system",
+            "models",
+            "memory",
+            "training",
+            "methods",
+            "learner",
+            "connect",
+            "runs",
+            "report",
+            "cli",
+        ],
     ),
     "benchmarks_toybox_ilab": (
         "the streams: what it learns from",
@@ -36,7 +47,11 @@ def public(path: Path) -> list[str]:
     """Return the public classes and functions of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     kinds = ast.ClassDef | ast.FunctionDef
-    return [node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")]
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, kinds) and not node.name.startswith("_")
+    ]
 
 
 def modules(package: str, room: str) -> list[str]:
@@ -44,7 +59,10 @@ def modules(package: str, room: str) -> list[str]:
     path = ROOT / package / room
     paths = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
     some = [one for one in paths if public(one) and one != path / "__init__.py"]
-    return [".".join(one.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for one in some]
+    return [
+        ".".join(one.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for one in some
+    ]
 
 
 def exported() -> dict[str, dict[str, str]]:
@@ -52,7 +70,9 @@ def exported() -> dict[str, dict[str, str]]:
     homes = {}
     for package in PACKAGES:
         places = importlib.import_module(package)._HOMES
-        homes[package] = {name: f"{home}.{name}" for name, home in sorted(places.items())}
+        homes[package] = {
+            name: f"{home}.{name}" for name, home in sorted(places.items())
+        }
     return homes
 
 
@@ -64,7 +84,11 @@ def link(name: str, target: str) -> str:
 def room_page(package: str, room: str) -> str:
     """Return the page of a room: its exported names, then its modules."""
     prefix = f"{package}.{room}."  # of the full names
-    names = {name: target for name, target in exported()[package].items() if target.startswith(prefix)}
+    names = {
+        name: target
+        for name, target in exported()[package].items()
+        if target.startswith(prefix)
+    }
     lines = [f"# {package}.{room}", "", first_line(package, room), ""]
     if names:
         links = ", ".join(link(name, target) for name, target in names.items())
@@ -77,14 +101,30 @@ def room_page(package: str, room: str) -> str:
 def pages() -> dict[str, str]:
     """Return the text of each page, by its path in the site."""
     lines, found = ["# API reference", ""], {}
-    lines += ["Both packages look up their names on first use, so importing them takes no time.", ""]
+    lines += [
+        "Both packages look up their names on first use, so importing them takes no time.",
+        "",
+    ]
     for package, (summary, rooms) in PACKAGES.items():
-        lines += [f"## {package}", "", f"`{package}` holds {summary}. A room imports only rooms above it.", ""]
+        lines += [
+            f"## {package}",
+            "",
+            f"`{package}` holds {summary}. A room imports only rooms above it.",
+            "",
+        ]
         lines += ["| room | holds |", "| :-- | :-- |"]
         for room in rooms:
-            lines.append(f"| [`{room}`]({package}/{room}.md) | {first_line(package, room)} |")
+            lines.append(
+                f"| [`{room}`]({package}/{room}.md) | {first_line(package, room)} |"
+            )
             found[f"api/{package}/{room}.md"] = room_page(package, room)
-        lines += ["", f"Names that `from {package} import NAME` gives:", "", "| name | defined in |", "| :-- | :-- |"]
+        lines += [
+            "",
+            f"Names that `from {package} import NAME` gives:",
+            "",
+            "| name | defined in |",
+            "| :-- | :-- |",
+        ]
         for name, target in exported()[package].items():
             lines.append(f"| {link(name, target)} | `{target.rpartition('.')[0]}` |")
         lines.append("")

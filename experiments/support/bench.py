@@ -15,15 +15,32 @@ from PIL import Image
 Functions = Mapping[str, Callable[[], object]]
 
 
-def bench_parser(doc: str, threads: int = 2, repeats: int = 5, json: bool = True) -> argparse.ArgumentParser:
+def bench_parser(
+    doc: str, threads: int = 2, repeats: int = 5, json: bool = True
+) -> argparse.ArgumentParser:
     """A parser with the options of benchmarks, whose description is the docstring of the script."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=doc, formatter_class=form, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=form, allow_abbrev=False
+    )
     parser.add_argument("--threads", type=int, default=threads, help="CPU threads")
-    parser.add_argument("--repeats", type=int, default=repeats, help="turns of each, of which the fastest counts")
-    parser.add_argument("--cpu-time", action="store_true", help="CPU time rather than elapsed: for a busy machine")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=repeats,
+        help="turns of each, of which the fastest counts",
+    )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="CPU time rather than elapsed: for a busy machine",
+    )
     if json:
-        parser.add_argument("--json", action="store_true", help="print only the figures, as one JSON object")
+        parser.add_argument(
+            "--json",
+            action="store_true",
+            help="print only the figures, as one JSON object",
+        )
     return parser
 
 
@@ -32,14 +49,18 @@ def clock_of(options: argparse.Namespace) -> Callable[[], float]:
     return (lambda: sum(os.times()[:4])) if options.cpu_time else time.perf_counter
 
 
-def seconds(function: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+def seconds(
+    function: Callable[[], object], clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds of one call."""
     start = clock()
     function()
     return clock() - start
 
 
-def fastest(functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+def fastest(
+    functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Seconds of the fastest turn of each after a first one; all take turns, so that a busy moment hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(1 + repeats):
@@ -48,24 +69,34 @@ def fastest(functions: Functions, repeats: int, clock: Callable[[], float] = tim
     return {name: min(some[1:]) for name, some in times.items()}
 
 
-def report(options: argparse.Namespace, figures: object, lines: Sequence[str] = ()) -> None:
+def report(
+    options: argparse.Namespace, figures: object, lines: Sequence[str] = ()
+) -> None:
     """Print lines for people, and the figures as JSON; with --json the figures alone."""
     if not options.json:
         print("\n".join(lines))
     print(json.dumps(figures))
 
 
-def photos(folder: Path, classes: int, clips: int, images: int, pixels: int, noise: float = 25) -> Path:
+def photos(
+    folder: Path, classes: int, clips: int, images: int, pixels: int, noise: float = 25
+) -> Path:
     """Write class/object/clip folders of JPEG photos of smooth patches, whose colours belong to a class, with noise."""
     for number in range(classes):
-        patches = Image.fromarray(np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8))
-        smooth = np.asarray(patches.resize((pixels, pixels), Image.Resampling.BICUBIC), np.float32)
+        patches = Image.fromarray(
+            np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
+        )
+        smooth = np.asarray(
+            patches.resize((pixels, pixels), Image.Resampling.BICUBIC), np.float32
+        )
         for clip in range(clips):
             place = folder / f"class{number}" / f"object{clip}" / "clip"
             place.mkdir(parents=True)
             random = np.random.default_rng([number, clip])
             for image in range(images):
-                noisy = np.clip(smooth + random.normal(0, noise, smooth.shape), 0, 255).astype(np.uint8)
+                noisy = np.clip(
+                    smooth + random.normal(0, noise, smooth.shape), 0, 255
+                ).astype(np.uint8)
                 Image.fromarray(noisy).save(place / f"{image:03d}.jpg", quality=90)
     return folder
 
@@ -73,7 +104,9 @@ def photos(folder: Path, classes: int, clips: int, images: int, pixels: int, noi
 def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
     """Run a script in a new process, where no memory of another measurement is resident; read its last line as JSON."""
     command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **environment}
+    )
     if done.returncode:
         raise RuntimeError(f"{command} failed: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -81,7 +114,11 @@ def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
 
 def resident(field: str) -> int:
     """Read ``VmRSS``, the resident memory of this process, or ``VmHWM``, its peak, in bytes."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith(field)
+    )
     return int(line.split()[1]) * 1024
 
 

@@ -37,7 +37,10 @@ class FinishedRun:
     @property
     def joint(self) -> bool:
         """Whether the run trained on all classes at once, so that it has no first task."""
-        return len(self.result["accuracy_after"]) == 1 and len(self.result["final_accuracy_per_experience"]) > 1
+        return (
+            len(self.result["accuracy_after"]) == 1
+            and len(self.result["final_accuracy_per_experience"]) > 1
+        )
 
     @property
     def final(self) -> float:
@@ -68,28 +71,41 @@ class FinishedRun:
     @cached_property
     def predictions(self) -> dict[str, np.ndarray] | None:
         """`row`, `label` and `answer` of each test image; None if the run has no `predictions.npz`."""
-        return read_predictions(self.folder) if (self.folder / PREDICTIONS).exists() else None
+        return (
+            read_predictions(self.folder)
+            if (self.folder / PREDICTIONS).exists()
+            else None
+        )
 
     @property
     def settings(self) -> str:
         """Settings that differ from the defaults of `crumb run` as ``name=value``, separated by spaces.
 
-        Names of files of weights are followed by ``@`` and the first 8 hexadecimal digits of the SHA-256.
+        Names of files of weights are followed by ``@`` and the first 8 hexadecimal
+        digits of the SHA-256.
         """
         path = self.folder / "config.yaml"
         if not path.exists():
             return ""
         contents = self.result.get("provenance", {})
         settings = flat(yaml.safe_load(path.read_text()))
-        usual = usual_settings(settings["benchmark"], settings.get("preset") or "paper", settings["strategy"])
+        usual = usual_settings(
+            settings["benchmark"],
+            settings.get("preset") or "paper",
+            settings["strategy"],
+        )
         parts = []
         for name, value in settings.items():
-            usual_value = value is None or (value == usual.get(name) and name not in DEFAULTS)
+            usual_value = value is None or (
+                value == usual.get(name) and name not in DEFAULTS
+            )
             if usual_value or name in NON_RESULT_SETTINGS | SHOWN_APART:
                 continue
             if name in FILES and value is not None:
                 text = str(contents.get(name, ""))
-                value = Path(value).name + (f"@{text[7:15]}" if text.startswith("sha256:") else "")
+                value = Path(value).name + (
+                    f"@{text[7:15]}" if text.startswith("sha256:") else ""
+                )
             parts.append(f"{name}={value}")
         return " ".join(parts)
 
@@ -103,11 +119,19 @@ def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
             continue
         try:
             result = json.loads(path.read_text())
-            missing = {"final_accuracy", "accuracy_after", "final_accuracy_per_experience"} - set(result)
+            missing = {
+                "final_accuracy",
+                "accuracy_after",
+                "final_accuracy_per_experience",
+            } - set(result)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{path} is damaged ({error}); run it again with --overwrite true") from error
+            raise ValueError(
+                f"{path} is damaged ({error}); run it again with --overwrite true"
+            ) from error
         if missing:
-            raise ValueError(f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it")
+            raise ValueError(
+                f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it"
+            )
         if DIGESTS[0] in result:
             read_result(path.parent)
         found.append(FinishedRun(path.parent, number, result))
@@ -126,7 +150,9 @@ def differences(one: Path, other: Path) -> list[str]:
         if values[0] is None or values[1] is None or not torch.equal(*values):
             found.append(f"{LEARNER}: {name}")
     answers = [read_predictions(folder) for folder in (one, other)]
-    if not all(np.array_equal(values, answers[1][name]) for name, values in answers[0].items()):
+    if not all(
+        np.array_equal(values, answers[1][name]) for name, values in answers[0].items()
+    ):
         found.append("predictions")
     results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
     for name in sorted(results[0].keys() | results[1].keys()):
@@ -150,7 +176,12 @@ class RebuiltRun:
         """Yield batches of images, or of their cached maps."""
         for dataset in self.datasets:
             for start in range(0, len(dataset), CHUNK):
-                yield torch.stack([dataset[place][0] for place in range(start, min(start + CHUNK, len(dataset)))])
+                yield torch.stack(
+                    [
+                        dataset[place][0]
+                        for place in range(start, min(start + CHUNK, len(dataset)))
+                    ]
+                )
 
 
 def rebuilt(settings: RunSettings) -> RebuiltRun:
@@ -162,14 +193,26 @@ def rebuilt(settings: RunSettings) -> RebuiltRun:
 
     learned = Path(settings.output) / LEARNER
     if not learned.is_file():
-        raise ValueError(f"{settings.output} has no {LEARNER}; run it again with --keep-learner true")
+        raise ValueError(
+            f"{settings.output} has no {LEARNER}; run it again with --keep-learner true"
+        )
     plan = RunPlan.of(replace(settings, progress=False, runtime="torch"))
     set_up_process(plan.threads, plan.run)
     session = Session.build(plan, open_stream(plan, joint=False), learner=False)
     after = load_learner(learned, plan.device)[0].model
-    datasets = [experience.dataset for experience in session.stream.benchmark.test_stream]
+    datasets = [
+        experience.dataset for experience in session.stream.benchmark.test_stream
+    ]
     rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
     if session.cache is not None:
         labels = [list(map(int, dataset.targets)) for dataset in datasets]
-        datasets = [session.cache.store.dataset(*parts) for parts in zip(datasets, rows, labels)]
-    return RebuiltRun(session.stream.table, np.concatenate(rows), session.model.eval(), after.eval(), datasets)
+        datasets = [
+            session.cache.store.dataset(*parts) for parts in zip(datasets, rows, labels)
+        ]
+    return RebuiltRun(
+        session.stream.table,
+        np.concatenate(rows),
+        session.model.eval(),
+        after.eval(),
+        datasets,
+    )

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from support.statistics import Comparison, Paired, batch_accuracies, paired, relative_drops, wilcoxon_test
+from support.statistics import (
+    Comparison,
+    Paired,
+    batch_accuracies,
+    paired,
+    relative_drops,
+    wilcoxon_test,
+)
 from torch import Generator, Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
@@ -22,7 +29,9 @@ OTHER_NAMES = {"truck": ("pickup_truck",), "boat": ("ship",), "car": ("automobil
 def spatial_perturbation(maps: Tensor, generator: Generator) -> Tensor:
     """Shuffle the locations of each map ``(B, C, H, W)``, with a permutation for each image."""
     batch, channels, height, width = maps.shape
-    order = torch.stack([torch.randperm(height * width, generator=generator) for _ in range(batch)]).to(maps.device)
+    order = torch.stack(
+        [torch.randperm(height * width, generator=generator) for _ in range(batch)]
+    ).to(maps.device)
     moved = maps.flatten(2).gather(2, order.unsqueeze(1).expand(-1, channels, -1))
     return moved.view(maps.shape).contiguous(memory_format=torch.channels_last)
 
@@ -32,7 +41,11 @@ def feature_perturbation(maps: Tensor, generator: Generator) -> Tensor:
     batch, channels = maps.shape[:2]
     kept = torch.ones(batch, channels, device=maps.device)
     for row in kept:
-        row[torch.randperm(channels, generator=generator)[: channels // 2].to(maps.device)] = 0
+        row[
+            torch.randperm(channels, generator=generator)[: channels // 2].to(
+                maps.device
+            )
+        ] = 0
     return maps * kept.view(batch, channels, 1, 1)
 
 
@@ -40,10 +53,14 @@ MAP_PERTURBATIONS = {"spatial": spatial_perturbation, "feature": feature_perturb
 
 
 @torch.no_grad()
-def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> dict[str, np.ndarray]:
+def logits_of(
+    model: SplitModel, batches: Iterable[Tensor], seed: int = 0
+) -> dict[str, np.ndarray]:
     """Logits `(N, classes)` of the direct path on plain and perturbed maps, which are perturbed alike for one seed."""
     model.eval()
-    generators = {name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS}
+    generators = {
+        name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS
+    }
     logits: dict[str, list[Tensor]] = {name: [] for name in (PLAIN, *MAP_PERTURBATIONS)}
     for images in batches:
         maps = model.features(images.to(model.pixel_mean.device))
@@ -53,16 +70,24 @@ def logits_of(model: SplitModel, batches: Iterable[Tensor], seed: int = 0) -> di
     return {name: torch.cat(parts).numpy() for name, parts in logits.items()}
 
 
-def columns(logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+def columns(
+    logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
     """Predictions of logits `(N, classes)` as the statistics take them, among all classes or some."""
     if among is not None:
         allowed = np.full(logits.shape[1], -np.inf)
         allowed[list(among)] = 0
         logits = logits + allowed
-    return {"row": np.arange(len(labels)), "label": np.asarray(labels), "answer": logits.argmax(axis=1)}
+    return {
+        "row": np.arange(len(labels)),
+        "label": np.asarray(labels),
+        "answer": logits.argmax(axis=1),
+    }
 
 
-def drops_of(plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]) -> np.ndarray:
+def drops_of(
+    plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]
+) -> np.ndarray:
     """Relative drop of accuracy on each batch; batch i of one set is paired with batch i of the other."""
     whole = [batch_accuracies(part) for part in (plain, perturbed)]
     count = min(map(len, whole))
@@ -89,7 +114,8 @@ class Advantage:
     mean: float
     error: float | None  # standard error over runs; None for one run
     over_runs: Paired
-    s4: Comparison  # the paper's test: Wilcoxon's signed-rank test over all batches of all runs
+    # the paper's test: Wilcoxon's signed-rank test over all batches of all runs
+    s4: Comparison
 
     @property
     def runs(self) -> int:
@@ -115,7 +141,14 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
     over_runs = paired(dict.fromkeys(numbers, 0.0), dict(zip(numbers, means)), splits)
     assert over_runs is not None
     s4 = wilcoxon_test(crumb, control)
-    return Advantage(float(crumb.mean()), float(control.mean()), statistics.fmean(means), error, over_runs, s4)
+    return Advantage(
+        float(crumb.mean()),
+        float(control.mean()),
+        statistics.fmean(means),
+        error,
+        over_runs,
+        s4,
+    )
 
 
 class StyleImages:
@@ -123,18 +156,28 @@ class StyleImages:
 
     def __init__(self, root: Path, classes: Sequence[str]):
         if not root.is_dir():
-            raise ValueError(f"there is no folder {root}; --style-root holds a folder of images for each class")
-        known = {name.lower().replace(" ", "_"): place for place, name in enumerate(classes)}
+            raise ValueError(
+                f"there is no folder {root}; --style-root holds a folder of images for each class"
+            )
+        known = {
+            name.lower().replace(" ", "_"): place for place, name in enumerate(classes)
+        }
         self.paths, labels = [], []
         for folder in sorted(path for path in root.iterdir() if path.is_dir()):
             names = (folder.name.lower(), *OTHER_NAMES.get(folder.name.lower(), ()))
             place = next((known[name] for name in names if name in known), None)
             if place is not None:
-                found = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg", ".png"))
+                found = sorted(
+                    path
+                    for path in folder.iterdir()
+                    if path.suffix.lower() in (".jpg", ".jpeg", ".png")
+                )
                 self.paths += found
                 labels += [place] * len(found)
         if not self.paths:
-            raise ValueError(f"{root} has no folder of images that is named like one of {', '.join(known)}")
+            raise ValueError(
+                f"{root} has no folder of images that is named like one of {', '.join(known)}"
+            )
         self.labels = np.array(labels)
 
     def batches(self, image_size: int, size: int = 32) -> Iterable[Tensor]:
@@ -144,20 +187,32 @@ class StyleImages:
 
         transform = pixel_transform(image_size)
         for start in range(0, len(self.paths), size):
-            yield torch.stack([transform(read_image(path)) for path in self.paths[start : start + size]])
+            yield torch.stack(
+                [
+                    transform(read_image(path))
+                    for path in self.paths[start : start + size]
+                ]
+            )
 
 
 def drops_of_network(
-    model: SplitModel, batches: Iterable[Tensor], labels: np.ndarray, style: StyleImages | None
+    model: SplitModel,
+    batches: Iterable[Tensor],
+    labels: np.ndarray,
+    style: StyleImages | None,
 ) -> dict[str, np.ndarray]:
     """Relative drops of a network by perturbation.
 
-    Style images are other images than the test images, and of fewer classes. Their drop is therefore relative to the
-    test images of those classes, with answers among these classes only.
+    Style images are other images than the test images, and of fewer classes. Their drop
+    is therefore relative to the test images of those classes, with answers among these
+    classes only.
     """
     logits = logits_of(model, batches)
     plain = columns(logits[PLAIN], labels)
-    drops = {name: drops_of(plain, columns(logits[name], labels)) for name in MAP_PERTURBATIONS}
+    drops = {
+        name: drops_of(plain, columns(logits[name], labels))
+        for name in MAP_PERTURBATIONS
+    }
     if style is not None:
         classes = np.unique(style.labels)
         some = np.isin(labels, classes)

@@ -1,8 +1,9 @@
 """The pretrained files that the rows of Table 4 start from, and the commands that make them.
 
-A folder holds `NAME.safetensors` for each start. Two files combine others: `ours_weights` has the weights of `ours` and
-the codebook of `fresh`, `ours_blocks` has the codebook of `ours` and the weights of `fresh`. `fresh` is pretrained for
-an epoch at a learning rate of 0, with another seed.
+A folder holds `NAME.safetensors` for each start. Two files combine others:
+`ours_weights` has the weights of `ours` and the codebook of `fresh`, `ours_blocks` has
+the codebook of `ours` and the weights of `fresh`. `fresh` is pretrained for an epoch at
+a learning rate of 0, with another seed.
 """
 
 import json
@@ -11,9 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
-MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}  # (weights, codebook)
+MIXED = {
+    "ours_weights": (OURS, FRESH),
+    "ours_blocks": (FRESH, OURS),
+}  # (weights, codebook)
 CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
-OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of `ours`
+OTHER_IMAGES = (
+    CIFAR100,
+    TINY_IMAGENET,
+)  # starts from other images than those of `ours`
 OWN = {  # options of some starts
     FRESH: {"epochs": 1, "learning_rate": 0, "seed": 1},  # nothing is learned
     CIFAR100: {"data": "torchvision:CIFAR100"},
@@ -45,7 +52,9 @@ class Starts:
 
     def file(self, name: str) -> Path | None:
         """The file of a start; None if it does not exist."""
-        path = self.given.get(name) or (self.folder / f"{name}.safetensors" if self.folder else None)
+        path = self.given.get(name) or (
+            self.folder / f"{name}.safetensors" if self.folder else None
+        )
         return path if path and path.is_file() else None
 
     def commands(self, rows: Iterable[dict]) -> list[str]:
@@ -55,12 +64,19 @@ class Starts:
             start = row.get("start", OURS)
             for name in MIXED.get(start, (start,)):
                 if name != STOCK and not self.file(name):
-                    wanted.setdefault(name, row.get("pretraining", {}) if name == start else {})
+                    wanted.setdefault(
+                        name, row.get("pretraining", {}) if name == start else {}
+                    )
             if start in MIXED:
                 self.mix(start)
         commands = []
         for name, changes in wanted.items():
-            options = {"data": "IMAGENET/train", "codebook_dim": 8, **changes, **OWN.get(name, {})}
+            options = {
+                "data": "IMAGENET/train",
+                "codebook_dim": 8,
+                **changes,
+                **OWN.get(name, {}),
+            }
             options["output"] = self.folder / f"{name}.safetensors"
             words = [
                 f"--{option.replace('_', '-')} {str(value).lower() if value is False else value}"
@@ -86,4 +102,8 @@ class Starts:
             )
         state["codebook.blocks"] = blocks
         notes = json.dumps({**notes, "codebook_from": codebook.name})
-        write_tensors(self.folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": notes})
+        write_tensors(
+            self.folder / f"{name}.safetensors",
+            state,
+            {"format": FORMAT, "made_with": notes},
+        )

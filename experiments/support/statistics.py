@@ -1,8 +1,9 @@
 """Statistics of tables: the run as the unit, Holm's correction, and the paper's tests (supplement, S4).
 
-Test images of one trained network are no replicates of its training, so their number says nothing about how a
-difference would change in another run: a verdict takes one difference for each run, or for each split where runs share
-one. The paper's own tests, on batches of 100 test images, are given beside it.
+Test images of one trained network are no replicates of its training, so their number
+says nothing about how a difference would change in another run: a verdict takes one
+difference for each run, or for each split where runs share one. The paper's own tests,
+on batches of 100 test images, are given beside it.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -17,7 +18,9 @@ LEVEL = 0.05  # of Holm's p-values, for a verdict
 BATCH = 100
 FIRST_TASK_CUTS = (80.0, 60.0, 40.0)  # percent
 
-Columns = Mapping[str, np.ndarray]  # `row`, `label` and `answer` of each test image, sorted by row
+Columns = Mapping[
+    str, np.ndarray
+]  # `row`, `label` and `answer` of each test image, sorted by row
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,30 @@ class Paired:
         return "higher" if self.mean > 0 else "lower"
 
 
-def paired(ours: Mapping[int, float], others: Mapping[int, float], splits: Mapping[int, Hashable]) -> Paired | None:
+def paired(
+    ours: Mapping[int, float],
+    others: Mapping[int, float],
+    splits: Mapping[int, Hashable],
+) -> Paired | None:
     """Compare accuracies in percent of two methods by run number; None without a run that both have.
 
-    Runs of one split, such as the hash of a table of frames, count as one unit, unless all runs have the same: then the
-    test set is fixed, and what differs between runs is the unit.
+    Runs of one split, such as the hash of a table of frames, count as one unit, unless
+    all runs have the same: then the test set is fixed, and what differs between runs is
+    the unit.
     """
-    differences = {number: others[number] - value for number, value in ours.items() if number in others}
+    differences = {
+        number: others[number] - value
+        for number, value in ours.items()
+        if number in others
+    }
     if not differences:
         return None
     groups: dict[Hashable, list[float]] = {}
     for number, difference in differences.items():
         groups.setdefault(splits[number], []).append(difference)
-    units = list(differences.values()) if len(groups) == 1 else map(fmean, groups.values())
+    units = (
+        list(differences.values()) if len(groups) == 1 else map(fmean, groups.values())
+    )
     return Paired(differences, tuple(units))
 
 
@@ -78,7 +92,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean and half of its 95 % interval (Student's t over runs; nan for one run)."""
     if len(values) < 2:
         return fmean(values), float("nan")
-    return fmean(values), float(stats.t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5)
+    return fmean(values), float(
+        stats.t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    )
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -109,7 +125,9 @@ def paired_t_test(first: np.ndarray, second: np.ndarray) -> Comparison:
         return Comparison(len(difference), mean, None)
     if np.ptp(difference) == 0:
         return Comparison(len(difference), mean, 1.0 if mean == 0 else 0.0)
-    return Comparison(len(difference), mean, float(stats.ttest_rel(second, first).pvalue))
+    return Comparison(
+        len(difference), mean, float(stats.ttest_rel(second, first).pvalue)
+    )
 
 
 def wilcoxon_test(first: np.ndarray, second: np.ndarray) -> Comparison:
@@ -134,7 +152,9 @@ def batch_accuracies(columns: Columns) -> np.ndarray:
     return 100 * right[fixed_batches(len(right))].mean(axis=1)
 
 
-def paired_batches(ours: Sequence[Columns], others: Sequence[Columns]) -> tuple[np.ndarray, np.ndarray]:
+def paired_batches(
+    ours: Sequence[Columns], others: Sequence[Columns]
+) -> tuple[np.ndarray, np.ndarray]:
     """Accuracies in percent of two methods on the same batches, `(runs * batches,)` each."""
     for number, (one, other) in enumerate(zip(ours, others, strict=True)):
         for name in ("row", "label"):
@@ -143,7 +163,10 @@ def paired_batches(ours: Sequence[Columns], others: Sequence[Columns]) -> tuple[
                     f"pair {number}: the two runs were tested on different images ({name} differs), so their batches "
                     "cannot be paired; compare runs of the same number on the same benchmark"
                 )
-    first, second = (np.concatenate([np.zeros(0), *map(batch_accuracies, some)]) for some in (ours, others))
+    first, second = (
+        np.concatenate([np.zeros(0), *map(batch_accuracies, some)])
+        for some in (ours, others)
+    )
     return first, second
 
 
@@ -154,14 +177,19 @@ def relative_drops(accuracies: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
         return np.where(accuracies > 0, (accuracies - perturbed) / accuracies, np.nan)
 
 
-def first_task_filter(first_accuracies: Sequence[float]) -> tuple[tuple[int, ...], float | None]:
+def first_task_filter(
+    first_accuracies: Sequence[float],
+) -> tuple[tuple[int, ...], float | None]:
     """Leave out runs that failed on their first task (supplement, "Data cleaning").
 
-    A run of a method has to reach 80 % after the first experience; if no run does, 60 %; if none does, 40 %. Returns
-    the indices of the kept runs, and the required accuracy; None if none is kept.
+    A run of a method has to reach 80 % after the first experience; if no run does, 60
+    %; if none does, 40 %. Returns the indices of the kept runs, and the required
+    accuracy; None if none is kept.
     """
     for cut in FIRST_TASK_CUTS:
-        kept = tuple(place for place, accuracy in enumerate(first_accuracies) if accuracy >= cut)
+        kept = tuple(
+            place for place, accuracy in enumerate(first_accuracies) if accuracy >= cut
+        )
         if kept:
             return kept, cut
     return (), None

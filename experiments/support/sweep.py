@@ -26,7 +26,9 @@ from crumb_avalanche.system.progress import progress_bar
 
 ERROR, LOG = "error.txt", "log.txt"
 DONE, BUSY = "", "another process works in the folder"
-METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+METHOD = (
+    "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+)
 Work = Callable[[RunSettings], object]
 
 
@@ -48,7 +50,8 @@ def is_finished(cell: RunSettings) -> bool:
 
     finished_result(folder, RunPlan.of(cell))
     tidy_up(folder)
-    # Of an attempt before, or of the process that was killed right after it wrote the result.
+    # Of an attempt before, or of the process that was killed right after it wrote the
+    # result.
     (folder / ERROR).unlink(missing_ok=True)
     return True
 
@@ -61,7 +64,11 @@ def run_cell(cell: RunSettings, work: Work = learn) -> str:
         with locked(folder):
             if is_finished(cell):  # by another process, meanwhile
                 return DONE
-            with open(folder / LOG, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            with (
+                open(folder / LOG, "a") as log,
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+            ):
                 work(cell)
                 print(f"{time.perf_counter() - start:.0f} s")
             (folder / ERROR).unlink(missing_ok=True)
@@ -86,12 +93,16 @@ def _in_child(answer, cell: RunSettings, work: Work) -> None:
 
     def follow_the_parent():
         wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGKILL)  # a restarted sweep starts this cell again: never run it twice
+        os.kill(
+            os.getpid(), signal.SIGKILL
+        )  # a restarted sweep starts this cell again: never run it twice
 
     threading.Thread(target=follow_the_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # run_cell reports it
         Path(cell.output).mkdir(parents=True, exist_ok=True)
-        log = os.open(Path(cell.output) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        log = os.open(
+            Path(cell.output) / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666
+        )
         os.dup2(log, 1)  # for libraries that write there themselves
         os.dup2(log, 2)
     answer.send(run_cell(cell, work))
@@ -109,31 +120,39 @@ def sweep(
     """Do all unfinished runs; the same call resumes an interrupted sweep, and waits for cells of another sweep.
 
     Args:
-        cells: settings of the runs in the order in which they start; ``output`` is the folder of each.
-        processes: number of runs at a time, each in a process that dies with this one; 0 does them in this process.
+        cells: settings of the runs in the order in which they start; ``output`` is the
+            folder of each.
+        processes: number of runs at a time, each in a process that dies with this one;
+            0 does them in this process.
         progress: whether to show a bar with the running cells and the time left.
-        retries: number of restarts of a cell whose process died; a cell that raised an error is not restarted.
+        retries: number of restarts of a cell whose process died; a cell that raised an
+            error is not restarted.
         work: work on a cell; writes ``result.json`` to the folder last.
         method: how multiprocessing starts processes.
 
     Returns:
-        Folders of the failed runs with the last line of the error; ``error.txt`` in the folder has the traceback.
+        Folders of the failed runs with the last line of the error; ``error.txt`` in the
+        folder has the traceback.
 
     Raises:
-        ValueError: two cells share a folder, a folder holds a finished run with other settings, or ``processes`` is
-            negative.
+        ValueError: two cells share a folder, a folder holds a finished run with other
+            settings, or ``processes`` is negative.
     """
     if processes < 0:
         raise ValueError(f"processes is {processes}; give 0 or more")
     shared = Counter(Path(cell.output).resolve() for cell in cells)
     if twice := [folder for folder, count in shared.items() if count > 1]:
-        raise ValueError(f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output")
+        raise ValueError(
+            f"{len(twice)} folders belong to several cells, such as {twice[0]}; give each its own output"
+        )
     context: Any = multiprocessing.get_context(method)
     waiting = deque(cell for cell in cells if not _finished(cell))
     if method == "forkserver":  # import once, in the server that cells are forked from
         context.set_forkserver_preload(["crumb_avalanche.runs.run"])
     failed: dict[Path, str] = {}
-    running: dict[Any, tuple[BaseProcess, RunSettings]] = {}  # by the end of the pipe that a process answers to
+    running: dict[
+        Any, tuple[BaseProcess, RunSettings]
+    ] = {}  # by the end of the pipe that a process answers to
     deaths = Counter[str]()
 
     def end(cell: RunSettings, text: str, died: bool) -> None:
@@ -153,14 +172,25 @@ def sweep(
         bar.n += 1  # by update() the time left would follow the latest runs
         bar.set_postfix_str("", refresh=sys.stderr.isatty())
 
-    with progress_bar(len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress) as bar:
+    with progress_bar(
+        len(cells), "sweep", " runs", initial=len(cells) - len(waiting), show=progress
+    ) as bar:
         try:
             while waiting or running:
                 room = len(running) < max(1, processes)
-                free = next((cell for cell in waiting if room and not in_use(Path(cell.output))), None)
+                free = next(
+                    (
+                        cell
+                        for cell in waiting
+                        if room and not in_use(Path(cell.output))
+                    ),
+                    None,
+                )
                 if free is not None:
                     waiting.remove(free)
-                    bar.set_postfix_str("/".join(Path(free.output).parts[-2:]), refresh=True)
+                    bar.set_postfix_str(
+                        "/".join(Path(free.output).parts[-2:]), refresh=True
+                    )
                     if processes:
                         running |= _started(context, free, work)
                     else:
@@ -175,7 +205,9 @@ def sweep(
     return failed
 
 
-def _started(context: Any, cell: RunSettings, work: Work) -> dict[Connection, tuple[BaseProcess, RunSettings]]:
+def _started(
+    context: Any, cell: RunSettings, work: Work
+) -> dict[Connection, tuple[BaseProcess, RunSettings]]:
     """Start a cell in a process of its own, which inherits no memory, threads or RNG state."""
     answer, there = context.Pipe(duplex=False)
     process = context.Process(target=_in_child, args=(there, cell, work))
@@ -194,7 +226,10 @@ def _answered(answer: Connection, process: BaseProcess) -> tuple[str, bool]:
         return text, False
     code = process.exitcode or 0
     if code < 0:
-        return f"its process was killed by signal {-code}, perhaps for want of memory", True
+        return (
+            f"its process was killed by signal {-code}, perhaps for want of memory",
+            True,
+        )
     return f"its process ended with {code} and gave no answer", True
 
 
@@ -206,7 +241,9 @@ def _finished(cell: RunSettings) -> bool:
         return False
 
 
-def grid(base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]) -> list[RunSettings]:
+def grid(
+    base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]
+) -> list[RunSettings]:
     """A cell in ``output/ROW/runN`` for each run and row, which has changes of the settings that all rows share."""
     return [
         replace(base, **changes, run=run, output=str(output / name / f"run{run}"))

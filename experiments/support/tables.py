@@ -1,7 +1,8 @@
 """Tables of finished runs beside the paper's numbers: rows from `rows/*.yaml`, cells, tests, text, CSV and pictures.
 
-A cell without runs is empty. The difference to the paper is given on the benchmark of the paper only; the difference to
-"Ours" within a table is comparable on any benchmark, so it is given for the paper and for our runs.
+A cell without runs is empty. The difference to the paper is given on the benchmark of
+the paper only; the difference to "Ours" within a table is comparable on any benchmark,
+so it is given for the paper and for our runs.
 """
 
 import csv
@@ -15,7 +16,15 @@ import yaml
 from matplotlib.figure import Figure
 from support.pictures import bars
 from support.runs import FinishedRun, finished_runs
-from support.statistics import Comparison, Paired, first_task_filter, holm, paired, paired_batches, paired_t_test
+from support.statistics import (
+    Comparison,
+    Paired,
+    first_task_filter,
+    holm,
+    paired,
+    paired_batches,
+    paired_t_test,
+)
 
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
@@ -41,8 +50,14 @@ def folder_name(row: str) -> str:
 def chosen_rows(rows: Mapping[str, object], names: Sequence[str] | None) -> list[str]:
     """The named rows of a table, in its order, and always the first, which the others are compared with; or all."""
     if unknown := [name for name in names or () if name not in rows]:
-        raise ValueError(f"there is no row {unknown[0]!r}; the rows are {', '.join(rows)}")
-    return [name for place, name in enumerate(rows) if not names or name in names or place == 0]
+        raise ValueError(
+            f"there is no row {unknown[0]!r}; the rows are {', '.join(rows)}"
+        )
+    return [
+        name
+        for place, name in enumerate(rows)
+        if not names or name in names or place == 0
+    ]
 
 
 @dataclass(frozen=True)
@@ -56,8 +71,8 @@ class PaperValue:
 class PaperNumbers(dict):
     """The numbers of `paper_values.csv` by `(table, dataset, protocol, row, quantity)`; `protocol` may be empty.
 
-    Rows of table `s5` are buffer sizes: budgets from the supplement, counts `n_x` from the published scripts (REMIND's
-    from the supplement).
+    Rows of table `s5` are buffer sizes: budgets from the supplement, counts `n_x` from
+    the published scripts (REMIND's from the supplement).
     """
 
     def __init__(self):
@@ -66,7 +81,9 @@ class PaperNumbers(dict):
             for *key, value, differs in list(csv.reader(file))[1:]:
                 self[tuple(key)] = PaperValue(float(value), DIFFERS[differs])
 
-    def find(self, table: str, dataset: str, protocol: str, row: str, quantity: str = FINAL) -> PaperValue | None:
+    def find(
+        self, table: str, dataset: str, protocol: str, row: str, quantity: str = FINAL
+    ) -> PaperValue | None:
         """Look up a value; None where the paper has none."""
         return self.get((table, dataset, protocol, row, quantity))
 
@@ -83,7 +100,9 @@ class Cell:
     benchmark: str
     protocol: str
     folder: Path | None  # of the `runN` folders; None if nothing can be run
-    settings: dict = field(default_factory=dict)  # of `crumb run` that differ from those of the table
+    settings: dict = field(
+        default_factory=dict
+    )  # of `crumb run` that differ from those of the table
     paper: PaperValue | None = None
     paper_dataset: str = ""
     reference: Path | None = None  # folder of the runs that the cell is tested against
@@ -99,7 +118,10 @@ class Finding:
     cell: Cell
     runs: tuple[FinishedRun, ...]
     paired: Paired | None = None
-    p_holm: float | None = None  # as the other two, corrected for all comparisons of the table and protocol
+    p_holm: float | None = (
+        # as the other two, corrected for all comparisons of the table and protocol
+        None
+    )
     s4: Comparison | None = None  # the paper's test on batches of test images
     s4_holm: float | None = None
     s4_filtered: Comparison | None = None  # the same after the first-task filter
@@ -128,7 +150,11 @@ class Finding:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's; None on another benchmark than the paper's."""
-        if self.mean is None or self.cell.paper is None or self.cell.benchmark != self.cell.paper_dataset:
+        if (
+            self.mean is None
+            or self.cell.paper is None
+            or self.cell.benchmark != self.cell.paper_dataset
+        ):
             return None
         return self.mean - self.cell.paper.value
 
@@ -136,7 +162,11 @@ class Finding:
     def paper_effect(self) -> float | None:
         """The paper's number minus the paper's reference."""
         paper, reference = self.cell.paper, self.cell.paper_reference
-        return None if paper is None or reference is None else paper.value - reference.value
+        return (
+            None
+            if paper is None or reference is None
+            else paper.value - reference.value
+        )
 
     def ledger(self, name: str) -> list[float]:
         """An entry of the ledger of each run."""
@@ -151,10 +181,14 @@ def kept_runs(runs: Sequence[FinishedRun]) -> tuple[list[FinishedRun], float | N
     return [runs[place] for place in kept], cut
 
 
-def tested(ours: Sequence[FinishedRun], others: Sequence[FinishedRun]) -> Comparison | None:
+def tested(
+    ours: Sequence[FinishedRun], others: Sequence[FinishedRun]
+) -> Comparison | None:
     """The paper's t-test on batches of 100 images, pooled over the common runs; None without any."""
     by_number = {run.number: run for run in ours if run.predictions is not None}
-    both = [run for run in others if run.number in by_number and run.predictions is not None]
+    both = [
+        run for run in others if run.number in by_number and run.predictions is not None
+    ]
     if not both:
         return None
     first = [by_number[run.number].predictions for run in both]
@@ -168,10 +202,21 @@ def find(cells: Iterable[Cell], numbers: Sequence[int]) -> list[Finding]:
     """
     findings = []
     for cell in cells:
-        finding = Finding(cell, tuple(finished_runs(cell.folder, numbers)) if cell.folder is not None else ())
-        if finding.runs and cell.reference is not None and cell.reference != cell.folder:
+        finding = Finding(
+            cell,
+            tuple(finished_runs(cell.folder, numbers))
+            if cell.folder is not None
+            else (),
+        )
+        if (
+            finding.runs
+            and cell.reference is not None
+            and cell.reference != cell.folder
+        ):
             ours = finished_runs(cell.reference, numbers)
-            finals = [{run.number: run.final for run in some} for some in (ours, finding.runs)]
+            finals = [
+                {run.number: run.final for run in some} for some in (ours, finding.runs)
+            ]
             finding = replace(
                 finding,
                 paired=paired(*finals, {run.number: run.split for run in ours}),
@@ -179,14 +224,25 @@ def find(cells: Iterable[Cell], numbers: Sequence[int]) -> list[Finding]:
                 s4_filtered=tested(kept_runs(ours)[0], finding.filter[0]),
             )
         findings.append(finding)
-    for family in dict.fromkeys((item.cell.benchmark, item.cell.protocol) for item in findings):
+    for family in dict.fromkeys(
+        (item.cell.benchmark, item.cell.protocol) for item in findings
+    ):
         places: dict[Path | None, list[int]] = {}
         for place, item in enumerate(findings):
-            if (item.cell.benchmark, item.cell.protocol) == family and item.paired is not None:
+            if (
+                item.cell.benchmark,
+                item.cell.protocol,
+            ) == family and item.paired is not None:
                 places.setdefault(item.cell.folder, []).append(place)
-        for name, test in (("p_holm", "paired"), ("s4_holm", "s4"), ("s4_filtered_holm", "s4_filtered")):
+        for name, test in (
+            ("p_holm", "paired"),
+            ("s4_holm", "s4"),
+            ("s4_filtered_holm", "s4_filtered"),
+        ):
             tests = [getattr(findings[same[0]], test) for same in places.values()]
-            for same, p in zip(places.values(), holm([None if one is None else one.p for one in tests])):
+            for same, p in zip(
+                places.values(), holm([None if one is None else one.p for one in tests])
+            ):
                 for place in same:
                     findings[place] = replace(findings[place], **{name: p})
     return findings
@@ -205,7 +261,11 @@ def interval_text(found: Paired | None, form: str = "+.1f") -> str:
 
 def each_text(found: Paired | None, form: str = "+.1f") -> str:
     """Format the differences of all runs."""
-    return "" if found is None else " ".join(f"{one:{form}}" for one in found.differences.values())
+    return (
+        ""
+        if found is None
+        else " ".join(f"{one:{form}}" for one in found.differences.values())
+    )
 
 
 def paper_text(paper: PaperValue | None) -> str:
@@ -216,7 +276,9 @@ def paper_text(paper: PaperValue | None) -> str:
 def filtered_text(found: Finding) -> str:
     """Format the mean of the filtered runs, with the cut where it is not the first."""
     cut = found.filter[1]
-    return number(found.mean_filtered) + ("" if cut in (None, 80.0) else f" (cut {cut:.0f} %)")
+    return number(found.mean_filtered) + (
+        "" if cut in (None, 80.0) else f" (cut {cut:.0f} %)"
+    )
 
 
 Columns = Mapping[str, Callable[[Finding], object]]
@@ -236,7 +298,9 @@ EFFECT: Columns = {
     "of the runs": lambda found: each_text(found.paired),
     "p Holm": lambda found: p_text(found.p_holm),
     "verdict": lambda found: found.paired.verdict(found.p_holm) if found.paired else "",
-    "as in S4": lambda found: ", ".join(filter(None, (p_text(found.s4_holm), p_text(found.s4_filtered_holm)))),
+    "as in S4": lambda found: ", ".join(
+        filter(None, (p_text(found.s4_holm), p_text(found.s4_filtered_holm)))
+    ),
 }
 LEGEND = """ours: mean +- standard deviation of runs (n - 1). filtered, kept: mean and number of the runs that reach
 80 % after the first task, or the lower cut named where none of a method's does. effect: the row minus the row it is
@@ -248,10 +312,25 @@ the spread between runs. *: the paper says p < 0.01. Empty: not run, or not in t
 
 def paired_columns(found: Paired | None, p_holm: float | None) -> dict[str, object]:
     """The columns of a comparison, with None for empty cells."""
-    names = ("effect", "effect_low", "effect_high", "effect_of_runs", "units", "p", "p_holm", "verdict")
+    names = (
+        "effect",
+        "effect_low",
+        "effect_high",
+        "effect_of_runs",
+        "units",
+        "p",
+        "p_holm",
+        "verdict",
+    )
     if found is None:
         return dict.fromkeys(names)
-    values = found.mean, *(found.interval or (None, None)), each_text(found, ".4f"), len(found.units), found.p
+    values = (
+        found.mean,
+        *(found.interval or (None, None)),
+        each_text(found, ".4f"),
+        len(found.units),
+        found.p,
+    )
     return dict(zip(names, (*values, p_holm, found.verdict(p_holm))))
 
 
@@ -261,10 +340,20 @@ def csv_columns(found: Finding) -> dict[str, object]:
     tests: dict[str, object] = {}
     for name in ("s4", "s4_filtered"):
         one, p_holm = getattr(found, name), getattr(found, f"{name}_holm")
-        values = (None,) * 4 if one is None else (one.difference, one.pairs, one.p, p_holm)
-        tests |= dict(zip((f"{name}_difference", f"{name}_pairs", f"{name}_p", f"{name}_p_holm"), values))
+        values = (
+            (None,) * 4 if one is None else (one.difference, one.pairs, one.p, p_holm)
+        )
+        tests |= dict(
+            zip(
+                (f"{name}_difference", f"{name}_pairs", f"{name}_p", f"{name}_p_holm"),
+                values,
+            )
+        )
     return {
-        **{name: getattr(cell, name) for name in ("category", "row", "benchmark", "protocol", "paper_dataset")},
+        **{
+            name: getattr(cell, name)
+            for name in ("category", "row", "benchmark", "protocol", "paper_dataset")
+        },
         "paper": cell.paper and cell.paper.value,
         "paper_differs_p01": cell.paper and cell.paper.differs,
         "ours": found.mean,
@@ -296,12 +385,23 @@ def shown(findings: Sequence[Finding]) -> list[tuple[str, list[str], list[list[s
     out = []
     for (benchmark, protocol), part in panels_of(findings).items():
         title = f"{benchmark}, {protocol.replace('_', '-')}: final accuracy over all classes, percent"
-        if others := {item.cell.paper_dataset for item in part if item.cell.paper is not None} - {benchmark}:
+        if others := {
+            item.cell.paper_dataset for item in part if item.cell.paper is not None
+        } - {benchmark}:
             title += f" (the paper's numbers are of {', '.join(sorted(others))})"
-        columns = {**OURS, **(EFFECT if any(item.cell.reference is not None for item in part) else {})}
+        columns = {
+            **OURS,
+            **(EFFECT if any(item.cell.reference is not None for item in part) else {}),
+        }
         if any(item.cell.note for item in part):
             columns["note"] = lambda found: found.cell.note
-        out.append((title, list(columns), [[str(text(item)) for text in columns.values()] for item in part]))
+        out.append(
+            (
+                title,
+                list(columns),
+                [[str(text(item)) for text in columns.values()] for item in part],
+            )
+        )
     return out
 
 
@@ -356,16 +456,23 @@ def publish(
     text = [f"# {heading}\n"]
     for title, header, lines in shown(findings):
         print(f"\n{title}\n" + table(header, lines))
-        text.append(f"\n## {title}\n\n" + markdown([header, ["---"] * len(header), *lines]))
+        text.append(
+            f"\n## {title}\n\n" + markdown([header, ["---"] * len(header), *lines])
+        )
     print(f"\n{LEGEND}")
     write_text(output / f"{name}.md", "".join([*text, f"\n{LEGEND}\n"]))
     if csv_rows is None:
         found = [csv_columns(finding) for finding in findings]
-        csv_rows = [list(found[0]), *([("" if v is None else v) for v in line.values()] for line in found)]
+        csv_rows = [
+            list(found[0]),
+            *([("" if v is None else v) for v in line.values()] for line in found),
+        ]
     write_csv(output / f"{name}.csv", csv_rows)
     write_csv(output / f"{name}_runs.csv", run_rows(findings))
     save(figure or findings_picture(findings, heading), output, name)
-    print(f"\nwritten to {output}: {name}.csv, {name}.md, {name}_runs.csv, {name}.png, {name}.svg")
+    print(
+        f"\nwritten to {output}: {name}.csv, {name}.md, {name}_runs.csv, {name}.png, {name}.svg"
+    )
 
 
 def write_table(
@@ -382,7 +489,10 @@ def write_table(
     write_csv(output / f"{name}.csv", csv_rows or [header, *lines])
     if figure is not None:
         save(figure, output, name)
-    print(f"\nwritten to {output}: {name}.csv, {name}.md" + f", {name}.png, {name}.svg" * (figure is not None))
+    print(
+        f"\nwritten to {output}: {name}.csv, {name}.md"
+        + f", {name}.png, {name}.svg" * (figure is not None)
+    )
 
 
 ACCURACY = "accuracy over all classes at the end (%)"
@@ -396,6 +506,8 @@ def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
         for item in part:
             series["ours"][item.cell.row] = item.finals
             if item.cell.paper:
-                paper = series.setdefault(f"the paper, on {item.cell.paper_dataset}", {})
+                paper = series.setdefault(
+                    f"the paper, on {item.cell.paper_dataset}", {}
+                )
                 paper[item.cell.row] = [item.cell.paper.value]
     return bars(panels, title, ACCURACY, (0, 100))

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", "--progress", "false"]
+NEW = [
+    "--backbone",
+    "small_cnn",
+    "--image-size",
+    "32",
+    "--threads",
+    "1",
+    "--progress",
+    "false",
+]
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 
 
@@ -26,7 +35,11 @@ def place(tmp_path_factory, weights_file):
     for name, colour in COLOURS.items():
         for clip in range(2):
             for frame in range(3):
-                save(random, colour, folder / "tree" / name / f"object{clip}" / f"{frame}.png")
+                save(
+                    random,
+                    colour,
+                    folder / "tree" / name / f"object{clip}" / f"{frame}.png",
+                )
         save(random, colour, folder / "photos" / f"{name}.png")
         save(random, colour, folder / "test" / name / "1.png")
     return folder
@@ -49,7 +62,9 @@ def mine(place, new, tmp_path, done):
 @pytest.fixture
 def usual_signals():
     """Handle signals as in a foreground process: shells let background ones ignore SIGINT."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield

@@ -49,18 +49,45 @@ def photos(colour, count=4):
 def test_named_backbones_are_measured(done, monkeypatch):
     monkeypatch.setattr(backbones, "SECONDS", 0.01)
     out = done("backbones", "small_cnn", "timm:test_convnext")
-    own, other = (line.split() for line in out.splitlines() if line.startswith(("small_cnn ", "timm:test_convnext")))
+    own, other = (
+        line.split()
+        for line in out.splitlines()
+        if line.startswith(("small_cnn ", "timm:test_convnext"))
+    )
     assert own[1:6] == ["64", "11", "128x8x8", "16", "640"] and float(own[-1]) > 0
-    assert other[:6] == ["timm:test_convnext.r160_in1k", "160", "stages.2", "48x10x10", "16", "256"]
+    assert other[:6] == [
+        "timm:test_convnext.r160_in1k",
+        "160",
+        "stages.2",
+        "48x10x10",
+        "16",
+        "256",
+    ]
 
 
 def test_a_plan_takes_what_timm_says():
-    plan = RunPlan.of(RunSettings(backbone="timm:mobilenetv3_small_050", strategy="crumb"))
-    assert plan.backbone == "timm:mobilenetv3_small_050.lamb_in1k" and plan.weights == "timm"
+    plan = RunPlan.of(
+        RunSettings(backbone="timm:mobilenetv3_small_050", strategy="crumb")
+    )
+    assert (
+        plan.backbone == "timm:mobilenetv3_small_050.lamb_in1k"
+        and plan.weights == "timm"
+    )
     assert plan.image_size == 224 and plan.codebook_dim == 12  # of 24 channels
-    given = RunSettings(backbone=DINO, weights="none", image_size=32, codebook_dim=8, cut_layer="blocks.0")
+    given = RunSettings(
+        backbone=DINO,
+        weights="none",
+        image_size=32,
+        codebook_dim=8,
+        cut_layer="blocks.0",
+    )
     plan = RunPlan.of(given)
-    assert (plan.weights, plan.image_size, plan.codebook_dim, plan.cut_layer) == ("none", 32, 8, "blocks.0")
+    assert (plan.weights, plan.image_size, plan.codebook_dim, plan.cut_layer) == (
+        "none",
+        32,
+        8,
+        "blocks.0",
+    )
     assert RunPlan.of(RunSettings(backbone=DINO, strategy="rda")).image_size == 64
 
 
@@ -70,24 +97,46 @@ def test_a_plan_takes_what_timm_says():
 )
 def test_a_run_and_its_learner(ran, done, tmp_path, strategy, backbone):
     network = ("--backbone", backbone, "--image-size", 64)  # the last of a flag counts
-    ran(tmp_path / "run", *network, "--strategy", strategy, "--feature-cache", tmp_path / "cache")
-    assert json.loads((tmp_path / "run" / "ledger.json").read_text())["frozen_bytes"] > 0
+    ran(
+        tmp_path / "run",
+        *network,
+        "--strategy",
+        strategy,
+        "--feature-cache",
+        tmp_path / "cache",
+    )
+    assert (
+        json.loads((tmp_path / "run" / "ledger.json").read_text())["frozen_bytes"] > 0
+    )
     Image.fromarray(photos((150, 0, 0))[0]).save(tmp_path / "photo.png")
-    assert json.loads(done("predict", tmp_path / "run", tmp_path / "photo.png", "--json"))["label"]
+    assert json.loads(
+        done("predict", tmp_path / "run", tmp_path / "photo.png", "--json")
+    )["label"]
 
 
 @pytest.mark.parametrize(
-    ("method", "backbone"), [("rda", DINO), pytest.param("crumb", "timm:test_efficientnet", marks=pytest.mark.slow)]
+    ("method", "backbone"),
+    [
+        ("rda", DINO),
+        pytest.param("crumb", "timm:test_efficientnet", marks=pytest.mark.slow),
+    ],
 )
-def test_a_learner_is_kept_without_a_download_and_exported(method, backbone, tmp_path, monkeypatch):
+def test_a_learner_is_kept_without_a_download_and_exported(
+    method, backbone, tmp_path, monkeypatch
+):
     learner = Learner(method, backbone, None, 64, 10_000_000)
     for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
         learner.teach(photos(colour, 24), label)
     path = tmp_path / "kept.safetensors"
     learner.save(path)
-    monkeypatch.setattr("timm.models._builder.load_pretrained", None)  # a download would call it
+    monkeypatch.setattr(
+        "timm.models._builder.load_pretrained", None
+    )  # a download would call it
     again = Learner.load(path)
-    assert again.network.sha256 == learner.network.sha256 and again.network.interpolation == "bicubic"
+    assert (
+        again.network.sha256 == learner.network.sha256
+        and again.network.interpolation == "bicubic"
+    )
     assert torch.equal(again.network.model.pixel_mean, learner.network.model.pixel_mean)
     for photo in (*photos((180, 0, 0), 2), *photos((0, 180, 0), 2)):
         one, other = learner.predict(photo), again.predict(photo)
@@ -95,7 +144,9 @@ def test_a_learner_is_kept_without_a_download_and_exported(method, backbone, tmp
     assert again.explain(photo).shape == (64, 64)
     if method == "rda":
         pytest.importorskip("onnxruntime")
-        assert export_onnx(learner, tmp_path / "dino.onnx").holds  # bicubic, and patches without other tokens
+        assert export_onnx(
+            learner, tmp_path / "dino.onnx"
+        ).holds  # bicubic, and patches without other tokens
     learner.save(path, weights=False)
     with pytest.raises(LearnerError, match=r"holds no weights.*'timm'"):
         Learner.load(path)
@@ -113,10 +164,26 @@ def one_file(tmp_path, monkeypatch):
 
 def test_a_backbone_of_one_file_is_taken_by_name(one_file, done, clips, tmp_path):
     model = tmp_path / "taught.safetensors"
-    done("teach", model, clips, "--backbone", "toy", "--weights", "none", "--method", "slda")
+    done(
+        "teach",
+        model,
+        clips,
+        "--backbone",
+        "toy",
+        "--weights",
+        "none",
+        "--method",
+        "slda",
+    )
     network = Learner.load(model).network
-    assert (network.backbone, network.image_size, network.interpolation) == ("toy", 48, "bicubic")
-    assert network.model.pixel_std.flatten().tolist() == [0.5] * 3 and network.model.map_shape == (24, 23, 23)
+    assert (network.backbone, network.image_size, network.interpolation) == (
+        "toy",
+        48,
+        "bicubic",
+    )
+    assert network.model.pixel_std.flatten().tolist() == [
+        0.5
+    ] * 3 and network.model.map_shape == (24, 23, 23)
     plan = RunPlan.of(RunSettings(backbone="toy", weights="none"))
     assert (plan.image_size, plan.codebook_dim) == (48, 12)
     assert "24x23x23" in done("backbones", "toy")

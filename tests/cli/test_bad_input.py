@@ -13,7 +13,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from crumb_avalanche.cli import TerminatedError, interrupted_later, short_warnings, terminated_as_interrupted, words_for
+from crumb_avalanche.cli import (
+    TerminatedError,
+    interrupted_later,
+    short_warnings,
+    terminated_as_interrupted,
+    words_for,
+)
 from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, flag_of, usable_paths
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
@@ -36,7 +42,10 @@ def root(clips, tmp_path):
         ("--benchmark eth8", "eth8.; known are .*eth80"),
         ("--benchmark eth80 --dataset-root .", r"\..*<object>"),
         ("--dataset-root nowhere", "nowhere.*<class>/<object>/<clip>"),
-        ("--strategy crumbs", "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, cope"),
+        (
+            "--strategy crumbs",
+            "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, cope",
+        ),
         ("--codebook-init zeros", "known are matched"),
         ("--budget-image 3", "[Uu]nrecognized"),
         ("--codebook-dim 24", "128 channels, which codebook_dim=24 does not divide"),
@@ -45,46 +54,82 @@ def root(clips, tmp_path):
         ("--runs 1-", "runs is '1-'"),
         ("--runs 0-1000000", "1,000,001 runs; give 10,000 or fewer"),
         ("--batch-size -3", "batch_size is -3; give 1 or more"),
-        ("--cut-layer 99", "cut_layer is 99, but small_cnn has 14 layers to cut at; give 0 to 14"),
+        (
+            "--cut-layer 99",
+            "cut_layer is 99, but small_cnn has 14 layers to cut at; give 0 to 14",
+        ),
         ("--image-size 4", "the feature extractor cannot take images of 4 pixels"),
         ("--learning-rate nan", "learning_rate is nan; give a finite number"),
-        ("--budget-bytes 1000000000000", "memories; lower it, or give --mem-size 10000000 or less"),
-        ("--device foo", "device is 'foo'; give cpu, cuda, or one of several such as cuda:1"),
+        (
+            "--budget-bytes 1000000000000",
+            "memories; lower it, or give --mem-size 10000000 or less",
+        ),
+        (
+            "--device foo",
+            "device is 'foo'; give cpu, cuda, or one of several such as cuda:1",
+        ),
         ("--device cuda:99", "device is cuda:99, but torch sees"),
         ("--image-size 224px", r"run: image_size is '224px'; give a whole number\n$"),
         ("--overwrite maybe", r"run: overwrite is 'maybe'; give true or false\n$"),
-        ("--preset best", r"run: preset is 'best'; give one of paper, reference, recommended, tuned\n$"),
+        (
+            "--preset best",
+            r"run: preset is 'best'; give one of paper, reference, recommended, tuned\n$",
+        ),
         ("--weights none.npz", "there is no weight file"),
-        ("--weights other.pth --backbone squeezenet1_0", r"features.0.weight.*\(32, 3, 3, 3\).*another model"),
+        (
+            "--weights other.pth --backbone squeezenet1_0",
+            r"features.0.weight.*\(32, 3, 3, 3\).*another model",
+        ),
         ("--weights cut.pth", "cannot be read"),
         ("--output notes.txt", "output is notes.txt, which is a file; give a folder"),
-        ("--feature-cache /dev/null", "feature_cache is /dev/null, which is a pipe or a device; give a folder"),
+        (
+            "--feature-cache /dev/null",
+            "feature_cache is /dev/null, which is a pipe or a device; give a folder",
+        ),
         ("--output notes.txt/x", "notes.txt/x.*Not a directory.*choose another"),
         (f"--feature-cache {'a' * 300}", "File name too long; choose a shorter name"),
         ("--output ", "output is empty; give a path"),
         ("--output a\0b", "zero byte"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named_with_the_cure(refused, tiny, tmp_path, monkeypatch, given, words):
+def test_an_option_that_cannot_be_used_is_named_with_the_cure(
+    refused, tiny, tmp_path, monkeypatch, given, words
+):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("mine")
     torch.save(SmallCNN().state_dict(), "other.pth")
     Path("cut.pth").write_bytes(Path("other.pth").read_bytes()[:1000])
     refused(words, *tiny, "--output", "run", *given.split(" "))
-    assert Path("notes.txt").read_text() == "mine" and not Path("run/result.json").exists()
+    assert (
+        Path("notes.txt").read_text() == "mine" and not Path("run/result.json").exists()
+    )
 
 
-def test_a_frame_that_cannot_be_read_is_refused_or_left_out(ran, refused, tiny, root, tmp_path):
+def test_a_frame_that_cannot_be_read_is_refused_or_left_out(
+    ran, refused, tiny, root, tmp_path
+):
     (root / "cup" / "object1" / "clip0" / "frame2.png").write_bytes(b"hello")
     more = ("--dataset-root", root, "--strategy", "ncm")
-    refused("cup/object1/clip0/frame2.png.*--on-bad-frame skip", *tiny, *more, "--output", tmp_path / "a")
+    refused(
+        "cup/object1/clip0/frame2.png.*--on-bad-frame skip",
+        *tiny,
+        *more,
+        "--output",
+        tmp_path / "a",
+    )
     assert not (tmp_path / "a" / "result.json").exists()
     result, _ = ran(tmp_path / "b", *more, "--on-bad-frame", "skip")
-    assert result["bad_frames_skipped"] == 1 and "clip0/frame2" in result["bad_frames"][0]
+    assert (
+        result["bad_frames_skipped"] == 1 and "clip0/frame2" in result["bad_frames"][0]
+    )
 
 
-def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, ran, refused, tiny, root, tmp_path):
-    last = ran(tmp_path / "good", "--dataset-root", root, "--strategy", "ncm")[0]["classes_order"][-1]
+def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(
+    crumb, ran, refused, tiny, root, tmp_path
+):
+    last = ran(tmp_path / "good", "--dataset-root", root, "--strategy", "ncm")[0][
+        "classes_order"
+    ][-1]
     for frame in (root / last).rglob("frame3.png"):
         frame.write_bytes(b"no picture")
     run = (*tiny, "--output", tmp_path / "bad", "--dataset-root", root)
@@ -94,19 +139,37 @@ def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(crumb, ran, refus
 
 def test_a_full_disk(refused, tiny, tmp_path, monkeypatch):
     def full_disk(tensors, file, metadata):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+        raise SafetensorError(
+            "Error while serializing: I/O error: No space left on device (os error 28)"
+        )
 
     monkeypatch.setattr("crumb_avalanche.system.tensor_file.save_file", full_disk)
-    last = refused("Free some room and give the same command again", *tiny, "--output", tmp_path).splitlines()[-1]
+    last = refused(
+        "Free some room and give the same command again", *tiny, "--output", tmp_path
+    ).splitlines()[-1]
     assert "Free some room" in last and "No space left on device" in last
-    assert not (tmp_path / "result.json").exists() and not list(tmp_path.rglob("*.part"))
+    assert not (tmp_path / "result.json").exists() and not list(
+        tmp_path.rglob("*.part")
+    )
 
 
-def test_the_held_out_part_of_each_class_is_printed_and_recorded(ran, clips, root, tmp_path):
+def test_the_held_out_part_of_each_class_is_printed_and_recorded(
+    ran, clips, root, tmp_path
+):
     for name in ("object1", "object2"):
         shutil.rmtree(root / "cup" / name)
-    shutil.copytree(clips / "cup" / "object0" / "clip0", root / "photos")  # a class of five images and nothing else
-    result, out = ran(tmp_path / "mixed", "--dataset-root", root, "--strategy", "finetune", "--run", "1")
+    shutil.copytree(
+        clips / "cup" / "object0" / "clip0", root / "photos"
+    )  # a class of five images and nothing else
+    result, out = ran(
+        tmp_path / "mixed",
+        "--dataset-root",
+        root,
+        "--strategy",
+        "finetune",
+        "--run",
+        "1",
+    )
     for line in (
         "held out for the test:\n  apple, box, dice: 1 of 3 objects\n",
         "  cup: 1 of 2 clips of its one object\n  photos: the last 1 of 5 frames of its one clip\n",
@@ -120,39 +183,69 @@ def test_the_held_out_part_of_each_class_is_printed_and_recorded(ran, clips, roo
 
 def test_a_single_class_gives_a_warning(ran, clips, tmp_path):
     shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
-    with pytest.warns(UserWarning, match="only one class, cup, so every answer is right; add folders of other"):
+    with pytest.warns(
+        UserWarning,
+        match="only one class, cup, so every answer is right; add folders of other",
+    ):
         ran(tmp_path / "run", "--dataset-root", tmp_path / "clips", "--strategy", "ncm")
 
 
-def test_a_late_error_keeps_the_finished_run(done, refused, tiny, tmp_path, monkeypatch):
+def test_a_late_error_keeps_the_finished_run(
+    done, refused, tiny, tmp_path, monkeypatch
+):
     with monkeypatch.context() as patch:
-        patch.setattr("crumb_avalanche.runs.run_folder.tidy_up", lambda folder: None)  # killed before it came to that
+        patch.setattr(
+            "crumb_avalanche.runs.run_folder.tidy_up", lambda folder: None
+        )  # killed before it came to that
         done(*tiny, "--output", tmp_path)
     assert (tmp_path / "resume").exists()
     refused("already holds a finished run", *tiny, "--output", tmp_path)
     assert not (tmp_path / "resume").exists()
-    before = {name: (tmp_path / name).read_bytes() for name in ("result.json", "config.yaml")}
+    before = {
+        name: (tmp_path / name).read_bytes() for name in ("result.json", "config.yaml")
+    }
 
     def refuse(*arguments, **keywords):
         raise ValueError("no such method")
 
     monkeypatch.setattr("crumb_avalanche.runs.session.build_strategy", refuse)
-    refused("no such method", *tiny, "--output", tmp_path, "--overwrite", "true", "--epochs", "3")
+    refused(
+        "no such method",
+        *tiny,
+        "--output",
+        tmp_path,
+        "--overwrite",
+        "true",
+        "--epochs",
+        "3",
+    )
     assert before == {name: (tmp_path / name).read_bytes() for name in before}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_says_how_to_go_on(crumb, tiny, tmp_path, monkeypatch, usual_signals, number):
+def test_an_interrupt_says_how_to_go_on(
+    crumb, tiny, tmp_path, monkeypatch, usual_signals, number
+):
     monkeypatch.setattr(STEP, lambda self: signal.raise_signal(number))
     before = signal.getsignal(number)
     code, _, err = crumb(*tiny, "--output", tmp_path / "a")
     last = "the same command resumes after the last finished experience"
-    assert code == 128 + number and err.splitlines()[-1].startswith(f"crumb run: stopped; {last}")
+    assert code == 128 + number and err.splitlines()[-1].startswith(
+        f"crumb run: stopped; {last}"
+    )
     assert signal.getsignal(number) == before
 
 
 def test_a_loss_that_turns_nan_stops_the_run(refused, tiny, tmp_path):
-    run = (*tiny, "--output", tmp_path, "--learning-rate", "1e6", "--strategy", "finetune")
+    run = (
+        *tiny,
+        "--output",
+        tmp_path,
+        "--learning-rate",
+        "1e6",
+        "--strategy",
+        "finetune",
+    )
     refused("the loss became.*--clamp-gradients 10", *run)
     assert not (tmp_path / "result.json").exists()
 
@@ -161,24 +254,45 @@ def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "runs").mkdir()
     refused(f"{tmp_path / 'runs'} holds no finished run", "report", "~/runs")
-    assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
+    assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {
+        "folders": [f"{tmp_path}/a", "b"],
+        "run": 0,
+    }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_works_without_the_paths_that_have_a_default(command):
-    usable_paths({item.name: item.default for item in fields(COMMANDS[command][0]) if item.default is not MISSING})
+    usable_paths(
+        {
+            item.name: item.default
+            for item in fields(COMMANDS[command][0])
+            if item.default is not MISSING
+        }
+    )
 
 
 def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
     text = crumb("--help")[1]
     assert list(re.findall(r"^  (\w+)", text, re.MULTILINE)) == list(COMMANDS)
-    assert text.index("Teach and ask") < text.index("serve") < text.index("Measure") < text.index("The paper")
+    assert (
+        text.index("Teach and ask")
+        < text.index("serve")
+        < text.index("Measure")
+        < text.index("The paper")
+    )
     for command, (settings, _) in COMMANDS.items():
         few, every = (crumb(command, flag)[1] for flag in ("--help", "--help-all"))
-        flags = [set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (few, every)]
+        flags = [
+            set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
+            for text in (few, every)
+        ]
         assert flags[0] < flags[1] and len(flags[0]) <= 13
         unflagged = POSITIONAL.get(command, {})
-        assert {flag_of(item.name) for item in fields(settings) if item.name not in unflagged} <= flags[1]
+        assert {
+            flag_of(item.name)
+            for item in fields(settings)
+            if item.name not in unflagged
+        } <= flags[1]
         assert f"--help-all shows all {len(flags[1])} flags" in few
 
 
@@ -190,7 +304,9 @@ def test_every_method_or_one_is_listed_with_what_it_stores(done):
     out = done("strategies", "image_replay")
     assert out.startswith("image_replay: raw uint8 images") and "crumb:" not in out
     assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
-    assert "rounded up if three quarters of a last memory fit" in done("strategies", "crumb")
+    assert "rounded up if three quarters of a last memory fit" in done(
+        "strategies", "crumb"
+    )
     assert "its size does not depend on the budget" in done("strategies", "finetune")
 
 
@@ -204,14 +320,24 @@ def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
 
 def test_too_little_memory_folders_and_bugs(tmp_path):
     assert "too little memory" in words_for(MemoryError())
-    assert "too little memory" in words_for(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert "too little memory" in words_for(
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
+    )
     for bug in (RuntimeError("shape '[2]' is invalid"), TypeError("x"), OSError("x")):
         assert words_for(bug) is None
-    error = OSError(errno.EACCES, "Permission denied", str(tmp_path / "new.onnx.12.part"))
-    assert f"change the permissions of the folder {tmp_path}, or choose another path" in cured(error)
+    error = OSError(
+        errno.EACCES, "Permission denied", str(tmp_path / "new.onnx.12.part")
+    )
+    assert (
+        f"change the permissions of the folder {tmp_path}, or choose another path"
+        in cured(error)
+    )
 
 
-BOMB = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+BOMB = [
+    "a0: &a0 [1, 1]",
+    *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)),
+]
 
 
 @pytest.mark.parametrize(
@@ -222,22 +348,37 @@ BOMB = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range
         ("invalid start byte", b"weights: \xff"),
         ("5000 digits", b"weights: " + b"1" * 5000),
         ("month must be in 1..12", b"weights: 2000-13-45"),
-        ("line 3 gives json again; give it once", b"json: true\nweights: a\njson: false"),
+        (
+            "line 3 gives json again; give it once",
+            b"json: true\nweights: a\njson: false",
+        ),
     ],
 )
 def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, words, content):
     (tmp_path / "odd.yaml").write_bytes(content)
-    code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml")
-    assert code not in (0, None) and err.startswith("crumb ") and err.count("\n") == 1 and words in err
+    code, _, err = crumb(
+        "predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml"
+    )
+    assert (
+        code not in (0, None)
+        and err.startswith("crumb ")
+        and err.count("\n") == 1
+        and words in err
+    )
 
 
-@pytest.mark.parametrize("error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")])
+@pytest.mark.parametrize(
+    "error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")]
+)
 def test_without_a_network_the_weights_are_named(monkeypatch, error):
     def fail(*arguments, **keywords):
         raise error
 
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
-    with pytest.raises(WeightsError, match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash).*--weights FILE"):
+    with pytest.raises(
+        WeightsError,
+        match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash).*--weights FILE",
+    ):
         split_backbone("resnet18", n_classes=2)
 
 
@@ -246,12 +387,22 @@ def test_an_interrupt_waits_for_the_end_of_imports(usual_signals, crumb, monkeyp
     with pytest.raises(KeyboardInterrupt), interrupted_later():
         signal.raise_signal(signal.SIGINT)
         done.append("import")
-    with pytest.raises(TerminatedError), terminated_as_interrupted(), interrupted_later():
+    with (
+        pytest.raises(TerminatedError),
+        terminated_as_interrupted(),
+        interrupted_later(),
+    ):
         signal.raise_signal(signal.SIGTERM)
         done.append("import")
     assert len(done) == 2
-    monkeypatch.setattr("crumb_avalanche.cli.import_module", lambda name: signal.raise_signal(signal.SIGINT))
-    for command, words in (("report", "the same command starts again"), ("teach", "the lesson is not learned")):
+    monkeypatch.setattr(
+        "crumb_avalanche.cli.import_module",
+        lambda name: signal.raise_signal(signal.SIGINT),
+    )
+    for command, words in (
+        ("report", "the same command starts again"),
+        ("teach", "the lesson is not learned"),
+    ):
         code, _, err = crumb(command, "x")
         assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
 
@@ -259,6 +410,11 @@ def test_an_interrupt_waits_for_the_end_of_imports(usual_signals, crumb, monkeyp
 def test_a_warning_to_the_user_is_one_line_and_others_name_their_place():
     usual = warnings.formatwarning
     with short_warnings():
-        assert warnings.formatwarning("no images", UserWarning, "module.py", 3) == "warning: no images\n"
-        assert "module.py:3: DeprecationWarning" in warnings.formatwarning("old", DeprecationWarning, "module.py", 3)
+        assert (
+            warnings.formatwarning("no images", UserWarning, "module.py", 3)
+            == "warning: no images\n"
+        )
+        assert "module.py:3: DeprecationWarning" in warnings.formatwarning(
+            "old", DeprecationWarning, "module.py", 3
+        )
     assert warnings.formatwarning is usual

@@ -23,13 +23,21 @@ from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.system.tensor_file import checksum, flatten, read_tensors
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.name != "posix", reason="signals and limits of POSIX"),
+]
 QUIET = ("--threads", "1", "--progress", "false")
 NETWORK = ("--backbone", "small_cnn", "--image-size", "32", *QUIET)
 CASES = 12  # of each command and disturbance
 ROUNDS = 100  # of all who change one learner
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
-IN_USE = ("being changed by another process", "in use by another process", "already holds a finished run", "exists")
+IN_USE = (
+    "being changed by another process",
+    "in use by another process",
+    "already holds a finished run",
+    "exists",
+)
 
 
 def sums(tensors):
@@ -38,7 +46,9 @@ def sums(tensors):
 
 def learned(path):
     learner = Learner.load(path)
-    return {one.name: one.images for one in learner.classes}, sums(flatten(learner.state_dict()["statistics"])[1])
+    return {one.name: one.images for one in learner.classes}, sums(
+        flatten(learner.state_dict()["statistics"])[1]
+    )
 
 
 def made(path):
@@ -47,32 +57,75 @@ def made(path):
 
 
 def run(folder, place):
-    clips = ("--benchmark", "clip_folder", "--dataset-root", place / "clips", "--weights", "none", *NETWORK)
-    size = ("--preset", "paper", "--first-epochs", 1, "--batch-size", 4, "--budget-images", 9)
+    clips = (
+        "--benchmark",
+        "clip_folder",
+        "--dataset-root",
+        place / "clips",
+        "--weights",
+        "none",
+        *NETWORK,
+    )
+    size = (
+        "--preset",
+        "paper",
+        "--first-epochs",
+        1,
+        "--batch-size",
+        4,
+        "--budget-images",
+        9,
+    )
     return ["run", *clips, *size, "--checkpoint-every", 1, "--output", folder / "run"]
 
 
 def teach(folder, place):
     if not (folder / "mine.safetensors").exists():
         shutil.copy(place / "base.safetensors", folder / "mine.safetensors")
-    return ["teach", folder / "mine.safetensors", place / "clips" / "cup", "--label", "cup", *QUIET]
+    return [
+        "teach",
+        folder / "mine.safetensors",
+        place / "clips" / "cup",
+        "--label",
+        "cup",
+        *QUIET,
+    ]
 
 
 def pretrain(folder, place):
     small = ("--weights", "none", *NETWORK, "--epochs", 2, "--codebook-size", 8)
-    return ["pretrain", "--data", place / "clips", *small, "--output", folder / "p.safetensors"]
+    return [
+        "pretrain",
+        "--data",
+        place / "clips",
+        *small,
+        "--output",
+        folder / "p.safetensors",
+    ]
 
 
 def prepare(folder, place):
     more = ("--workers", 1, "--progress", "false")
-    return ["prepare", "tiny_imagenet", "--dataset-root", folder / "tiny", "--source", place / "tiny.zip", *more]
+    return [
+        "prepare",
+        "tiny_imagenet",
+        "--dataset-root",
+        folder / "tiny",
+        "--source",
+        place / "tiny.zip",
+        *more,
+    ]
 
 
 COMMANDS = {  # how it is called, and what it leaves
-    run: lambda folder: folder / "run" if (folder / "run" / "result.json").exists() else None,
+    run: lambda folder: (
+        folder / "run" if (folder / "run" / "result.json").exists() else None
+    ),
     teach: lambda folder: learned(folder / "mine.safetensors"),
     pretrain: lambda folder: made(folder / "p.safetensors"),
-    prepare: lambda folder: tuple(FrameTable.from_csv(folder / "tiny" / "tiny_imagenet.csv", folder / "tiny")),
+    prepare: lambda folder: tuple(
+        FrameTable.from_csv(folder / "tiny" / "tiny_imagenet.csv", folder / "tiny")
+    ),
 }
 EACH = pytest.mark.parametrize("command", COMMANDS)
 
@@ -84,13 +137,27 @@ def place(tmp_path_factory, clips, weights_file):
     shutil.copytree(clips, folder / "clips")
     with zipfile.ZipFile(folder / "tiny.zip", "w") as archive:
         for number, photo in enumerate(sorted(clips.rglob("*.png"))[:8]):
-            archive.write(photo, f"{'train' if number < 6 else 'test'}/n0000000{number % 2}/{number}.png")
+            archive.write(
+                photo,
+                f"{'train' if number < 6 else 'test'}/n0000000{number % 2}/{number}.png",
+            )
     shutil.copytree(clips / "dice" / "object0" / "clip0", folder / "photos")
-    learners = {"base": ("box", "gone0", "gone1"), "other0": ("merged0",), "other1": ("merged1",)}
+    learners = {
+        "base": ("box", "gone0", "gone1"),
+        "other0": ("merged0",),
+        "other1": ("merged1",),
+    }
     for name, labels in learners.items():
         new = ("--weights", weights_file, *NETWORK)
         for label in labels:
-            teach = ["teach", folder / f"{name}.safetensors", folder / "photos", "--label", label, *new]
+            teach = [
+                "teach",
+                folder / f"{name}.safetensors",
+                folder / "photos",
+                "--label",
+                label,
+                *new,
+            ]
             assert main(list(map(str, teach))) == 0
             new = QUIET
     return folder
@@ -123,29 +190,50 @@ def again(crumb, command, folder, place, reference):
 
 
 @EACH
-def test_a_kill_before_any_change_of_a_file(command, crumb, place, undisturbed, tmp_path):
+def test_a_kill_before_any_change_of_a_file(
+    command, crumb, place, undisturbed, tmp_path
+):
     reference, changes = undisturbed(command)
     draws = random.Random(0)
     for _ in range(CASES):
         folder = tmp_path / "work"
         folder.mkdir()
         arguments = list(map(str, command(folder, place)))
-        number = draws.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
-        for _ in range(draws.randint(1, 4) if command is run else 1):  # which resumes after each kill
-            process = start(command_killed_at, draws.randint(1, changes), number, str(folder), arguments)
+        number = draws.choice(
+            (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+        )
+        for _ in range(
+            draws.randint(1, 4) if command is run else 1
+        ):  # which resumes after each kill
+            process = start(
+                command_killed_at,
+                draws.randint(1, changes),
+                number,
+                str(folder),
+                arguments,
+            )
             process.join(120)
-            assert process.exitcode in (0, 1, -number, 128 + number), (number, process.exitcode)
+            assert process.exitcode in (0, 1, -number, 128 + number), (
+                number,
+                process.exitcode,
+            )
         again(crumb, command, folder, place, reference)
 
 
 @EACH
-def test_a_disk_that_fails_at_any_change_of_a_file(command, crumb, place, undisturbed, tmp_path):
+def test_a_disk_that_fails_at_any_change_of_a_file(
+    command, crumb, place, undisturbed, tmp_path
+):
     reference, changes = undisturbed(command)
     draws = random.Random(1)
     for case in range(CASES):
         folder = tmp_path / "work"
         folder.mkdir()
-        arguments, error, left = command(folder, place), draws.choice(DISK_ERRORS), draws.randint(1, changes)
+        arguments, error, left = (
+            command(folder, place),
+            draws.choice(DISK_ERRORS),
+            draws.randint(1, changes),
+        )
 
         def fail(path, error=error, left=left, seen=[]):  # noqa: B006
             seen.append(path)
@@ -157,7 +245,9 @@ def test_a_disk_that_fails_at_any_change_of_a_file(command, crumb, place, undist
                 code, _, err = crumb(*arguments)
         else:  # which meets what is written without Python, too
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (draws.choice((0, 3000, 200_000)), hard))
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (draws.choice((0, 3000, 200_000)), hard)
+            )
             try:
                 code, _, err = crumb(*arguments)
             finally:
@@ -170,11 +260,17 @@ def asked(process, output, photo, labels):
     """Teach a photo to a server as these labels once it has said its address; yield those that it acknowledged."""
     found = None
     while process.is_alive() and not found:
-        found = re.search(r"Open (\S+)/\?token=(\S+)", output.read_text()) if output.exists() else None
+        found = (
+            re.search(r"Open (\S+)/\?token=(\S+)", output.read_text())
+            if output.exists()
+            else None
+        )
         time.sleep(0.02)
     for label in labels if found else ():
         headers = {"X-Crumb-Token": found[2]}
-        request = urllib.request.Request(f"{found[1]}/teach?label={label}", photo, headers, method="POST")
+        request = urllib.request.Request(
+            f"{found[1]}/teach?label={label}", photo, headers, method="POST"
+        )
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 if answer.status == 200:
@@ -185,14 +281,31 @@ def asked(process, output, photo, labels):
 
 def one_round(place, folder, draws):
     """Start two each of teach, merge, forget and serve on one learner; return the kinds that reported a change."""
-    mine, photo = folder / "mine.safetensors", sorted(place.rglob("*.png"))[0].read_bytes()
+    mine, photo = (
+        folder / "mine.safetensors",
+        sorted(place.rglob("*.png"))[0].read_bytes(),
+    )
     folder.mkdir()
     shutil.copy(place / "base.safetensors", mine)
     commands = {}
     for number in "01":
         other = place / f"other{number}.safetensors"
-        commands[f"new{number}"] = ["teach", mine, place / "photos", "--label", f"new{number}", *QUIET]
-        commands[f"merged{number}"] = ["learner", "merge", mine, other, "--output", mine]
+        commands[f"new{number}"] = [
+            "teach",
+            mine,
+            place / "photos",
+            "--label",
+            f"new{number}",
+            *QUIET,
+        ]
+        commands[f"merged{number}"] = [
+            "learner",
+            "merge",
+            mine,
+            other,
+            "--output",
+            mine,
+        ]
         commands[f"gone{number}"] = ["learner", "forget", mine, f"gone{number}"]
         commands[f"served{number}"] = ["serve", mine, "--port", "0", "--threads", "1"]
     processes, done = {}, set()
@@ -208,8 +321,16 @@ def one_round(place, folder, draws):
         assert process.exitcode in (0, 1, 130), (label, process.exitcode)
         if process.exitcode == 0:
             done.add(label)
-    assert {one.name for one in Learner.load(mine).classes} == {"box", "gone0", "gone1"} ^ done
-    assert not [name for name in os.listdir(folder) if name.startswith(".") or name.endswith(".part")]
+    assert {one.name for one in Learner.load(mine).classes} == {
+        "box",
+        "gone0",
+        "gone1",
+    } ^ done
+    assert not [
+        name
+        for name in os.listdir(folder)
+        if name.startswith(".") or name.endswith(".part")
+    ]
     shutil.rmtree(folder)
     return {label[:-1] for label in done}
 
@@ -217,5 +338,7 @@ def one_round(place, folder, draws):
 def test_every_change_that_was_reported_is_there(place, tmp_path):
     pytest.importorskip("uvicorn")
     draws = random.Random(0)
-    kinds = [one_round(place, tmp_path / str(number), draws) for number in range(ROUNDS)]
+    kinds = [
+        one_round(place, tmp_path / str(number), draws) for number in range(ROUNDS)
+    ]
     assert set().union(*kinds) == {"new", "merged", "gone", "served"}

@@ -44,16 +44,55 @@ print("hidden", [name for name in modules if name in sys.modules])
 """
 MODULES = ("resource", "fcntl", "pwd", "grp", "termios", "syslog")
 FUNCTIONS = (
-    *("fork", "forkpty", "posix_fallocate", "posix_fadvise", "sched_getaffinity", "sched_setaffinity", "getuid"),
-    *("geteuid", "getgid", "sysconf", "getloadavg", "killpg", "setsid", "getpgid", "nice", "fchmod", "fchown", "chown"),
-    *("mkfifo", "statvfs", "fstatvfs", "uname", "wait4", "waitid", "WNOHANG", "sync", "pread", "pwrite", "sendfile"),
+    *(
+        "fork",
+        "forkpty",
+        "posix_fallocate",
+        "posix_fadvise",
+        "sched_getaffinity",
+        "sched_setaffinity",
+        "getuid",
+    ),
+    *(
+        "geteuid",
+        "getgid",
+        "sysconf",
+        "getloadavg",
+        "killpg",
+        "setsid",
+        "getpgid",
+        "nice",
+        "fchmod",
+        "fchown",
+        "chown",
+    ),
+    *(
+        "mkfifo",
+        "statvfs",
+        "fstatvfs",
+        "uname",
+        "wait4",
+        "waitid",
+        "WNOHANG",
+        "sync",
+        "pread",
+        "pwrite",
+        "sendfile",
+    ),
 )
 
 
 @pytest.mark.slow  # a process that imports torch
 def test_teach_predict_change_and_export(place, tmp_path):
     mine = tmp_path / "mine.safetensors"
-    new = ["--weights", place / "weights.safetensors", "--backbone", "small_cnn", "--image-size", "32"]
+    new = [
+        "--weights",
+        place / "weights.safetensors",
+        "--backbone",
+        "small_cnn",
+        "--image-size",
+        "32",
+    ]
     commands = [
         ["teach", mine, place / "tree", *new, "--threads", "1"],
         ["teach", mine, place / "tree" / "red", "--label", "pink"],
@@ -63,10 +102,20 @@ def test_teach_predict_change_and_export(place, tmp_path):
     ]
     if importlib.util.find_spec("onnxruntime"):
         commands.append(["export", mine, "--threads", "1"])
-    given = [MODULES, FUNCTIONS, [[str(part) for part in command] for command in commands]]
+    given = [
+        MODULES,
+        FUNCTIONS,
+        [[str(part) for part in command] for command in commands],
+    ]
     program = [sys.executable, "-c", HIDDEN, *map(json.dumps, given)]
     done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0 and "hidden []" in done.stdout, done.stdout + done.stderr
-    assert "red: 6 images" in done.stdout and "forgot pink" in done.stdout and '"label": "blue"' in done.stdout
+    assert done.returncode == 0 and "hidden []" in done.stdout, (
+        done.stdout + done.stderr
+    )
+    assert (
+        "red: 6 images" in done.stdout
+        and "forgot pink" in done.stdout
+        and '"label": "blue"' in done.stdout
+    )
     assert "Traceback" not in done.stderr and not list(tmp_path.glob(".*.lock"))
     assert len(commands) == 5 or (tmp_path / "mine.onnx").exists()

@@ -5,7 +5,11 @@ from fake_data import core50_names, ilab_names, write_files
 
 from benchmarks_toybox_ilab.datasets import core50
 from benchmarks_toybox_ilab.datasets.ilab import CLASSES
-from benchmarks_toybox_ilab.datasets.ilab_core50 import LAYOUT, ILabCORe50Frames, class_groups
+from benchmarks_toybox_ilab.datasets.ilab_core50 import (
+    LAYOUT,
+    ILabCORe50Frames,
+    class_groups,
+)
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
 USED = range(10, 300, 20)
@@ -13,16 +17,22 @@ USED = range(10, 300, 20)
 
 def prefixed(of_ilab, of_core50):
     """The names relative to the folder that contains both."""
-    return [f"iLab-2M-Light/{name}" for name in of_ilab] + [f"core50/{name}" for name in of_core50]
+    return [f"iLab-2M-Light/{name}" for name in of_ilab] + [
+        f"core50/{name}" for name in of_core50
+    ]
 
 
-# A boat and a van, two plug adapters, and a remote control with the fewest clips: two for training and one test.
+# A boat and a van, two plug adapters, and a remote control with the fewest clips: two
+# for training and one test.
 SMALL = prefixed(
-    ilab_names(["boat", "van"], [1], range(1, 9), 16), [*core50_names((1, 2, 3), (1, 2, 50), USED), "s1/notes.txt"]
+    ilab_names(["boat", "van"], [1], range(1, 9), 16),
+    [*core50_names((1, 2, 3), (1, 2, 50), USED), "s1/notes.txt"],
 )
-# What SHA-256 puts first: of boat/i0001/b... for training b0001 (b0c6) and b0003 (b1ec) before b0007 (b228), for the
-# test b0004 (1a9c) before b0008 (58ed); of van b0006 (145f), b0007 (4280) before b0001 (8711), and b0008 (0c8b) before
-# b0004 (42bc); of plug_adapter/o.../s... o1/s2 (3ef2), o1/s1 (48c9) before o2/s1 (712c), and o2/s3 (3184) before o1/s3.
+# What SHA-256 puts first: of boat/i0001/b... for training b0001 (b0c6) and b0003 (b1ec)
+# before b0007 (b228), for the test b0004 (1a9c) before b0008 (58ed); of van b0006
+# (145f), b0007 (4280) before b0001 (8711), and b0008 (0c8b) before b0004 (42bc); of
+# plug_adapter/o.../s... o1/s2 (3ef2), o1/s1 (48c9) before o2/s1 (712c), and o2/s3
+# (3184) before o1/s3.
 KEPT = {
     "boat": ["i0001/b0001", "i0001/b0003", "i0001/b0004"],
     "plug_adapter": ["o1/s1", "o1/s2", "o2/s3"],
@@ -48,16 +58,23 @@ def test_every_class_has_as_many_clips_as_the_one_with_the_fewest(root):
     table = ILabCORe50Frames(root)
     assert table.name == "ilab_core50" and clips(table) == KEPT
     assert table.counts() == {name: {"train": 30, "test": 15} for name in KEPT}
-    assert {row.session for row in table if row.split == "test"} == {"b0004", "b0008", "s3"}
+    assert {row.session for row in table if row.split == "test"} == {
+        "b0004",
+        "b0008",
+        "s3",
+    }
     path = "core50/s2/o1/C_02_01_030.png"
     assert Frame(path, "plug_adapter", "o1", "s2", 30, "train") in list(table)
     assert table.path[0].startswith("iLab-2M-Light/train_img/boat-i0001-b0001-")
-    assert all(table.read(row).size == (12, 8) for row in (0, len(table) // 2, len(table) - 1))
+    assert all(
+        table.read(row).size == (12, 8) for row in (0, len(table) // 2, len(table) - 1)
+    )
 
 
 def test_clips_by_reference(root):
-    # RandomState(1).permutation(6) begins with 2, 1 (boat), RandomState(15) with 3, 2 (van); RandomState(16) gives 0, 3
-    # of 4 (plug_adapter). Of two test clips they take the first, the second and the first.
+    # RandomState(1).permutation(6) begins with 2, 1 (boat), RandomState(15) with 3, 2
+    # (van); RandomState(16) gives 0, 3 of 4 (plug_adapter). Of two test clips they take
+    # the first, the second and the first.
     table = ILabCORe50Frames(root, reference=True)
     assert clips(table) == {
         "boat": ["i0001/b0002", "i0001/b0003", "i0001/b0004"],
@@ -65,30 +82,56 @@ def test_clips_by_reference(root):
         "remote_control": ["o50/s1", "o50/s2", "o50/s3"],
         "van": ["i0001/b0003", "i0001/b0005", "i0001/b0008"],
     }
-    # The windows are iLab's by reference: random.Random(0).randint(0, 1), session by session.
-    drawn = {f"{row.class_name}/{row.session}": row.frame for row in reversed(list(table)) if row.object_name[0] == "i"}
-    assert [drawn[f"boat/{session}"] for session in ("b0002", "b0003", "b0004")] == [1, 0, 1]
+    # The windows are iLab's by reference: random.Random(0).randint(0, 1), session by
+    # session.
+    drawn = {
+        f"{row.class_name}/{row.session}": row.frame
+        for row in reversed(list(table))
+        if row.object_name[0] == "i"
+    }
+    assert [drawn[f"boat/{session}"] for session in ("b0002", "b0003", "b0004")] == [
+        1,
+        0,
+        1,
+    ]
 
 
 def test_inner_folders_and_names_of_other_files_are_accepted(root, tmp_path):
     expected = ILabCORe50Frames(root)
-    assert ILabCORe50Frames("x", [*SMALL, "README.md", "other/picture.png"]).content_hash() == expected.content_hash()
+    assert (
+        ILabCORe50Frames("x", [*SMALL, "README.md", "other/picture.png"]).content_hash()
+        == expected.content_hash()
+    )
     (tmp_path / "core50").mkdir()
     os.symlink(root / "core50", tmp_path / "core50" / "core50_128x128")
     os.symlink(root / "iLab-2M-Light", tmp_path / "iLab-2M-Light")
     deep = ILabCORe50Frames(tmp_path)
-    assert [path.replace("core50_128x128/", "") for path in deep.path] == list(expected.path)
+    assert [path.replace("core50_128x128/", "") for path in deep.path] == list(
+        expected.path
+    )
     assert deep.read(-1).size == (12, 8)
 
 
 def test_the_classes_of_ilab_come_first_and_what_is_missing():
-    names = prefixed(ilab_names(objects=[1], backgrounds=range(1, 9), views=15), core50_names(objects=range(1, 51, 5)))
+    names = prefixed(
+        ilab_names(objects=[1], backgrounds=range(1, 9), views=15),
+        core50_names(objects=range(1, 51, 5)),
+    )
     table = ILabCORe50Frames("nowhere", names)
-    assert class_groups(table) == [list(CLASSES), list(core50.CLASSES)] == class_groups(table, True)
+    assert (
+        class_groups(table)
+        == [list(CLASSES), list(core50.CLASSES)]
+        == class_groups(table, True)
+    )
     names = prefixed(ilab_names(views=15), core50_names(frames=USED))
     names = [name for name in names if "/bus-" not in name and "/o7/" not in name]
-    lines = LAYOUT.missing(ILabCORe50Frames("x", names))  # without a bus, and 32 clips of each class for 40
-    assert lines[0] == "23 classes; the paper has 24" and lines[-1] == "3 more classes are incomplete"
+    lines = LAYOUT.missing(
+        ILabCORe50Frames("x", names)
+    )  # without a bus, and 32 clips of each class for 40
+    assert (
+        lines[0] == "23 classes; the paper has 24"
+        and lines[-1] == "3 more classes are incomplete"
+    )
     assert "class boat: 480 of 600 training images, 180 of 225 test images" in lines
     for absent, words in (
         ("core50", "core50 holds no images of CORe50"),

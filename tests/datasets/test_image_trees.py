@@ -5,7 +5,14 @@ import zipfile
 from collections import Counter
 
 import pytest
-from fake_data import ETH80_NUMBERS, image_tree_names, write_eth80, write_files, write_image, write_tiny_imagenet
+from fake_data import (
+    ETH80_NUMBERS,
+    image_tree_names,
+    write_eth80,
+    write_files,
+    write_image,
+    write_tiny_imagenet,
+)
 from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
@@ -23,12 +30,29 @@ CLASSES = [f"n{number:08d}" for number in range(1000)]
 
 @pytest.fixture
 def official(tmp_path):
-    return write_tiny_imagenet(tmp_path / "tiny-imagenet-200", CLASSES[:3], train=11, test=4)
+    return write_tiny_imagenet(
+        tmp_path / "tiny-imagenet-200", CLASSES[:3], train=11, test=4
+    )
 
 
 def test_rows_are_sorted_by_split_class_and_name(tmp_path):
-    images = ("test/b/x.PNG", "train/b/2.png", "train/a/10.jpeg", "train/a/1.jpg", "test/a/1.png")
-    write_files(tmp_path, [*images, "README.md", "train/labels.csv", "train/a/.hidden.png", "other/a/1.png"])
+    images = (
+        "test/b/x.PNG",
+        "train/b/2.png",
+        "train/a/10.jpeg",
+        "train/a/1.jpg",
+        "test/a/1.png",
+    )
+    write_files(
+        tmp_path,
+        [
+            *images,
+            "README.md",
+            "train/labels.csv",
+            "train/a/.hidden.png",
+            "other/a/1.png",
+        ],
+    )
     assert list(CIFAR100Frames(tmp_path)) == [
         Frame("train/a/1.jpg", "a", "1", "0", 0, "train"),
         Frame("train/a/10.jpeg", "a", "10", "0", 0, "train"),
@@ -40,8 +64,15 @@ def test_rows_are_sorted_by_split_class_and_name(tmp_path):
 
 def test_what_is_missing_is_listed_by_class():
     names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
-    gone = {f"train/{CLASSES[3]}/{CLASSES[3]}_7.png", *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1))}
-    kept = [name for name in names if name not in gone and not name.startswith(f"test/{CLASSES[5]}/")]
+    gone = {
+        f"train/{CLASSES[3]}/{CLASSES[3]}_7.png",
+        *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1)),
+    }
+    kept = [
+        name
+        for name in names
+        if name not in gone and not name.startswith(f"test/{CLASSES[5]}/")
+    ]
     assert cifar100.LAYOUT.missing(CIFAR100Frames("x", kept)) == [
         "97 classes; the paper has 100",
         "48499 training images; the paper has 50000",
@@ -49,44 +80,76 @@ def test_what_is_missing_is_listed_by_class():
         f"class {CLASSES[3]}: 499 of 500 training images, 98 of 100 test images",
         f"class {CLASSES[5]}: 0 of 100 test images",
     ]
-    lines = cifar100.LAYOUT.missing(CIFAR100Frames("x", image_tree_names({"train": 499, "test": 100}, CLASSES[:100])))
-    assert lines[20:] == [f"class {CLASSES[19]}: 499 of 500 training images", "80 more classes are incomplete"]
+    lines = cifar100.LAYOUT.missing(
+        CIFAR100Frames(
+            "x", image_tree_names({"train": 499, "test": 100}, CLASSES[:100])
+        )
+    )
+    assert lines[20:] == [
+        f"class {CLASSES[19]}: 499 of 500 training images",
+        "80 more classes are incomplete",
+    ]
 
 
 def test_the_training_images_of_imagenet_are_counted_together():
     names = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
     total = "3000 training images; the paper has 1281167"
     assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", names)) == [total]
-    kept = [name for name in names if not name.startswith(f"val/{CLASSES[4]}/{CLASSES[4]}_9.")]
+    kept = [
+        name
+        for name in names
+        if not name.startswith(f"val/{CLASSES[4]}/{CLASSES[4]}_9.")
+    ]
     assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", kept)) == [
-        *(total, "49999 test images; the paper has 50000", f"class {CLASSES[4]}: 49 of 50 test images")
+        *(
+            total,
+            "49999 test images; the paper has 50000",
+            f"class {CLASSES[4]}: 49 of 50 test images",
+        )
     ]
 
 
 def test_the_official_layout(official):
     table = TinyImageNetFrames(official)
-    assert table.classes == tuple(CLASSES[:3]) and len(table) == 3 * 11 + 3 * 4 and table.name == "tiny_imagenet"
+    assert (
+        table.classes == tuple(CLASSES[:3])
+        and len(table) == 3 * 11 + 3 * 4
+        and table.name == "tiny_imagenet"
+    )
     assert table.counts()["n00000002"] == {"train": 11, "test": 4}
     name = "train/n00000000/images/n00000000_0.JPEG"
     assert table[0] == Frame(name, "n00000000", "n00000000_0", "0", 0, "train")
-    test = {row.path: (row.class_name, row.session) for row in table if row.split == "test"}
-    assert test["val/images/val_4.JPEG"] == ("n00000001", "1")  # test image n is of class n % 3
-    assert test["val/images/val_11.JPEG"] == ("n00000002", "1") and table.read(len(table) - 1).size == (12, 8)
+    test = {
+        row.path: (row.class_name, row.session) for row in table if row.split == "test"
+    }
+    assert test["val/images/val_4.JPEG"] == (
+        "n00000001",
+        "1",
+    )  # test image n is of class n % 3
+    assert test["val/images/val_11.JPEG"] == ("n00000002", "1") and table.read(
+        len(table) - 1
+    ).size == (12, 8)
     assert not any(path.startswith("test/") for path in table.path)
 
 
-def test_the_simple_layout_has_the_same_rows_and_pretraining_reads_both(official, tmp_path):
+def test_the_simple_layout_has_the_same_rows_and_pretraining_reads_both(
+    official, tmp_path
+):
     table, simple = TinyImageNetFrames(official), tmp_path / "x" / "tiny_imagenet"
     for row in table:
         path = simple / row.split / row.class_name / f"{row.object_name}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(table.root / row.path, path)
     found = TinyImageNetFrames(simple.parent)
-    assert found.path[0] == "train/n00000000/n00000000_0.jpg" and found.path[-1].startswith("test/n00000002/val_")
+    assert found.path[0] == "train/n00000000/n00000000_0.jpg" and found.path[
+        -1
+    ].startswith("test/n00000002/val_")
     assert found._columns()[1:] == TinyImageNetFrames(tmp_path)._columns()[1:]
     for root in (official, simple):
         images = open_images(PretrainSettings(data=str(root / "train"), image_size=8))
-        assert images.classes == CLASSES[:3] and images.targets == [label for label in range(3) for _ in range(11)]
+        assert images.classes == CLASSES[:3] and images.targets == [
+            label for label in range(3) for _ in range(11)
+        ]
 
 
 def test_annotations_are_needed_and_checked(official):
@@ -100,31 +163,57 @@ def test_annotations_are_needed_and_checked(official):
     ):
         file.write_text(text)
         rule = "must begin with a file name, a tab and its one class .*tiny-imagenet-200.zip"
-        with pytest.raises(FrameTableError, match=f"line {line} of .*val_annotations.txt is {found}, but {rule}"):
+        with pytest.raises(
+            FrameTableError,
+            match=f"line {line} of .*val_annotations.txt is {found}, but {rule}",
+        ):
             TinyImageNetFrames(official)
     file.write_text("".join(lines[:7] + lines[8:]))
-    with pytest.raises(FrameTableError, match=r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove"):
+    with pytest.raises(
+        FrameTableError,
+        match=r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove",
+    ):
         TinyImageNetFrames(official)
     file.unlink()
-    with pytest.raises(FrameTableError, match=r"no .*val_annotations.txt, which gives .*Unpack it .*or remove"):
+    with pytest.raises(
+        FrameTableError,
+        match=r"no .*val_annotations.txt, which gives .*Unpack it .*or remove",
+    ):
         TinyImageNetFrames(official)
 
 
-@pytest.mark.skipif(not CIFAR100.is_file(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA")
+@pytest.mark.skipif(
+    not CIFAR100.is_file(), reason="needs cifar100/cifar100_png.zip in CRUMB_TEST_DATA"
+)
 def test_the_real_names_of_cifar100():
     with zipfile.ZipFile(CIFAR100) as archive:
-        names = [name.removeprefix("cifar100/") for name in archive.namelist() if name.endswith(".png")]
+        names = [
+            name.removeprefix("cifar100/")
+            for name in archive.namelist()
+            if name.endswith(".png")
+        ]
     table = CIFAR100Frames("/nowhere", names)
     assert cifar100.LAYOUT.missing(table) == []
-    assert table.classes[0] == "apple" and "train" in table.classes and table.classes[-1] == "worm"
-    assert all(count == {"train": 500, "test": 100} for count in table.counts().values())
+    assert (
+        table.classes[0] == "apple"
+        and "train" in table.classes
+        and table.classes[-1] == "worm"
+    )
+    assert all(
+        count == {"train": 500, "test": 100} for count in table.counts().values()
+    )
 
 
-@pytest.mark.skipif(not TINY.is_file(), reason="needs tiny_imagenet/tiny_imagenet.zip in CRUMB_TEST_DATA")
+@pytest.mark.skipif(
+    not TINY.is_file(),
+    reason="needs tiny_imagenet/tiny_imagenet.zip in CRUMB_TEST_DATA",
+)
 def test_a_part_of_the_real_images_of_tiny_imagenet(tmp_path):
     with zipfile.ZipFile(TINY) as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpg")]
-        first = {name.rpartition("/")[0]: name for name in reversed(names)}  # of each class and split
+        first = {
+            name.rpartition("/")[0]: name for name in reversed(names)
+        }  # of each class and split
         archive.extractall(tmp_path, first.values())
     table = TinyImageNetFrames(tmp_path)
     lines = tiny_imagenet.LAYOUT.missing(table)
@@ -140,7 +229,9 @@ CARS = [f"car{number}" for number in ETH80_NUMBERS["car"]]
 
 def objects(table, split, class_name):
     """Names of the objects of a split and class, in table order."""
-    return list(dict.fromkeys(table.object_name[row] for row in table.rows(split, class_name)))
+    return list(
+        dict.fromkeys(table.object_name[row] for row in table.rows(split, class_name))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -156,24 +247,49 @@ def test_a_clip_is_a_ring_by_azimuth(root):
     ring = [f"car1/car1-045-{azimuth}.jpg" for azimuth in ("000", "090", "270")]
     assert [table.path[row] for row in clips[1]] == ring
     row = clips[1][1]
-    assert (table.object_name[row], table.session[row], table.frame[row]) == ("car1", "045", 90)
+    assert (table.object_name[row], table.session[row], table.frame[row]) == (
+        "car1",
+        "045",
+        90,
+    )
     assert table.read(row).size == (12, 8)
 
 
 def test_the_run_chooses_the_test_objects_by_position(root):
-    pairs = [(1, 2), (3, 5), (6, 7), (9, 11), (12, 14), (1, 7), (2, 9), (3, 11), (5, 12), (6, 14), (1, 2)]
+    pairs = [
+        (1, 2),
+        (3, 5),
+        (6, 7),
+        (9, 11),
+        (12, 14),
+        (1, 7),
+        (2, 9),
+        (3, 11),
+        (5, 12),
+        (6, 14),
+        (1, 2),
+    ]
     for run, numbers in enumerate(pairs):
         table, held_out = ETH80Frames(root, run), [f"car{number}" for number in numbers]
         assert objects(table, "test", "car") == held_out
-        assert objects(table, "train", "car") == [car for car in CARS if car not in held_out]
-        assert objects(table, "test", "apple") == [f"apple{CARS.index(car) + 1}" for car in held_out]
+        assert objects(table, "train", "car") == [
+            car for car in CARS if car not in held_out
+        ]
+        assert objects(table, "test", "apple") == [
+            f"apple{CARS.index(car) + 1}" for car in held_out
+        ]
 
 
 def test_incomplete_classes_have_two_test_objects_in_every_run(tmp_path):
     for number, different in ((3, 3), (4, 4), (7, 10), (8, 8)):
         write_eth80(tmp_path / str(number), {"cup": range(1, number + 1)}, ("000-000",))
-        pairs = [objects(ETH80Frames(tmp_path / str(number), run), "test", "cup") for run in range(10)]
-        assert {len(pair) for pair in pairs} == {2} and len(set(map(tuple, pairs))) == different
+        pairs = [
+            objects(ETH80Frames(tmp_path / str(number), run), "test", "cup")
+            for run in range(10)
+        ]
+        assert {len(pair) for pair in pairs} == {2} and len(
+            set(map(tuple, pairs))
+        ) == different
 
 
 def test_masks_and_the_folder_of_the_whole_are_no_objects(tmp_path):
@@ -181,19 +297,28 @@ def test_masks_and_the_folder_of_the_whole_are_no_objects(tmp_path):
     own = ETH80Frames(tmp_path / "eth80")
     write_image(tmp_path / "eth80" / "cup1" / "maps" / "cup1-000-000-map.png")
     (tmp_path / "core50/s1/o1").mkdir(parents=True)  # a folder of data sets
-    assert "class cup: 5 of 328 training images, 10 of 82 test images" in LAYOUT.missing(own)
+    assert (
+        "class cup: 5 of 328 training images, 10 of 82 test images"
+        in LAYOUT.missing(own)
+    )
     assert len(own) == 15 and ETH80Frames(tmp_path).content_hash() == own.content_hash()
 
 
 def test_objects_that_cannot_be_used(tmp_path):
     write_eth80(tmp_path, {"cup": (1, 2)})
-    with pytest.raises(FrameTableError, match=r"class 'cup' .* only 2 objects \(cup1, cup2\)"):
+    with pytest.raises(
+        FrameTableError, match=r"class 'cup' .* only 2 objects \(cup1, cup2\)"
+    ):
         ETH80Frames(tmp_path)
-    with pytest.raises(ValueError, match="run is -1, but must be a whole number of at least 0"):
+    with pytest.raises(
+        ValueError, match="run is -1, but must be a whole number of at least 0"
+    ):
         ETH80Frames(tmp_path, -1)
 
 
-@pytest.mark.skipif(not REAL.is_file(), reason="needs eth80/eth80_128.zip in CRUMB_TEST_DATA")
+@pytest.mark.skipif(
+    not REAL.is_file(), reason="needs eth80/eth80_128.zip in CRUMB_TEST_DATA"
+)
 def test_the_real_data(tmp_path):
     with zipfile.ZipFile(REAL) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
@@ -203,11 +328,33 @@ def test_the_real_data(tmp_path):
     held_out = Counter()
     for run in range(10):
         table = ETH80Frames(tmp_path, run)
-        assert len(table) == 3280 and table.classes == ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
-        assert all(count == {"train": 328, "test": 82} for count in table.counts().values())
-        held_out.update(name for class_name in table.classes for name in objects(table, "test", class_name))
+        assert len(table) == 3280 and table.classes == (
+            "apple",
+            "car",
+            "cow",
+            "cup",
+            "dog",
+            "horse",
+            "pear",
+            "tomato",
+        )
+        assert all(
+            count == {"train": 328, "test": 82} for count in table.counts().values()
+        )
+        held_out.update(
+            name
+            for class_name in table.classes
+            for name in objects(table, "test", class_name)
+        )
     assert len(held_out) == 80 and set(held_out.values()) == {2}
     sizes = Counter(len(clip) for clip in table.clips(table.rows()))
     assert sizes == {1: 80, 4: 80 * 4, 8: 80, 16: 80}
-    assert ETH80Frames(tmp_path).frames_hash() == "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
-    assert [car for run in range(5) for car in objects(ETH80Frames(tmp_path, run), "test", "car")] == CARS
+    assert (
+        ETH80Frames(tmp_path).frames_hash()
+        == "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
+    )
+    assert [
+        car
+        for run in range(5)
+        for car in objects(ETH80Frames(tmp_path, run), "test", "car")
+    ] == CARS

@@ -22,13 +22,24 @@ MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = "rattler-build docker mosquitto mosquitto_pub mosquitto_sub pip pipx pytest mkdocs pre-commit tar npm node "
 PROGRAMS += "mkdir cp cd"
-FOREIGN_FLAGS = {"--keep-cr", "--hypothesis-profile", "--strict", "--help", "--version", "--config", "--print-config"}
+FOREIGN_FLAGS = {
+    "--keep-cr",
+    "--hypothesis-profile",
+    "--strict",
+    "--help",
+    "--version",
+    "--config",
+    "--print-config",
+}
 FOREIGN_FLAGS |= {"--check", "--skip"}
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages()}
+    return {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in pages()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +51,54 @@ def made():
 def test_the_readme_is_short_and_its_table_is_that_of_the_recorded_runs():
     text = README.read_text(encoding="utf-8")
     assert text.count("\n") <= 120
-    long = [line for line in text.splitlines() if len(line) > 120 and not line.startswith("|") and "](" not in line]
+    long = [
+        line
+        for line in text.splitlines()
+        if len(line) > 120 and not line.startswith("|") and "](" not in line
+    ]
     assert not long, "\n".join(long)
-    assert 'pip install -e ".[test]" && pytest' in text.splitlines(), "the line that the check of the project runs"
-    assert result_tables.readme() in text, "python docs/site_parts/result_tables.py readme  prints it"
+    assert 'pip install -e ".[test]" && pytest' in text.splitlines(), (
+        "the line that the check of the project runs"
+    )
+    assert result_tables.readme() in text, (
+        "python docs/site_parts/result_tables.py readme  prints it"
+    )
 
 
 def test_the_table_of_rooms_says_what_the_packages_say(texts):
     for package, (_, rooms) in reference.PACKAGES.items():
         for room in rooms:
-            assert f"| {reference.first_line(package, room)} |" in texts["docs/development.md"]
+            assert (
+                f"| {reference.first_line(package, room)} |"
+                in texts["docs/development.md"]
+            )
 
 
 def test_lists_have_an_empty_line_before_them(texts):
     """Without one, MkDocs shows them as part of the paragraph."""
     glued = re.compile(r"^(?![-*|>#<\s]).*\n(?=[-*] )", re.MULTILINE)
-    assert {name: found for name, text in texts.items() if (found := glued.findall(prose(text)))} == {}
+    assert {
+        name: found
+        for name, text in texts.items()
+        if (found := glued.findall(prose(text)))
+    } == {}
 
 
 def slugs(text: str) -> set[str]:
     """Anchors of a page's headings, as MkDocs makes them."""
     headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
-    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
-    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip()) for heading in plain}
+    plain = [
+        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings
+    ]
+    return {
+        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip())
+        for heading in plain
+    }
 
 
-def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]) -> list[str]:
+def dead_links(
+    name: str, text: str, texts: dict[str, str], made: dict[str, str]
+) -> list[str]:
     """Relative links of a page that lead nowhere."""
     dead = []
     for match in links.LINK.finditer(prose(text)):
@@ -74,24 +107,49 @@ def dead_links(name: str, text: str, texts: dict[str, str], made: dict[str, str]
             continue
         path = (ROOT / name).parent.joinpath(target).resolve()
         inside = path.relative_to(ROOT).as_posix()
-        page = made.get(inside.removeprefix("docs/")) if inside.startswith("docs/") else None
+        page = (
+            made.get(inside.removeprefix("docs/"))
+            if inside.startswith("docs/")
+            else None
+        )
         page = texts.get(inside) if page is None else page
         if not path.is_file() and page is None:
             dead.append(target)
         elif anchor and anchor not in slugs(page or ""):
             dead.append(f"{target}#{anchor}")
-    dead += [f"#{anchor}" for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text)) if anchor not in slugs(text)]
+    dead += [
+        f"#{anchor}"
+        for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text))
+        if anchor not in slugs(text)
+    ]
     return dead
 
 
 def test_links_and_names_of_files_lead_somewhere(texts, made):
     file = r"\btests/[\w/]+\.\w+|(?<=`)(?:experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)/[a-z0-9_/]+\.\w+"
-    named = {(name, path) for name, text in texts.items() for path in re.findall(file, text)}
-    others = ("CHANGELOG.md", "docs/contrib.md")  # name files of earlier versions, and of Avalanche
-    assert {(name, path) for name, path in named if not (ROOT / path).exists() and name not in others} == set()
-    assert {name: dead for name, text in texts.items() if (dead := dead_links(name, text, texts, made))} == {}
+    named = {
+        (name, path) for name, text in texts.items() for path in re.findall(file, text)
+    }
+    others = (
+        "CHANGELOG.md",
+        "docs/contrib.md",
+    )  # name files of earlier versions, and of Avalanche
+    assert {
+        (name, path)
+        for name, path in named
+        if not (ROOT / path).exists() and name not in others
+    } == set()
+    assert {
+        name: dead
+        for name, text in texts.items()
+        if (dead := dead_links(name, text, texts, made))
+    } == {}
     text = "[a](none.md) [b](how.md#nowhere) [c](how.md#start) [d](cli/run.md#your-data) [e](#here)\n"
-    assert dead_links("docs/x.md", text, texts, made) == ["none.md", "how.md#nowhere", "#here"]
+    assert dead_links("docs/x.md", text, texts, made) == [
+        "none.md",
+        "how.md#nowhere",
+        "#here",
+    ]
 
 
 def test_commands_of_crumb_parse(texts):
@@ -121,27 +179,46 @@ def test_other_commands_exist_and_snippets_are_python(texts):
             what = f"{name}: {' '.join(words)}"
             if words[0] == "python":
                 flags = script_flags(words[1].removeprefix("experiments/"))
-                unknown = [word for word in words[2:] if word.startswith("--") and word.replace("_", "-") not in flags]
+                unknown = [
+                    word
+                    for word in words[2:]
+                    if word.startswith("--") and word.replace("_", "-") not in flags
+                ]
                 assert words[1].startswith("experiments/") and not unknown, what
             elif words[0] in {"pip", "uv"}:
-                named = re.findall(r"[\w-]+", " ".join(re.findall(r"\[(.*?)\]", " ".join(words))))
+                named = re.findall(
+                    r"[\w-]+", " ".join(re.findall(r"\[(.*?)\]", " ".join(words)))
+                )
                 assert set(named) <= extras, what
             else:
                 assert words[0] in {"crumb", *PROGRAMS.split()}, what
 
 
 def test_flags_in_the_text_exist(texts):
-    actions = [action for parser in command_pages.subparsers().values() for action in parser._actions]
+    actions = [
+        action
+        for parser in command_pages.subparsers().values()
+        for action in parser._actions
+    ]
     known = {flag for action in actions for flag in command_pages.names_of(action)}
-    known |= {flag for script in (ROOT / "experiments").glob("*.py") for flag in script_flags(script.name)}
-    methods = {f"--method.{item.name}" for entry in STRATEGIES.values() for item in dataclasses.fields(entry.settings)}
+    known |= {
+        flag
+        for script in (ROOT / "experiments").glob("*.py")
+        for flag in script_flags(script.name)
+    }
+    methods = {
+        f"--method.{item.name}"
+        for entry in STRATEGIES.values()
+        for item in dataclasses.fields(entry.settings)
+    }
     unknown = {
         (name, flag)
         for name, text in texts.items()
         if name != "CHANGELOG.md"  # names flags of earlier versions
         for code in re.findall(r"`([^`\n]+)`", prose(text))
         for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", code)
-        if flag.replace("_", "-") not in known | FOREIGN_FLAGS and flag not in methods | {"--method.NAME"}
+        if flag.replace("_", "-") not in known | FOREIGN_FLAGS
+        and flag not in methods | {"--method.NAME"}
     }
     assert not unknown
 
@@ -149,11 +226,15 @@ def test_flags_in_the_text_exist(texts):
 def test_every_setting_stands_on_a_page(made):
     for command, (settings, _) in COMMANDS.items():
         actions = command_pages.subparsers()[command]._actions
-        assert not re.search(r"^crumb .*'", made[f"cli/{command}.md"], re.MULTILINE), "names as in a terminal"
+        assert not re.search(r"^crumb .*'", made[f"cli/{command}.md"], re.MULTILINE), (
+            "names as in a terminal"
+        )
         positional = {action.dest for action in actions if not action.option_strings}
         for item in dataclasses.fields(settings):
             flag = f"`--{item.name.replace('_', '-')}`"
-            assert item.name in positional or flag in made[f"cli/{command}.md"], f"{command}: {item.name}"
+            assert item.name in positional or flag in made[f"cli/{command}.md"], (
+                f"{command}: {item.name}"
+            )
 
 
 def test_every_exported_name_is_in_the_reference(made):
@@ -172,7 +253,11 @@ def test_every_page_is_in_the_navigation(texts, made):
     def entries(part):
         if isinstance(part, str):
             return [part]
-        return [entry for one in (part.values() if isinstance(part, dict) else part) for entry in entries(one)]
+        return [
+            entry
+            for one in (part.values() if isinstance(part, dict) else part)
+            for entry in entries(one)
+        ]
 
     shown = entries(settings["nav"])
     written = {name.removeprefix("docs/") for name in texts if name.startswith("docs/")}
@@ -183,20 +268,32 @@ def test_every_page_is_in_the_navigation(texts, made):
 
 def test_a_page_has_at_most_1500_words(texts):
     def made(match):
-        return "" if match[1] == "figure" else result_tables.TABLES[match[1]](*match[2].split())
+        return (
+            ""
+            if match[1] == "figure"
+            else result_tables.TABLES[match[1]](*match[2].split())
+        )
 
     words = {}
     for name, text in texts.items():
         if name != "CHANGELOG.md":
-            shown = re.sub(r"\]\([^)]*\)", "", MARK.sub(made, text))  # without the targets of links
+            shown = re.sub(
+                r"\]\([^)]*\)", "", MARK.sub(made, text)
+            )  # without the targets of links
             words[name] = sum(bool(re.search(r"\w", word)) for word in shown.split())
     assert {name: count for name, count in words.items() if count > 1500} == {}
 
 
 def test_every_table_is_made_and_shown(texts):
-    named = [(kind, arguments.split()) for text in texts.values() for kind, arguments in MARK.findall(text)]
+    named = [
+        (kind, arguments.split())
+        for text in texts.values()
+        for kind, arguments in MARK.findall(text)
+    ]
     assert {kind for kind, _ in named} | {"readme"} == {"figure", *result_tables.TABLES}
-    assert {arguments[0] for kind, arguments in named if kind == "figure"} == set(figures.FIGURES)
+    assert {arguments[0] for kind, arguments in named if kind == "figure"} == set(
+        figures.FIGURES
+    )
     for kind, arguments in named:
         if kind in result_tables.TABLES:
             rows = result_tables.TABLES[kind](*arguments).splitlines()
@@ -220,7 +317,9 @@ def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
         if line and not line.startswith("#"):
             name, bound = re.split(r"[ ;]", line)[:2]
             wanted.add(f"{named.get(name, name)} {bound.removeprefix('==')}")
-    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8"))
+    recipe = yaml.safe_load(
+        (ROOT / "conda" / "recipe.yaml").read_text(encoding="utf-8")
+    )
     python, *found = recipe["requirements"]["run"]
     assert set(found) == wanted and recipe["context"]["version"] == RELEASE["version"]()
     bounds = f">={recipe['context']['python_min']}," + python.rpartition(",")[2]
@@ -230,7 +329,12 @@ def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
 @pytest.mark.parametrize(
     ("name", "old", "new", "words"),
     [
-        ("CITATION.cff", "version: 0.2.0", "version: 0.1.0", "CITATION.cff has version 0.1.0, crumb_avalanche 0.2.0"),
+        (
+            "CITATION.cff",
+            "version: 0.2.0",
+            "version: 0.1.0",
+            "CITATION.cff has version 0.1.0, crumb_avalanche 0.2.0",
+        ),
         ("CHANGELOG.md", "## 0.2.0", "## Unreleased", "Unreleased.*rename it to 0.2.0"),
         ("CHANGELOG.md", "## 0.2.0", "## 0.2.0\n\n## 0.1.9", "is empty"),
         ("crumb_avalanche/__init__.py", "0.2.0", "0.2.0.dev1", "three numbers"),
@@ -239,9 +343,15 @@ def test_the_conda_recipe_has_the_version_and_bounds_of_the_package():
 )
 def test_planted_faults_are_found(tmp_path, name, old, new, words):
     (tmp_path / "crumb_avalanche").mkdir()
-    for file in ("CITATION.cff", "CHANGELOG.md", "crumb_avalanche/__init__.py"):  # which name the version
+    for file in (
+        "CITATION.cff",
+        "CHANGELOG.md",
+        "crumb_avalanche/__init__.py",
+    ):  # which name the version
         shutil.copy(ROOT / file, tmp_path / file)
-    old, new, words = (text.replace("0.2.0", RELEASE["version"]()) for text in (old, new, words))
+    old, new, words = (
+        text.replace("0.2.0", RELEASE["version"]()) for text in (old, new, words)
+    )
     text = (tmp_path / name).read_text(encoding="utf-8")
     assert old in text
     (tmp_path / name).write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -252,5 +362,7 @@ def test_planted_faults_are_found(tmp_path, name, old, new, words):
 @pytest.mark.slow
 def test_two_builds_of_the_wheel_are_the_same_file(tmp_path):
     pytest.importorskip("build", reason="the release needs pip install build twine")
-    wheels = [RELEASE["built"](tmp_path / name)[1].read_bytes() for name in ("one", "another")]
+    wheels = [
+        RELEASE["built"](tmp_path / name)[1].read_bytes() for name in ("one", "another")
+    ]
     assert wheels[0] == wheels[1]

@@ -23,7 +23,9 @@ from crumb_avalanche.models.codebook import init_normal_
 def defined_by(page: str, codes=slice(None)) -> dict:
     """What the Python blocks of a page define."""
     names: dict = {}
-    for code in blocks((ROOT / "docs" / page).read_text(encoding="utf-8"), "python")[codes]:
+    for code in blocks((ROOT / "docs" / page).read_text(encoding="utf-8"), "python")[
+        codes
+    ]:
         exec(compile(code, page, "exec"), names)
     return names
 
@@ -50,7 +52,9 @@ def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monke
         defined_by("robots.md", slice(-1, None))
     label, share = printed.getvalue().split()
     answer = learner.predict("photo.jpg")
-    assert label == answer.label and float(share) == pytest.approx(answer.confidence, abs=1e-3)
+    assert label == answer.label and float(share) == pytest.approx(
+        answer.confidence, abs=1e-3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +66,20 @@ def names():
 def test_the_data_set_holds_out_an_object(names):
     table = names["table"]
     assert len(table) == 48 and table.classes == ("blue", "green", "red", "yellow")
-    assert {name for name, split in zip(table.object_name, table.split) if split == "test"} == {"2"}
-    assert names["benchmark"].n_classes == 4 and len(names["benchmark"].train_stream) == 2
+    assert {
+        name for name, split in zip(table.object_name, table.split) if split == "test"
+    } == {"2"}
+    assert (
+        names["benchmark"].n_classes == 4 and len(names["benchmark"].train_stream) == 2
+    )
 
 
 def test_the_strategy_learns(names):
-    accuracy = next(value for name, value in names["results"].items() if name.startswith("Top1_Acc_Stream"))
+    accuracy = next(
+        value
+        for name, value in names["results"].items()
+        if name.startswith("Top1_Acc_Stream")
+    )
     assert accuracy > 0.5  # chance is 0.25
 
 
@@ -76,24 +88,46 @@ def test_the_buffer_holds_the_bytes_that_it_says(names):
     assert len(buffer) == 8 and buffer.buffer_bytes == 8 * buffer.item_bytes(model)
     maps = torch.randn(2, *model.map_shape)
     batch = SimpleNamespace(feature_map=maps)
-    assert torch.allclose(buffer.to_maps(buffer.to_rows(batch, [0, 1], model), model), maps, atol=1e-2)
+    assert torch.allclose(
+        buffer.to_maps(buffer.to_rows(batch, [0, 1], model), model), maps, atol=1e-2
+    )
 
 
 def test_the_entry_builds_the_strategy_and_counts_its_memories(names, make_model):
     model, entry = make_model(), STRATEGIES["clipped_replay"]
     init_normal_(model.codebook, torch.zeros(1), torch.Generator().manual_seed(0))
-    recipe = Recipe(model, LearningSettings(), entry.method_settings({"norm": 2}), 8, 4, 0, "cpu", {})
+    recipe = Recipe(
+        model,
+        LearningSettings(),
+        entry.method_settings({"norm": 2}),
+        8,
+        4,
+        0,
+        "cpu",
+        {},
+    )
     built = entry.build(recipe)
-    assert isinstance(built, names["ClippedReplay"]) and built.norm == 2 and built.storage_policy.max_size == 8
+    assert (
+        isinstance(built, names["ClippedReplay"])
+        and built.norm == 2
+        and built.storage_policy.max_size == 8
+    )
     channels, height, width = model.map_shape
     assert entry.memories_in_budget(model, 10 * 2 * channels * height * width, 4) == 10
 
 
 def test_the_closed_form_learns_and_its_bytes_and_settings_follow_from_it(names):
     strategy, entry = names["scaled"], STRATEGIES["scaled_means"]
-    accuracy = next(value for name, value in names["closed_form_results"].items() if name.startswith("Top1_Acc_Stream"))
+    accuracy = next(
+        value
+        for name, value in names["closed_form_results"].items()
+        if name.startswith("Top1_Acc_Stream")
+    )
     assert accuracy > 0.5 and strategy.statistics.settings["least"] == 0.01
-    assert entry.fixed_bytes(strategy.model, entry.settings(), 4) == strategy.statistics_bytes
+    assert (
+        entry.fixed_bytes(strategy.model, entry.settings(), 4)
+        == strategy.statistics_bytes
+    )
     with pytest.raises(ValueError, match=r"least is 0; give more than 0"):
         entry.method_settings({"least": 0})
 
@@ -101,7 +135,9 @@ def test_the_closed_form_learns_and_its_bytes_and_settings_follow_from_it(names)
 ENTRY = re.compile(r"^    (\w[\w, ]*):", re.MULTILINE)
 SEE = re.compile(r"[Ss]ee\s+`[^`]+`(?:,?\s+(?:and )?`[^`]+`)*")
 SHAPE = re.compile(r"`\([^`]*\)|any shape|[Ss]calar|same shape|\d x \d")  # as `(B, C)`
-HOOKS = re.compile(r"(before|after)_\w+|(load_)?state_dict|result|reset")  # Avalanche's and torch's; described there
+HOOKS = re.compile(
+    r"(before|after)_\w+|(load_)?state_dict|result|reset"
+)  # Avalanche's and torch's; described there
 
 
 def definitions():
@@ -111,7 +147,10 @@ def definitions():
             module, _, name = target.rpartition(".")
             tree = ast.parse(reference.source(module).read_text(encoding="utf-8"))
             for node in tree.body:
-                if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                if (
+                    isinstance(node, ast.ClassDef | ast.FunctionDef)
+                    and node.name == name
+                ):
                     yield target, node
 
 
@@ -123,7 +162,11 @@ def docstrings() -> dict[str, str]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             for one in (node, *getattr(node, "body", ())):
                 if isinstance(one, ast.ClassDef | ast.FunctionDef):
-                    name = one.name if one is node else f"{getattr(node, 'name', '')}.{one.name}"
+                    name = (
+                        one.name
+                        if one is node
+                        else f"{getattr(node, 'name', '')}.{one.name}"
+                    )
                     found[name] = ast.get_docstring(one) or ""
     return found
 
@@ -132,30 +175,59 @@ def undescribed(function, docstring: str) -> list[str]:
     """Parameters that neither a docstring nor one that it says to see lists or names."""
     spec = function.args
     names = [one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]]
-    seen = [name for match in SEE.finditer(docstring) for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0])]
+    seen = [
+        name
+        for match in SEE.finditer(docstring)
+        for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0])
+    ]
     text = "\n".join([docstring, *(docstrings().get(name, "") for name in seen)])
-    listed = {name.strip() for match in ENTRY.finditer(text) for name in match[1].split(",")}
-    return [name for name in names if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", text)]
+    listed = {
+        name.strip() for match in ENTRY.finditer(text) for name in match[1].split(",")
+    }
+    return [
+        name
+        for name in names
+        if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", text)
+    ]
 
 
 def unlisted(function, docstring: str) -> list[str]:
     """Errors that a function itself raises and that a docstring does not list."""
-    raised = [node.exc for node in ast.walk(function) if isinstance(node, ast.Raise) and node.exc is not None]
-    names = {ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised}
+    raised = [
+        node.exc
+        for node in ast.walk(function)
+        if isinstance(node, ast.Raise) and node.exc is not None
+    ]
+    names = {
+        ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised
+    }
     listed = docstring.partition("Raises:\n")[2]
-    return sorted(name for name in names if not re.search(rf"^    {name}: ", listed, re.MULTILINE))
+    return sorted(
+        name for name in names if not re.search(rf"^    {name}: ", listed, re.MULTILINE)
+    )
 
 
 def without_shape(function, docstring: str) -> list[str]:
     """Tensors and arrays that a function takes or returns, where a docstring says nothing of a shape."""
-    annotations = [one.annotation for one in [*function.args.args, *function.args.kwonlyargs]] + [function.returns]
-    kinds = {name for one in annotations if one for name in re.findall(r"\b(Tensor|ndarray)\b", ast.unparse(one))}
+    annotations = [
+        one.annotation for one in [*function.args.args, *function.args.kwonlyargs]
+    ] + [function.returns]
+    kinds = {
+        name
+        for one in annotations
+        if one
+        for name in re.findall(r"\b(Tensor|ndarray)\b", ast.unparse(one))
+    }
     return [] if SHAPE.search(docstring) else sorted(kinds)
 
 
 def missing(target: str, function, docstring: str) -> list[str]:
     """All that a docstring lacks of a function."""
-    found = undescribed(function, docstring) + unlisted(function, docstring) + without_shape(function, docstring)
+    found = (
+        undescribed(function, docstring)
+        + unlisted(function, docstring)
+        + without_shape(function, docstring)
+    )
     return [f"{target}: {name}" for name in found]
 
 
@@ -171,17 +243,27 @@ def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
         text = ast.get_docstring(method)
         if method.name == "__init__":
             found += missing(target, method, own)
-        elif text and not method.name.startswith("_") and not HOOKS.fullmatch(method.name):
+        elif (
+            text
+            and not method.name.startswith("_")
+            and not HOOKS.fullmatch(method.name)
+        ):
             found += missing(f"{target}.{method.name}", method, text)
         elif not method.name.startswith("_"):  # the class lists what it raises
-            found += [f"{target}.{method.name}: {name}" for name in unlisted(method, own)]
+            found += [
+                f"{target}.{method.name}: {name}" for name in unlisted(method, own)
+            ]
     return found
 
 
 def test_public_names_describe_parameters_errors_and_shapes():
     looked_at = dict(definitions())
     assert len(looked_at) > 50
-    found = [problem for target, node in looked_at.items() for problem in problems(target, node)]
+    found = [
+        problem
+        for target, node in looked_at.items()
+        for problem in problems(target, node)
+    ]
     assert not found, "\n".join(found)
 
 

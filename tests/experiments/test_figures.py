@@ -44,12 +44,21 @@ from crumb_avalanche.runs.settings import RunSettings
 
 def test_perturbations_shuffle_locations_or_remove_half_of_the_features():
     maps = torch.rand(3, 8, 4, 5, generator=torch.Generator().manual_seed(0)) + 0.1
-    moved, again = (spatial_perturbation(maps, torch.Generator().manual_seed(1)) for _ in range(2))
+    moved, again = (
+        spatial_perturbation(maps, torch.Generator().manual_seed(1)) for _ in range(2)
+    )
     assert torch.equal(moved, again)
     orders = []
     for old, new in zip(maps.flatten(2), moved.flatten(2)):
-        orders.append([next(i for i in range(20) if torch.equal(old[:, i], new[:, j])) for j in range(20)])
-        assert sorted(orders[-1]) == list(range(20)) != orders[-1], "every vector is there once"
+        orders.append(
+            [
+                next(i for i in range(20) if torch.equal(old[:, i], new[:, j]))
+                for j in range(20)
+            ]
+        )
+        assert sorted(orders[-1]) == list(range(20)) != orders[-1], (
+            "every vector is there once"
+        )
     assert orders[0] != orders[1], "each image has an order of its own"
     after = feature_perturbation(maps, torch.Generator().manual_seed(1))
     gone = (after == 0).flatten(2).all(2)
@@ -62,7 +71,11 @@ def test_answers_and_drops_of_batches():
     logits, labels = np.array([[3.0, 2, 1], [1, 3, 2]]), np.array([0, 1])
     for among, answers in ((None, [0, 1]), ([1, 2], [1, 1]), ([2], [2, 2])):
         assert columns(logits, labels, among)["answer"].tolist() == answers
-    plain = {"row": np.arange(200), "label": np.zeros(200, int), "answer": np.zeros(200, int)}
+    plain = {
+        "row": np.arange(200),
+        "label": np.zeros(200, int),
+        "answer": np.zeros(200, int),
+    }
     perturbed = {**plain, "answer": np.where(np.arange(200) < 150, 0, 1)}
     drops = drops_of(plain, perturbed)
     assert drops.shape == (2,) and drops.mean() == pytest.approx(0.25)
@@ -72,14 +85,26 @@ def test_answers_and_drops_of_batches():
 
 def test_advantage_by_hand():
     runs = [
-        RunDrops(0, {"spatial": np.array([0.5, 0.4])}, {"spatial": np.array([0.3, 0.3])}),
-        RunDrops(1, {"spatial": np.array([0.2, np.nan])}, {"spatial": np.array([0.3, 0.9])}, kept=False),
+        RunDrops(
+            0, {"spatial": np.array([0.5, 0.4])}, {"spatial": np.array([0.3, 0.3])}
+        ),
+        RunDrops(
+            1,
+            {"spatial": np.array([0.2, np.nan])},
+            {"spatial": np.array([0.3, 0.9])},
+            kept=False,
+        ),
     ]
     found = advantage_of(runs, "spatial")
     assert found.mean == pytest.approx((-0.15 + 0.1) / 2) and found.runs == 2
     assert found.error == pytest.approx(0.125)  # deviation 0.25 / sqrt 2, by sqrt 2
-    assert found.s4 == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3])) and found.s4.pairs == 3
-    assert found.over_runs.units == pytest.approx((-0.15, 0.1)), "one split, so the run is the unit"
+    assert (
+        found.s4 == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3]))
+        and found.s4.pairs == 3
+    )
+    assert found.over_runs.units == pytest.approx((-0.15, 0.1)), (
+        "one split, so the run is the unit"
+    )
     assert (found.crumb, found.control) == (pytest.approx(1.1 / 3), pytest.approx(0.3))
     assert advantage_of(runs, "style") is None and advantage_of([], "spatial") is None
     bars = bars_of("a stream", runs)
@@ -104,13 +129,37 @@ def test_pretrained_networks(tmp_path):
     from crumb_avalanche.runs.command_settings import PretrainSettings
 
     for number in range(8):
-        noise(tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png", number)
-    common = dict(data=str(tmp_path / "images"), weights="none", backbone="small_cnn", image_size=32, epochs=1)
+        noise(
+            tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png",
+            number,
+        )
+    common = dict(
+        data=str(tmp_path / "images"),
+        weights="none",
+        backbone="small_cnn",
+        image_size=32,
+        epochs=1,
+    )
     for name, weight in (("crumb", 1.0), ("control", 0.0)):
-        own = dict(output=str(tmp_path / f"{name}.safetensors"), codebook_weight=weight, codebook_dim=8)
+        own = dict(
+            output=str(tmp_path / f"{name}.safetensors"),
+            codebook_weight=weight,
+            codebook_dim=8,
+        )
         pretrain.main(PretrainSettings(**own, **common, threads=1, progress=False))
-    options = ["--pretraining-only", "--output", tmp_path / "out", "--pretrained", tmp_path / "crumb.safetensors"]
-    options += ["--control-pretrained", tmp_path / "control.safetensors", "--style-root", tmp_path / "images"]
+    options = [
+        "--pretraining-only",
+        "--output",
+        tmp_path / "out",
+        "--pretrained",
+        tmp_path / "crumb.safetensors",
+    ]
+    options += [
+        "--control-pretrained",
+        tmp_path / "control.safetensors",
+        "--style-root",
+        tmp_path / "images",
+    ]
     options += ["--test-root", tmp_path / "images"]
     done = called("fig4_shape_bias", *options)
     assert done.returncode == 0, done.stderr
@@ -121,12 +170,20 @@ def test_pretrained_networks(tmp_path):
         assert float(rows["style"]["drop, CRUMB"]) == 0
     noise(tmp_path / "images" / "worm" / "1.png", 9)
     done = called("fig4_shape_bias", *options)
-    assert done.returncode == 1 and "has 3 classes, but" in done.stderr and "was made with 2" in done.stderr
+    assert (
+        done.returncode == 1
+        and "has 3 classes, but" in done.stderr
+        and "was made with 2" in done.stderr
+    )
 
 
 def test_usage_against_a_loop():
     plastic = nn.Sequential()
-    for name, layer in (("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten()), ("head", nn.Linear(6, 2))):
+    for name, layer in (
+        ("pool", nn.AdaptiveAvgPool2d(1)),
+        ("flatten", nn.Flatten()),
+        ("head", nn.Linear(6, 2)),
+    ):
         plastic.add_module(name, layer)
     codebook = Codebook(4, 3)
     codebook.blocks.data = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
@@ -141,18 +198,29 @@ def test_usage_against_a_loop():
                     zeros += not piece.any()
                     counts[1 + int(piece.argmax())] += bool(piece.any())
                 first = image[:3, row, column]
-                codes[number, row, column] = 1 + int(first.argmax()) if first.any() else -1
+                codes[number, row, column] = (
+                    1 + int(first.argmax()) if first.any() else -1
+                )
     usage = usage_of(model, iter(maps.split(2)))
-    assert usage.counts.tolist() == counts and usage.zeros == zeros and (usage.codes == codes).all()
+    assert (
+        usage.counts.tolist() == counts
+        and usage.zeros == zeros
+        and (usage.codes == codes).all()
+    )
     assert usage.shares.tolist() == (np.array(counts) / sum(counts)).tolist()
 
 
 def test_summary():
     codes = np.zeros((3, 1, 1))
-    before, after = Usage(np.array([5, 5, 0]), 10, codes), Usage(np.array([0, 4, 4]), 0, codes)
+    before, after = (
+        Usage(np.array([5, 5, 0]), 10, codes),
+        Usage(np.array([0, 4, 4]), 0, codes),
+    )
     rows = dict((name, values) for name, *values in summary(before, after))
     assert rows["slices that are all zero, %"] == ["50.00", "0.00"]
-    assert rows["blocks never used"] == ["1", "1"] and rows["as varied as so many equal blocks"] == ["2.0", "2.0"]
+    assert rows["blocks never used"] == ["1", "1"] and rows[
+        "as varied as so many equal blocks"
+    ] == ["2.0", "2.0"]
 
 
 def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
@@ -163,29 +231,44 @@ def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
     assert accuracy == pytest.approx(result["final_accuracy"])
     (tmp_path / "learner.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"has no learner.safetensors; run it again with --keep-learner"):
+    with pytest.raises(
+        ValueError,
+        match=r"has no learner.safetensors; run it again with --keep-learner",
+    ):
         rebuilt(settings)
 
 
 def test_batches_are_the_same_in_every_call_and_hold_each_image_once():
     batches = fixed_batches(2250)
-    assert batches.shape == (22, 100) and len(np.unique(batches)) == 2200 and batches.max() < 2250
+    assert (
+        batches.shape == (22, 100)
+        and len(np.unique(batches)) == 2200
+        and batches.max() < 2250
+    )
     np.testing.assert_array_equal(batches, fixed_batches(2250))
-    assert not np.array_equal(np.sort(batches[0]), np.arange(100)), "images in order are no random batch"
+    assert not np.array_equal(np.sort(batches[0]), np.arange(100)), (
+        "images in order are no random batch"
+    )
     assert fixed_batches(30).shape == (1, 30)
 
 
 def test_t_test_by_hand():
-    # Differences 1, 2, 0, 3: mean 1.5, variance 5/3, t = 1.5 / sqrt(5/12) = 2.324 at 3 degrees of freedom, where the
-    # distribution function is 1/2 + (u / (1 + u^2) + atan u) / pi with u = t / sqrt 3, u^2 = 1.8.
+    # Differences 1, 2, 0, 3: mean 1.5, variance 5/3, t = 1.5 / sqrt(5/12) = 2.324 at 3
+    # degrees of freedom, where the distribution function is 1/2 + (u / (1 + u^2) + atan
+    # u) / pi with u = t / sqrt 3, u^2 = 1.8.
     u = math.sqrt(1.8)
     p = 2 * (0.5 - (u / 2.8 + math.atan(u)) / math.pi)
     test = paired_t_test(np.array([1, 2, 3, 4]), np.array([2, 4, 3, 7]))
-    assert (test.pairs, test.difference, test.p) == (4, 1.5, pytest.approx(p)) and p == pytest.approx(0.1027, abs=1e-4)
+    assert (test.pairs, test.difference, test.p) == (
+        4,
+        1.5,
+        pytest.approx(p),
+    ) and p == pytest.approx(0.1027, abs=1e-4)
 
 
 def test_wilcoxon_by_hand():
-    # The negative difference has rank 3; of the 32 signs of five ranks 5 have a sum up to 3, on either side.
+    # The negative difference has rank 3; of the 32 signs of five ranks 5 have a sum up
+    # to 3, on either side.
     test = wilcoxon_test(np.zeros(5), np.array([1, 2, -3, 4, 5]))
     assert test.p == pytest.approx(10 / 32) and test.difference == pytest.approx(1.8)
 
@@ -195,7 +278,11 @@ def test_tests_without_variance_or_pairs():
     assert paired_t_test(one, one) == wilcoxon_test(one, one) == Comparison(2, 0.0, 1.0)
     assert paired_t_test(one, one + 3) == Comparison(2, 3.0, 0.0)
     assert paired_t_test(one[:1], one[:1]).p is None
-    assert paired_t_test(one[:0], one[:0]) == wilcoxon_test(one[:0], one[:0]) == Comparison(0, 0.0, None)
+    assert (
+        paired_t_test(one[:0], one[:0])
+        == wilcoxon_test(one[:0], one[:0])
+        == Comparison(0, 0.0, None)
+    )
 
 
 def test_relative_drops_and_holm_by_hand():
@@ -206,16 +293,31 @@ def test_relative_drops_and_holm_by_hand():
 
 
 def test_first_task_filter():
-    assert first_task_filter([85, 79.9, 80]) == ((0, 2), 80) and first_task_filter([70, 50]) == ((0,), 60)
+    assert first_task_filter([85, 79.9, 80]) == ((0, 2), 80) and first_task_filter(
+        [70, 50]
+    ) == ((0,), 60)
     assert first_task_filter([41, 30, 59]) == ((0, 2), 40)
     assert first_task_filter([10, 20]) == first_task_filter([]) == ((), None)
 
 
 def test_an_interval_by_hand():
-    found = paired(dict.fromkeys(range(5), 50.0), {run: 51.0 + run for run in range(6)}, dict.fromkeys(range(6), "one"))
-    assert found.differences == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5} and found.units == (1, 2, 3, 4, 5)
-    # Standard deviation sqrt(2.5), so standard error sqrt(0.5); t with four degrees of freedom: 2.776.
-    assert found.mean == 3 and found.interval == pytest.approx((3 - 1.963, 3 + 1.963), abs=1e-3)
+    found = paired(
+        dict.fromkeys(range(5), 50.0),
+        {run: 51.0 + run for run in range(6)},
+        dict.fromkeys(range(6), "one"),
+    )
+    assert found.differences == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5} and found.units == (
+        1,
+        2,
+        3,
+        4,
+        5,
+    )
+    # Standard deviation sqrt(2.5), so standard error sqrt(0.5); t with four degrees of
+    # freedom: 2.776.
+    assert found.mean == 3 and found.interval == pytest.approx(
+        (3 - 1.963, 3 + 1.963), abs=1e-3
+    )
     assert found.p == pytest.approx(0.0132, abs=1e-4)  # t = 3 / sqrt(0.5) = 4.243
     assert math.isnan(interval([1.0])[1])
 
@@ -224,19 +326,33 @@ def test_runs_that_share_a_split_are_one_unit():
     ours, others = dict.fromkeys(range(4), 10.0), {0: 11.0, 1: 14.0, 2: 13.0, 3: 12.0}
     found = paired(ours, others, {0: "a", 1: "b", 2: "a", 3: "b"})
     assert found.units == (2, 3) and list(found.differences.values()) == [1, 4, 3, 2]
-    assert found.mean == 2.5 and found.interval == pytest.approx((2.5 - 12.706 * 0.5, 2.5 + 12.706 * 0.5), abs=1e-3)
-    assert paired(ours, others, dict.fromkeys(range(4), "a")).units == (1, 4, 3, 2), "a fixed test set"
+    assert found.mean == 2.5 and found.interval == pytest.approx(
+        (2.5 - 12.706 * 0.5, 2.5 + 12.706 * 0.5), abs=1e-3
+    )
+    assert paired(ours, others, dict.fromkeys(range(4), "a")).units == (1, 4, 3, 2), (
+        "a fixed test set"
+    )
 
 
 def test_verdicts():
     assert paired({0: 1.0}, {1: 2.0}, {0: "", 1: ""}) is None
     one = paired({0: 1.0}, {0: 2.0}, {0: ""})
-    assert (one.mean, one.interval, one.p, one.verdict(None)) == (1, None, None, "not decided")
+    assert (one.mean, one.interval, one.p, one.verdict(None)) == (
+        1,
+        None,
+        None,
+        "not decided",
+    )
     five = (5.0, 5.1, 5.2, 5.3, 5.4)
     assert Paired({}, five[:4]).verdict(1e-5) == "not decided"
-    assert Paired({}, five).verdict(1e-5) == "higher" and Paired({}, five).verdict(0.05) == "not shown"
+    assert (
+        Paired({}, five).verdict(1e-5) == "higher"
+        and Paired({}, five).verdict(0.05) == "not shown"
+    )
     assert Paired({}, tuple(-value for value in five)).verdict(1e-5) == "lower"
-    assert Paired({}, (0.0,) * 5).p == 1 and Paired({}, (2.0,) * 5).p == 0, "no variance"
+    assert Paired({}, (0.0,) * 5).p == 1 and Paired({}, (2.0,) * 5).p == 0, (
+        "no variance"
+    )
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
@@ -244,5 +360,9 @@ def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     published = (verdicts.TABLES / "verdicts.csv").read_text()
     assert (tmp_path / "verdicts.csv").read_text() == published
-    fewer = [line for line in csv.DictReader(published.splitlines()) if int(line["units"]) < 5]
+    fewer = [
+        line
+        for line in csv.DictReader(published.splitlines())
+        if int(line["units"]) < 5
+    ]
     assert fewer and all(line["verdict"] == "not decided" for line in fewer)

@@ -9,7 +9,16 @@ import torch
 from novelty import measured
 from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
 from PIL import Image, ImageDraw
-from scenes import SIDE, TAUGHT, Scenes, View, learned_in_a_run, measure, summary, view_of
+from scenes import (
+    SIDE,
+    TAUGHT,
+    Scenes,
+    View,
+    learned_in_a_run,
+    measure,
+    summary,
+    view_of,
+)
 from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
 
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
@@ -22,7 +31,14 @@ def made_table(objects=4, clips=2, frames=6, classes=5):
     """Classes of four objects, of which the last is held out."""
     return FrameTable(
         [
-            Frame(f"{c}/{o}/{s}/{f}", f"class{c}", f"object{o}", str(s), f, "test" if o == objects - 1 else "train")
+            Frame(
+                f"{c}/{o}/{s}/{f}",
+                f"class{c}",
+                f"object{o}",
+                str(s),
+                f,
+                "test" if o == objects - 1 else "train",
+            )
             for c in range(classes)
             for o in range(objects)
             for s in range(clips)
@@ -42,18 +58,26 @@ def test_a_lesson_is_an_object_with_all_its_clips():
     lessons = list(lessons_of(table, [0, 2, 3], seed=1))
     assert len(lessons) == 3 * 3 and all(len(rows) == 12 for _, rows in lessons)
     for label, rows in lessons:
-        assert len({table.object_name[row] for row in rows}) == 1 and set(table.labels[rows]) == {label}
+        assert len({table.object_name[row] for row in rows}) == 1 and set(
+            table.labels[rows]
+        ) == {label}
     assert len({label for label, _ in lessons[:6]}) == 2, "two classes at a time"
     taught = np.concatenate([rows for _, rows in lessons])
-    assert sorted(taught) == [row for row in table.rows("train") if table.labels[row] in (0, 2, 3)]
+    assert sorted(taught) == [
+        row for row in table.rows("train") if table.labels[row] in (0, 2, 3)
+    ]
     again = list(lessons_of(table, [0, 2, 3], seed=1))
     assert all(np.array_equal(one[1], other[1]) for one, other in zip(lessons, again))
 
 
 def test_combinations_left_out():
     table = Stream("eth80", lambda run: None, 2)
-    assert len(left_out_sets(table, 8, 10)) == 28 == len(set(left_out_sets(table, 8, 10)))
-    assert len(left_out_sets(table, 8, 3)) == 3 and len(left_out_sets(table, 50, 10)) == 10
+    assert (
+        len(left_out_sets(table, 8, 10)) == 28 == len(set(left_out_sets(table, 8, 10)))
+    )
+    assert (
+        len(left_out_sets(table, 8, 3)) == 3 and len(left_out_sets(table, 50, 10)) == 10
+    )
     assert all(len(set(labels)) == 2 for labels in left_out_sets(table, 50, 10))
 
 
@@ -74,12 +98,22 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
     table, empty = made_table(objects=7), make(method)._classifier
     generator = np.random.default_rng(0)
     length = empty.length
-    centres, shifts = 10 * generator.normal(size=(5, length)), generator.normal(size=(5, 7, length))
+    centres, shifts = (
+        10 * generator.normal(size=(5, length)),
+        generator.normal(size=(5, 7, length)),
+    )
     objects = np.array([int(name[6:]) for name in table.object_name])
     noise = 0.3 * generator.normal(size=(len(table), length))
-    features = torch.from_numpy(centres[table.labels] + shifts[table.labels, objects] + noise).float()
+    features = torch.from_numpy(
+        centres[table.labels] + shifts[table.labels, objects] + noise
+    ).float()
     closed = run_stream(empty, table, features, (), 0)
-    assert closed.accuracy == 1 and closed.ece < 0.1 and closed.unknown_rejected is None and closed.auroc is None
+    assert (
+        closed.accuracy == 1
+        and closed.ece < 0.1
+        and closed.unknown_rejected is None
+        and closed.auroc is None
+    )
     opened = run_stream(empty, table, features, (1, 4), 0)
     assert opened.auroc > 0.9 and opened.unknown_rejected > opened.known_rejected
     assert not empty.names, "the one without classes stays"
@@ -103,17 +137,29 @@ def test_novelty_along_a_stream(make):
 def test_scenes(make, tmp_path, monkeypatch, capsys):
     """What is shown as nothing is called known less often; features are kept."""
     draws, files = np.random.default_rng(0), []
-    pictures = [Image.fromarray(draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((32, 32)) for _ in range(174)]
+    pictures = [
+        Image.fromarray(draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
+            (32, 32)
+        )
+        for _ in range(174)
+    ]
     for number, picture in enumerate(pictures[:150]):
         files.append(tmp_path / f"{number}.png")
         picture.save(files[-1])
-    views = [[View(picture, picture.convert("RGBA"))] * 20 for picture in pictures[150:]]
+    views = [
+        [View(picture, picture.convert("RGBA"))] * 20 for picture in pictures[150:]
+    ]
     objects = {
-        f"class{label}": {f"object{place}": views[3 * label + place] for place in range(3)} for label in range(8)
+        f"class{label}": {
+            f"object{place}": views[3 * label + place] for place in range(3)
+        }
+        for label in range(8)
     }
     monkeypatch.setattr("open_set.cut_outs", lambda root: objects)
     monkeypatch.setattr("open_set.half_of", lambda folders, development: files)
-    chosen = argparse.Namespace(eth80="", photos=[], splits=1, features=tmp_path / "kept", backbone="small_cnn")
+    chosen = argparse.Namespace(
+        eth80="", photos=[], splits=1, features=tmp_path / "kept", backbone="small_cnn"
+    )
     learner = make()
     (scenes,) = scenes_of(learner, chosen, True)
     uses, labels, features = scenes
@@ -121,10 +167,16 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     ((_, _, again),) = scenes_of(learner, chosen, True)
     assert torch.allclose(features, again, atol=1e-2)
     found = familiarities(learner, scenes, (0, 1))
-    assert set(SCENES) <= set(found) and len(found["never taught"]) == 6 * 12 and len(found["known"]) == 16
+    assert (
+        set(SCENES) <= set(found)
+        and len(found["never taught"]) == 6 * 12
+        and len(found["known"]) == 16
+    )
     assert (found["own scene, shown"] >= 0).sum() <= (found["own scene"] >= 0).sum()
     thresholds(learner, chosen)
-    assert re.search(r"8 classes: .*\nsmall_cnn: -?[01]\.\d{3}$", capsys.readouterr().out.strip())
+    assert re.search(
+        r"8 classes: .*\nsmall_cnn: -?[01]\.\d{3}$", capsys.readouterr().out.strip()
+    )
 
 
 BLUE, RED, GREEN = (40, 60, 190), (190, 50, 40), (70, 160, 60)
@@ -153,7 +205,9 @@ def objects(tmp_path_factory):
         for one in range(3):
             views = []
             for number in range(16):
-                picture(shape, tuple(value + 5 * one for value in colour), number).save(path)
+                picture(shape, tuple(value + 5 * one for value in colour), number).save(
+                    path
+                )
                 views.append(view_of(path))
             found.setdefault(name, {})[f"{name}{one}"] = views
     return found
@@ -171,12 +225,24 @@ def test_an_object_is_cut_out_of_a_blue_ground(objects, tmp_path):
 def test_an_object_has_the_height_that_is_asked_for(objects, photos):
     scenes = Scenes(objects, photos, 0)
     black = Image.new("RGB", (SIDE, SIDE))
-    rows = np.asarray(scenes.shown(objects["cup"]["cup0"][0], black, 0.5)).any(2).any(1).nonzero()[0]
+    rows = (
+        np.asarray(scenes.shown(objects["cup"]["cup0"][0], black, 0.5))
+        .any(2)
+        .any(1)
+        .nonzero()[0]
+    )
     assert rows[-1] - rows[0] + 1 == pytest.approx(0.5 * SIDE, abs=2)
 
 
 def test_one_split_has_the_same_images_and_each_stream_its_photos(objects, photos):
-    once, again = ([image for _, images in Scenes(objects, photos, 3).lessons("own") for image in images] for _ in "ab")
+    once, again = (
+        [
+            image
+            for _, images in Scenes(objects, photos, 3).lessons("own")
+            for image in images
+        ]
+        for _ in "ab"
+    )
     assert all(np.array_equal(*pair) for pair in zip(once, again, strict=True))
     corners = {
         stream: [
@@ -186,31 +252,70 @@ def test_one_split_has_the_same_images_and_each_stream_its_photos(objects, photo
         for stream in ("own", "three", "plain")
     }
     assert corners == {"own": [1, 1], "three": [3, 3], "plain": [1, 1]}
-    table = [image.getpixel((0, 0)) for _, images in Scenes(objects, photos, 3).lessons("table") for image in images]
+    table = [
+        image.getpixel((0, 0))
+        for _, images in Scenes(objects, photos, 3).lessons("table")
+        for image in images
+    ]
     assert len(table) == 2 * TAUGHT and len(set(table)) == 1
 
 
 @pytest.mark.parametrize("stream, ways", [("own", 9), ("plain", 2)])
-def test_a_learner_is_taught_and_asked(objects, photos, weights_file, stream, ways, monkeypatch):
+def test_a_learner_is_taught_and_asked(
+    objects, photos, weights_file, stream, ways, monkeypatch
+):
     torch.set_num_threads(1)
     monkeypatch.setattr("scenes.AT_A_TIME", 3)  # so that the last image is asked alone
     learner = Learner("slda", "small_cnn", weights_file, 32, looks=(0.75, 0.5))
     rows = measure(learner, Scenes(objects, photos, 1), stream)
-    assert len(rows) == ways and all(0 <= right <= images and known <= images for _, images, right, known in rows)
+    assert len(rows) == ways and all(
+        0 <= right <= images and known <= images for _, images, right, known in rows
+    )
     assert {way: images for way, images, *_ in rows}["same"] == 4
-    header = ["backbone", "method", "looks", "stream", "split", "asked", "images", "right", "known"]
-    text = summary([dict(zip(header, map(str, ["small", "slda", "0.75,0.5", stream, 1, *row]))) for row in rows])
+    header = [
+        "backbone",
+        "method",
+        "looks",
+        "stream",
+        "split",
+        "asked",
+        "images",
+        "right",
+        "known",
+    ]
+    text = summary(
+        [
+            dict(zip(header, map(str, ["small", "slda", "0.75,0.5", stream, 1, *row])))
+            for row in rows
+        ]
+    )
     assert text.count("\n") == 2 and "same" in text
 
 
-def test_a_method_without_lessons_learns_the_same_middles_in_a_run(objects, photos, weights_file, tmp_path):
+def test_a_method_without_lessons_learns_the_same_middles_in_a_run(
+    objects, photos, weights_file, tmp_path
+):
     scenes, network = (
         Scenes(objects, photos, 1),
         {"backbone": "small_cnn", "weights": str(weights_file), "image_size": 32},
     )
-    learner = learned_in_a_run(scenes, "own", 0.6, tmp_path, strategy="crumb", **network, first_epochs=1, threads=1)
-    (last,) = (tmp_path / "clips" / "cup").glob("*/7.png")  # two objects with one image each are held out
+    learner = learned_in_a_run(
+        scenes,
+        "own",
+        0.6,
+        tmp_path,
+        strategy="crumb",
+        **network,
+        first_epochs=1,
+        threads=1,
+    )
+    (last,) = (tmp_path / "clips" / "cup").glob(
+        "*/7.png"
+    )  # two objects with one image each are held out
     with Image.open(last) as image:
         assert image.size == (154, 154)
-    rows = {way: (images, right) for way, images, right, _ in measure(learner, scenes, "own", share=0.6)}
+    rows = {
+        way: (images, right)
+        for way, images, right, _ in measure(learner, scenes, "own", share=0.6)
+    }
     assert len(rows) == 9 and rows["same"][0] == 4 and rows["empty"] == (60, 0)

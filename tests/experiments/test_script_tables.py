@@ -49,7 +49,11 @@ PAPER = PaperNumbers()
 
 
 def options(tmp_path, *more):
-    return common_options(parser_for("Doc.", "runs", several=True).parse_args(["--output", str(tmp_path), *more]))
+    return common_options(
+        parser_for("Doc.", "runs", several=True).parse_args(
+            ["--output", str(tmp_path), *more]
+        )
+    )
 
 
 def changed(folder, **more):
@@ -66,25 +70,63 @@ def cells(tmp_path):
         made_run(tmp_path / "ours" / f"run{run}", right)
     made_run(tmp_path / "half" / "run0", 120)
     made_run(tmp_path / "half" / "run1", 110, first=55.0)
-    ours = Cell("Ours", "core50", "class_iid", tmp_path / "ours", {}, PaperValue(78.22, False), "core50")
+    ours = Cell(
+        "Ours",
+        "core50",
+        "class_iid",
+        tmp_path / "ours",
+        {},
+        PaperValue(78.22, False),
+        "core50",
+    )
     ours = replace(ours, reference=ours.folder, paper_reference=ours.paper)
-    half = replace(ours, row="Half", folder=tmp_path / "half", paper=PaperValue(73.5, True))
+    half = replace(
+        ours, row="Half", folder=tmp_path / "half", paper=PaperValue(73.5, True)
+    )
     not_run = replace(half, row="Not run", folder=tmp_path / "none")
-    return [ours, half, not_run, replace(ours, row="Needs", folder=None, paper=None, note="needs ImageNet")]
+    return [
+        ours,
+        half,
+        not_run,
+        replace(ours, row="Needs", folder=None, paper=None, note="needs ImageNet"),
+    ]
 
 
 def test_means_differences_and_filter(cells):
     ours, half, not_run, needs = find(cells, [0, 1, 2])
-    assert ours.mean == pytest.approx(82.5) and csv_columns(ours)["std"] == pytest.approx(12.5**0.5)
-    assert ours.paired is None and ours.s4 is None and ours.difference == pytest.approx(82.5 - 78.22)
+    assert ours.mean == pytest.approx(82.5) and csv_columns(ours)[
+        "std"
+    ] == pytest.approx(12.5**0.5)
+    assert (
+        ours.paired is None
+        and ours.s4 is None
+        and ours.difference == pytest.approx(82.5 - 78.22)
+    )
     assert half.mean == pytest.approx(57.5) and half.paired.mean == pytest.approx(-25)
     assert half.paper_effect == pytest.approx(73.5 - 78.22)
     assert half.paired.differences == pytest.approx({0: -20, 1: -30})
-    assert half.p_holm == half.paired.p == pytest.approx(ttest_rel([60, 55], [80, 85]).pvalue)
-    assert half.s4.pairs == 4 and half.s4.difference == pytest.approx(-25) and half.s4.p < 0.05
-    assert ([run.number for run in half.filter[0]], half.mean_filtered, half.s4_filtered.pairs) == ([0], 60, 2)
+    assert (
+        half.p_holm
+        == half.paired.p
+        == pytest.approx(ttest_rel([60, 55], [80, 85]).pvalue)
+    )
+    assert (
+        half.s4.pairs == 4
+        and half.s4.difference == pytest.approx(-25)
+        and half.s4.p < 0.05
+    )
+    assert (
+        [run.number for run in half.filter[0]],
+        half.mean_filtered,
+        half.s4_filtered.pairs,
+    ) == ([0], 60, 2)
     assert half.s4_holm == half.s4.p, "one comparison is not corrected"
-    assert not_run.mean is None and not_run.paired is None and not_run.s4 is None and not_run.difference is None
+    assert (
+        not_run.mean is None
+        and not_run.paired is None
+        and not_run.s4 is None
+        and not_run.difference is None
+    )
     assert needs.runs == ()
     (elsewhere,) = find([replace(cells[0], benchmark="eth80")], [0])
     assert elsewhere.difference is None and elsewhere.mean == 80
@@ -94,19 +136,42 @@ def test_lines_and_files(cells, tmp_path, capsys):
     findings = find(cells, [0, 1])
     ((_, header, lines),) = shown(findings)
     assert lines[0][:7] == ["Ours", "78.22", "82.5 +- 3.5", "+4.3", "2", "82.5", "2"]
-    assert lines[1][1:9] == ["73.5*", "57.5 +- 3.5", "-16.0", "2", "60.0", "1", "-4.7", "-25.0"]
+    assert lines[1][1:9] == [
+        "73.5*",
+        "57.5 +- 3.5",
+        "-16.0",
+        "2",
+        "60.0",
+        "1",
+        "-4.7",
+        "-25.0",
+    ]
     assert lines[2][2:7] == [""] * 5 and header[-1] == "note"
     publish(findings, "A heading", tmp_path / "out", "table")
     text = (tmp_path / "out" / "table.md").read_text()
-    assert text.startswith("# A heading\n\n## core50, class-iid") and "| Needs |  |  |" in text
+    assert (
+        text.startswith("# A heading\n\n## core50, class-iid")
+        and "| Needs |  |  |" in text
+    )
     assert "needs ImageNet |" in text and "needs ImageNet" in capsys.readouterr().out
     with open(tmp_path / "out" / "table.csv") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(csv_columns(findings[0]))
-    assert float(rows[1]["ours"]) == pytest.approx(57.5) and rows[1]["paper_differs_p01"] == "True"
-    assert rows[1]["run_numbers"] == "0 1" and float(rows[1]["s4_p"]) == findings[1].s4.p
-    assert float(rows[1]["p"]) == findings[1].paired.p and rows[1]["effect_of_runs"] == "-20.0000 -30.0000"
-    assert all(rows[2][name] == "" for name in ("ours", "std", "runs", "difference", "p", "runs_filtered"))
+    assert (
+        float(rows[1]["ours"]) == pytest.approx(57.5)
+        and rows[1]["paper_differs_p01"] == "True"
+    )
+    assert (
+        rows[1]["run_numbers"] == "0 1" and float(rows[1]["s4_p"]) == findings[1].s4.p
+    )
+    assert (
+        float(rows[1]["p"]) == findings[1].paired.p
+        and rows[1]["effect_of_runs"] == "-20.0000 -30.0000"
+    )
+    assert all(
+        rows[2][name] == ""
+        for name in ("ours", "std", "runs", "difference", "p", "runs_filtered")
+    )
     assert (tmp_path / "out" / "table.png").stat().st_size > 5000
 
 
@@ -117,7 +182,11 @@ def test_correction_counts_a_folder_once(cells, tmp_path):
     findings = find([*cells[:2], replace(cells[1], row="Half again"), third], [0, 1])
     for name, tests in (("p_holm", "paired"), ("s4_holm", "s4")):
         expected = holm([getattr(findings[place], tests).p for place in (1, 3)])
-        assert [getattr(finding, name) for finding in findings[1:]] == [expected[0], expected[0], expected[1]]
+        assert [getattr(finding, name) for finding in findings[1:]] == [
+            expected[0],
+            expected[0],
+            expected[1],
+        ]
 
 
 def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
@@ -127,7 +196,11 @@ def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
     (tmp_path / "half" / "run0" / "predictions.npz").unlink()
     (tmp_path / "half" / "run1" / "predictions.npz").unlink()
     half = find(cells, [0, 1])[1]
-    assert half.s4 is None and half.s4_holm is None and half.paired.mean == pytest.approx(-25)
+    assert (
+        half.s4 is None
+        and half.s4_holm is None
+        and half.paired.mean == pytest.approx(-25)
+    )
     changed(tmp_path / "ours" / "run0", files={}, result_sha256="0" * 64)
     with pytest.raises(ValueError, match=r"result\.json is not what the run wrote"):
         find(cells, [0])
@@ -135,43 +208,82 @@ def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
     with pytest.raises(ValueError, match=r"ours/run0/result\.json is damaged"):
         find(cells, [0])
     (tmp_path / "ours" / "run0" / "result.json").write_text('{"final_accuracy": 3}')
-    with pytest.raises(ValueError, match="has no accuracy_after, final_accuracy_per_experience"):
+    with pytest.raises(
+        ValueError, match="has no accuracy_after, final_accuracy_per_experience"
+    ):
         find(cells, [0])
 
 
 def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
     folder = made_run(tmp_path / "rows" / "run1", 170)
     own = dict(strategy="image_replay", mem_size=200, run=1, threads=1)
-    elsewhere = dict(weights="/x/squeezenet.npz", dataset_root="/x/eth80", output="/x/out", feature_cache="/x/cache")
-    (folder / "config.yaml").write_text(yaml.safe_dump(vars(RunSettings(**own, **elsewhere))))
+    elsewhere = dict(
+        weights="/x/squeezenet.npz",
+        dataset_root="/x/eth80",
+        output="/x/out",
+        feature_cache="/x/cache",
+    )
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump(vars(RunSettings(**own, **elsewhere)))
+    )
     provenance = {"weights": "sha256:0123456789abcdef"}
     changed(folder, seconds=12.3456, frame_table_sha256="abc", provenance=provenance)
     made_run(tmp_path / "rows" / "run0", 160)
-    findings = find([Cell("Im. replay", "eth80", "class_iid", tmp_path / "rows")], [0, 1, 2])
+    findings = find(
+        [Cell("Im. replay", "eth80", "class_iid", tmp_path / "rows")], [0, 1, 2]
+    )
     publish(findings, "A heading", tmp_path, "table")
     with open(tmp_path / "table_runs.csv") as file:
         plain, row = csv.DictReader(file)
-    assert [plain[name] for name in ("run", "final_accuracy", "seconds", "settings")] == ["0", "80.0", "", ""]
-    assert (row["run"], row["seconds"], row["frame_table_sha256"]) == ("1", "12.3", "abc")
-    assert set(row["settings"].split()) == {"strategy=image_replay", "weights=squeezenet.npz@01234567", "mem_size=200"}
+    assert [
+        plain[name] for name in ("run", "final_accuracy", "seconds", "settings")
+    ] == ["0", "80.0", "", ""]
+    assert (row["run"], row["seconds"], row["frame_table_sha256"]) == (
+        "1",
+        "12.3",
+        "abc",
+    )
+    assert set(row["settings"].split()) == {
+        "strategy=image_replay",
+        "weights=squeezenet.npz@01234567",
+        "mem_size=200",
+    }
 
 
 def test_numbers_of_every_table():
-    assert PAPER.find("table1", "core50", "class_instance", "crumb") == PaperValue(78.5, None)
-    assert PAPER.find("table2", "cifar100", "class_iid", "remind", "peak_ram_gb") == PaperValue(0.87)
-    assert PAPER.find("table3", "core50", "class_iid", "image_replay@n_x=3200") == PaperValue(79.72, False)
-    assert PAPER.find("table4", "core50", "class_instance", "Half capacity") == PaperValue(73.55, True)
+    assert PAPER.find("table1", "core50", "class_instance", "crumb") == PaperValue(
+        78.5, None
+    )
+    assert PAPER.find(
+        "table2", "cifar100", "class_iid", "remind", "peak_ram_gb"
+    ) == PaperValue(0.87)
+    assert PAPER.find(
+        "table3", "core50", "class_iid", "image_replay@n_x=3200"
+    ) == PaperValue(79.72, False)
+    assert PAPER.find(
+        "table4", "core50", "class_instance", "Half capacity"
+    ) == PaperValue(73.55, True)
     assert PAPER.find("table1", "imagenet", "class_iid", "gss") is None
     assert {key[0] for key in PAPER} == {"table1", "table2", "table3", "table4", "s5"}
-    assert len(PAPER) == len(PAPER_VALUES.read_text().splitlines()) - 1, "each cell stands once"
-    percents = {f"{value.value:.2f}" for key, value in PAPER.items() if key[0] in ("table3", "table4")}
+    assert len(PAPER) == len(PAPER_VALUES.read_text().splitlines()) - 1, (
+        "each cell stands once"
+    )
+    percents = {
+        f"{value.value:.2f}"
+        for key, value in PAPER.items()
+        if key[0] in ("table3", "table4")
+    }
     for path in EXPERIMENTS.rglob("*.py"):
-        assert not [number for number in percents if number in path.read_text()], f"{path} has numbers of the paper"
+        assert not [number for number in percents if number in path.read_text()], (
+            f"{path} has numbers of the paper"
+        )
 
 
 def test_rows_are_existing_settings():
     for name, row in RECOMMENDED.items():
-        get_strategy(row.get("settings", {}).get("strategy", "rda")).method_settings(row.get("method", {}))
+        get_strategy(row.get("settings", {}).get("strategy", "rda")).method_settings(
+            row.get("method", {})
+        )
         RunPlan.of(RunSettings(**settings_of_recommended(name, "class_instance")))
     for row in rows_of("bytes_dial").values():
         RunPlan.of(RunSettings(**{"preset": "recommended", **row.get("settings", {})}))
@@ -180,27 +292,59 @@ def test_rows_are_existing_settings():
 
 def test_every_number_of_the_paper_has_its_cell(tmp_path):
     names = list(dict.fromkeys(key[1] for key in PAPER if key[0] == "table1"))
-    cells = cells_of(options(tmp_path, "--benchmark", *names), METHODS, ["class_instance", "class_iid"])
-    assert sum(cell.paper is not None for cell in cells) == sum(key[0] == "table1" for key in PAPER)
-    for benchmark, counts in (("core50", COUNTS), ("toybox", [200]), ("cifar100", [2000]), ("imagenet", [50_000])):
+    cells = cells_of(
+        options(tmp_path, "--benchmark", *names),
+        METHODS,
+        ["class_instance", "class_iid"],
+    )
+    assert sum(cell.paper is not None for cell in cells) == sum(
+        key[0] == "table1" for key in PAPER
+    )
+    for benchmark, counts in (
+        ("core50", COUNTS),
+        ("toybox", [200]),
+        ("cifar100", [2000]),
+        ("imagenet", [50_000]),
+    ):
         given = options(tmp_path, "--benchmark", benchmark)
         cells = cells_of_table3(given, given.protocols(benchmark), counts, None)
-        wanted = [value for key, value in PAPER.items() if key[:2] == ("table3", benchmark)]
-        assert sorted(cell.paper.value for cell in cells) == sorted(value.value for value in wanted)
+        wanted = [
+            value for key, value in PAPER.items() if key[:2] == ("table3", benchmark)
+        ]
+        assert sorted(cell.paper.value for cell in cells) == sorted(
+            value.value for value in wanted
+        )
     assert paper_row(PAPER, "eth80", "class_iid", "crumb", 400)[1] == "core50"
     assert paper_row(PAPER, "cifar100", "class_iid", "crumb", 400) == (None, "cifar100")
-    (ours, images) = cells_of_table3(options(tmp_path, "--benchmark", "eth80"), ["class_iid"], [400], "file")
-    settings = dict(protocol="class_iid", strategy="crumb", mem_size=400, codebook_dim=8, pretrained="file")
+    (ours, images) = cells_of_table3(
+        options(tmp_path, "--benchmark", "eth80"), ["class_iid"], [400], "file"
+    )
+    settings = dict(
+        protocol="class_iid",
+        strategy="crumb",
+        mem_size=400,
+        codebook_dim=8,
+        pretrained="file",
+    )
     assert ours.settings == settings and "pretrained" not in images.settings
 
 
 @pytest.mark.parametrize(
     ("images", "length", "memories"),
-    [(15, 16, 416.8), (30, 16, 834.3), (100, 16, 2782.7), (10_000, 16, 278_342), (15, 8, 208.6), (100, 32, 5563.8)],
+    [
+        (15, 16, 416.8),
+        (30, 16, 834.3),
+        (100, 16, 2782.7),
+        (10_000, 16, 278_342),
+        (15, 8, 208.6),
+        (100, 32, 5563.8),
+    ],
 )
 def test_sizes_of_buffers_by_hand(images, length, memories):
     """(images * 150,528 - 256 * length) / (86,528 / length)."""
-    assert formula(images, (512, 13, 13), 256, length) == pytest.approx(memories, abs=0.5)
+    assert formula(images, (512, 13, 13), 256, length) == pytest.approx(
+        memories, abs=0.5
+    )
 
 
 def test_counts_and_bytes_of_buffers():
@@ -218,18 +362,34 @@ def test_counts_and_bytes_of_buffers():
 
 
 def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
-    given = options(tmp_path, "--benchmark", "eth80", "cifar100", "--dataset-root", "A", "B", "--runs", "0-1")
+    given = options(
+        tmp_path,
+        "--benchmark",
+        "eth80",
+        "cifar100",
+        "--dataset-root",
+        "A",
+        "B",
+        "--runs",
+        "0-1",
+    )
     done = []
     monkeypatch.setattr(type(given), "do", lambda self, runs: done.extend(runs) or {})
     cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
     findings, _ = given.found(cells, family="fair")
     folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]
     assert folders[:5] == [
-        *("eth80/class_instance/crumb/run0", "eth80/joint/offline/run0", "eth80/class_iid/crumb/run0"),
+        *(
+            "eth80/class_instance/crumb/run0",
+            "eth80/joint/offline/run0",
+            "eth80/class_iid/crumb/run0",
+        ),
         *("cifar100/class_iid/crumb/run0", "cifar100/joint/offline/run0"),
     ]
     assert [one.run for one in done] == [0] * 5 + [1] * 5, "run by run"
-    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(cells) == 6
+    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(
+        cells
+    ) == 6
 
 
 def test_curves_of_made_runs(tmp_path):
@@ -240,55 +400,128 @@ def test_curves_of_made_runs(tmp_path):
     given = options(tmp_path, "--benchmark", "eth80")
     findings = find(cells_of(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
     rows = [row[2:] for row in csv_rows_of(findings)[1:]]
-    assert rows[:3] == [["Ours", 0, 1, "90.0000"], ["Ours", 0, 2, ""], ["Ours", 0, 3, "50.0000"]]
+    assert rows[:3] == [
+        ["Ours", 0, 1, "90.0000"],
+        ["Ours", 0, 2, ""],
+        ["Ours", 0, 3, "50.0000"],
+    ]
     assert rows[6:] == [["Upper bound", 0, 2, "90.0000"]]
     figure = curves(panels_of_curves(findings), "A title")
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Ours", "Upper bound"}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        "Ours",
+        "Upper bound",
+    }
     line, *_ = figure.axes[0].containers[0]
-    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], "means of both runs, where both were tested"
-    assert {float(place).is_integer() for place in figure.axes[0].get_xticks()} == {True}
-    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of("3", "cifar100") == ["class_iid"]
-    assert protocols_of("S1", "core50") == ["class_iid"] and protocols_of("S1", "cifar100") == []
+    assert line.get_xydata().tolist() == [[1, 85], [3, 55]], (
+        "means of both runs, where both were tested"
+    )
+    assert {float(place).is_integer() for place in figure.axes[0].get_xticks()} == {
+        True
+    }
+    assert protocols_of("3", "core50") == ["class_instance"] and protocols_of(
+        "3", "cifar100"
+    ) == ["class_iid"]
+    assert (
+        protocols_of("S1", "core50") == ["class_iid"]
+        and protocols_of("S1", "cifar100") == []
+    )
     assert protocols_of("S2", "core50") == ["class_instance", "class_iid"]
 
 
 def test_ratios_by_hand():
-    times, memory = {CRUMB: 2.0, SINGLE: 20.0, BATCHES: 4.0}, {CRUMB: 1.0, ALL_MAPS: 8.0, SAMPLE: 4.0}
-    found = {(what, one, other): ratio for what, one, other, ratio in ratios(times, times, memory)}
-    assert found["time of an image", CRUMB, SINGLE] == 0.1 and found["time of the whole run", CRUMB, BATCHES] == 0.5
-    assert found["memory", CRUMB, ALL_MAPS] == 0.125 and found["memory", SAMPLE, ALL_MAPS] == 0.5
+    times, memory = (
+        {CRUMB: 2.0, SINGLE: 20.0, BATCHES: 4.0},
+        {CRUMB: 1.0, ALL_MAPS: 8.0, SAMPLE: 4.0},
+    )
+    found = {
+        (what, one, other): ratio
+        for what, one, other, ratio in ratios(times, times, memory)
+    }
+    assert (
+        found["time of an image", CRUMB, SINGLE] == 0.1
+        and found["time of the whole run", CRUMB, BATCHES] == 0.5
+    )
+    assert (
+        found["memory", CRUMB, ALL_MAPS] == 0.125
+        and found["memory", SAMPLE, ALL_MAPS] == 0.5
+    )
 
 
 def costs(path, crumb_seconds):
-    rows = [("seconds_whole_run", CRUMB, crumb_seconds), ("seconds_whole_run", SINGLE, 7200)]
+    rows = [
+        ("seconds_whole_run", CRUMB, crumb_seconds),
+        ("seconds_whole_run", SINGLE, 7200),
+    ]
     rows += [("peak_bytes", CRUMB, 3e7), ("held_bytes", CRUMB, 1e7)]
     rows += [("peak_bytes", ALL_MAPS, 8e8), ("held_bytes", ALL_MAPS, 2e8)]
-    write_csv(path, [["quantity", "method", "by", "value"], *([one, method, "", value] for one, method, value in rows)])
+    write_csv(
+        path,
+        [
+            ["quantity", "method", "by", "value"],
+            *([one, method, "", value] for one, method, value in rows),
+        ],
+    )
     return path
 
 
 def test_lines_of_table_2(tmp_path):
-    files = [costs(tmp_path / "a.csv", 1800), costs(tmp_path / "b.csv", 5400), tmp_path / "none.csv"]
-    assert measured(files[0]) == {"peak_ram_gb": (0.04, 1.0), "runtime_hours": (0.5, 2.0)}
+    files = [
+        costs(tmp_path / "a.csv", 1800),
+        costs(tmp_path / "b.csv", 5400),
+        tmp_path / "none.csv",
+    ]
+    assert measured(files[0]) == {
+        "peak_ram_gb": (0.04, 1.0),
+        "runtime_hours": (0.5, 2.0),
+    }
     memory, time = lines_of_table2("cifar100", files, PAPER)
-    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][1] == pytest.approx(50)
-    assert list(time.values())[3:11] == ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
+    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][
+        1
+    ] == pytest.approx(50)
+    assert list(time.values())[3:11] == [
+        "0.29",
+        "1",
+        "1.91",
+        "2",
+        "15.2 %",
+        "50.0 %",
+        "+34.8",
+        "2",
+    ]
     for line in lines_of_table2("imagenet", files[2:], PAPER):
-        assert line["ratios"][1] is None and line["ours"] == line["runs"] == line["difference"] == ""
+        assert (
+            line["ratios"][1] is None
+            and line["ours"] == line["runs"] == line["difference"] == ""
+        )
     (memory, _) = lines_of_table2("eth80", files[:1], PAPER)
-    assert memory["paper's data set"] == "cifar100" and memory["difference"] == "" and memory["ours"] == "4.0 %"
+    assert (
+        memory["paper's data set"] == "cifar100"
+        and memory["difference"] == ""
+        and memory["ours"] == "4.0 %"
+    )
     part = costs(tmp_path / "cost_of_replay.csv", 1800)
-    write_json(tmp_path / "made_with.json", asdict(Part(stream_images=100, experiences=2, table_images=80)))
+    write_json(
+        tmp_path / "made_with.json",
+        asdict(Part(stream_images=100, experiences=2, table_images=80)),
+    )
     for line in lines_of_table2("cifar100", [part], PAPER):
         words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
         assert line["measured on a part only"] == words and line["difference"] == ""
-    with pytest.raises(FinishedRunError, match="measured with other settings; choose another --output"):
+    with pytest.raises(
+        FinishedRunError, match="measured with other settings; choose another --output"
+    ):
         measure_once(RunSettings(output=str(tmp_path)), Part())
 
 
 def test_each_half_has_objects_of_every_class():
-    objects = [("cup", name) for name in ("c1", "c2", "c3")] + [("pear", name) for name in ("p1", "p2")]
-    table = FrameTable(Frame(f"{k}/{o}/{n}.png", k, o, "1", n, "train") for k, o in objects for n in range(2))
+    objects = [("cup", name) for name in ("c1", "c2", "c3")] + [
+        ("pear", name) for name in ("p1", "p2")
+    ]
+    table = FrameTable(
+        Frame(f"{k}/{o}/{n}.png", k, o, "1", n, "train")
+        for k, o in objects
+        for n in range(2)
+    )
     first, second = halves(table, range(len(table)))
     assert {table[row].object_name for row in first} == {"c1", "c3", "p1"}
     assert {table[row].object_name for row in second} == {"c2", "p2"}
@@ -299,7 +532,11 @@ def test_the_table_of_the_taught_learner_compares_the_same_runs():
     found = {"run": {0: 90.0, 1: 92.0, 2: 91.0}, "taught": {0: 91.0, 2: 93.0}}
     found |= {"own 0, small": {0: 50.0}, "own 0.3, small": {0: 48.0}}
     run, taught, _, own = lines_of_taught(found, {0: "a", 1: "b", 2: "c"})
-    assert run[2:] == ["", "", ""] and taught[2:] == ["+1.50 to run", "-4.9 to +7.9", "+1.0 +2.0"]
+    assert run[2:] == ["", "", ""] and taught[2:] == [
+        "+1.50 to run",
+        "-4.9 to +7.9",
+        "+1.0 +2.0",
+    ]
     assert own[2:] == ["-2.00 to own 0, small", "", "-2.0"]
 
 
@@ -307,21 +544,50 @@ def test_differences_to_fine_tuning_are_within_a_run():
     def run(value):
         return dict.fromkeys(task_incremental.FIGURES, value)
 
-    found = {"finetune": {0: run(10.0), 1: run(30.0)}, "ewc": {0: run(14.0), 1: run(36.0)}, "si": {5: run(10.0)}}
+    found = {
+        "finetune": {0: run(10.0), 1: run(30.0)},
+        "ewc": {0: run(14.0), 1: run(36.0)},
+        "si": {5: run(10.0)},
+    }
     *_, ewc, _, _, si = task_incremental.csv_rows_of(found)
-    assert ewc == ["ewc", "forgetting", 2, 25.0, round(22 / 2**0.5, 4), 5.0, round(2**0.5, 4)]
-    assert si == ["si", "forgetting", 1, 10.0, "", "", ""], "one run, without fine-tuning"
+    assert ewc == [
+        "ewc",
+        "forgetting",
+        2,
+        25.0,
+        round(22 / 2**0.5, 4),
+        5.0,
+        round(2**0.5, 4),
+    ]
+    assert si == ["si", "forgetting", 1, 10.0, "", "", ""], (
+        "one run, without fine-tuning"
+    )
 
 
 def test_a_stream_may_be_shortened(clips, tmp_path):
-    more = dict(benchmark="clip_folder", dataset_root=str(clips), classes_per_experience=1, strategy="finetune")
-    settings = RunSettings(**QUICK, **more, threads=1, progress=False, output=str(tmp_path))
-    with pytest.raises(ValueError, match="the stream has 1 experience, so nothing can be forgotten; give"):
+    more = dict(
+        benchmark="clip_folder",
+        dataset_root=str(clips),
+        classes_per_experience=1,
+        strategy="finetune",
+    )
+    settings = RunSettings(
+        **QUICK, **more, threads=1, progress=False, output=str(tmp_path)
+    )
+    with pytest.raises(
+        ValueError,
+        match="the stream has 1 experience, so nothing can be forgotten; give",
+    ):
         task_incremental.measure(settings, experiences=1)
     task_incremental.measure(settings, experiences=2)
     found = json.loads(task_incremental.path_of(settings).read_text())
     learned, final = found["after_learning"], found["after_the_stream"]
     assert len(learned) == len(final) == 2, "of four"
-    assert found["task_incremental"] == statistics.fmean(final) and found["forgetting"] == learned[0] - final[0]
-    with pytest.raises(ValueError, match="made with other settings; use another --output"):
+    assert (
+        found["task_incremental"] == statistics.fmean(final)
+        and found["forgetting"] == learned[0] - final[0]
+    )
+    with pytest.raises(
+        ValueError, match="made with other settings; use another --output"
+    ):
         task_incremental.measure(settings, experiences=3)

@@ -31,42 +31,98 @@ TABLES = {
     "fig4_shape_bias": "fig4",
 }
 # Of others, which write nothing without runs.
-EMPTY = ("competitors", "recommended", "bytes_dial", "crumb_as_expert", "taught_learner", "task_incremental")
+EMPTY = (
+    "competitors",
+    "recommended",
+    "bytes_dial",
+    "crumb_as_expert",
+    "taught_learner",
+    "task_incremental",
+)
 # Of the scripts with --quick: more options, and files that they leave.
 QUICK = {
-    "table1_accuracy": ([], ["table1.csv", "table1.md", "table1_runs.csv", "table1.png"]),
+    "table1_accuracy": (
+        [],
+        ["table1.csv", "table1.md", "table1_runs.csv", "table1.png"],
+    ),
     "table2_cost": ([], ["table2.csv", "table2.md", "table2.png"]),
     "table3_codes_vs_images": ([], ["table3.csv", "table3_runs.csv", "table3.png"]),
-    "table4_ablations": (["--rows", "Half capacity", "Direct loss"], ["table4.csv", "table4_runs.csv", "table4.png"]),
+    "table4_ablations": (
+        ["--rows", "Half capacity", "Direct loss"],
+        ["table4.csv", "table4_runs.csv", "table4.png"],
+    ),
     "fig3_curves": (["--figure", "S2"], ["figS2.csv", "figS2.md", "figS2.png"]),
     "fig4_shape_bias": ([], ["fig4.csv", "fig4_runs.csv", "fig4.png"]),
-    "fig5_memory_blocks": (["--images", "2"], ["fig5.csv", "fig5_runs.csv", "fig5.png"]),
+    "fig5_memory_blocks": (
+        ["--images", "2"],
+        ["fig5.csv", "fig5_runs.csv", "fig5.png"],
+    ),
     "buffer_sizes": ([], ["buffer_sizes.csv", "buffer_sizes.md", "buffer_sizes.png"]),
-    "competitors": (["--strategies", "slda", "chance", "offline"], ["competitors.csv", "competitors.png"]),
-    "recommended": (["--rows", "- feature map", "0.60 MB", "slda"], ["recommended.csv", "recommended.png"]),
-    "bytes_dial": (["--budgets", "10", "20000", "--processes", "0"], ["bytes_dial.csv", "bytes_dial.png"]),
-    "crumb_as_expert": (["--processes", "0"], ["crumb_as_expert.csv", "crumb_as_expert.md"]),
-    "task_incremental": ([], ["task_incremental.csv", "task_incremental.md", "task_incremental.png"]),
-    "taught_learner": (["--processes", "0"], ["taught_learner.csv", "taught_learner.md"]),
+    "competitors": (
+        ["--strategies", "slda", "chance", "offline"],
+        ["competitors.csv", "competitors.png"],
+    ),
+    "recommended": (
+        ["--rows", "- feature map", "0.60 MB", "slda"],
+        ["recommended.csv", "recommended.png"],
+    ),
+    "bytes_dial": (
+        ["--budgets", "10", "20000", "--processes", "0"],
+        ["bytes_dial.csv", "bytes_dial.png"],
+    ),
+    "crumb_as_expert": (
+        ["--processes", "0"],
+        ["crumb_as_expert.csv", "crumb_as_expert.md"],
+    ),
+    "task_incremental": (
+        [],
+        ["task_incremental.csv", "task_incremental.md", "task_incremental.png"],
+    ),
+    "taught_learner": (
+        ["--processes", "0"],
+        ["taught_learner.csv", "taught_learner.md"],
+    ),
     "novelty": ([], ["novelty.csv"]),
-    "open_set": (["--methods", "rda", "ncm"], ["open_set.csv", "open_set_runs.csv", "open_set.png"]),
-    "bench_feature_cache": (["--strategies", "finetune", "ncm"], ["feature_cache.csv", "feature_cache.md"]),
-    "bench_parts": (["--pixels", "64", "--presets", "recommended"], ["parts.csv", "parts.png"]),
+    "open_set": (
+        ["--methods", "rda", "ncm"],
+        ["open_set.csv", "open_set_runs.csv", "open_set.png"],
+    ),
+    "bench_feature_cache": (
+        ["--strategies", "finetune", "ncm"],
+        ["feature_cache.csv", "feature_cache.md"],
+    ),
+    "bench_parts": (
+        ["--pixels", "64", "--presets", "recommended"],
+        ["parts.csv", "parts.png"],
+    ),
 }
-FIGURES = {  # of the scripts with --json: options of a short run, and some of the figures
-    "bench_step": (["--quick"], ["search_speedup", "search_working_bytes", "step_over_bare"]),
+# of the scripts with --json: options of a short run, and some of the figures
+FIGURES = {
+    "bench_step": (
+        ["--quick"],
+        ["search_speedup", "search_working_bytes", "step_over_bare"],
+    ),
     "bench_learner": (
         ["--quick", "--backbone", "efficientnet_lite0"],
         ["predict_over_bare", "teach_two_looks", "teach_bytes", "answer_over_bare"],
     ),
-    "bench_streams": (["--quick"], ["build_seconds", "build_bytes", "avalanche_seconds", "avalanche_bytes"]),
-    "bench_runtimes": (["--repeats", "1", "--networks", "squeezenet1_0", "--batches", "1"], ["squeezenet1_0"]),
+    "bench_streams": (
+        ["--quick"],
+        ["build_seconds", "build_bytes", "avalanche_seconds", "avalanche_bytes"],
+    ),
+    "bench_runtimes": (
+        ["--repeats", "1", "--networks", "squeezenet1_0", "--batches", "1"],
+        ["squeezenet1_0"],
+    ),
 }
 
 
 def some_slow(scripts, *soon):
     """All scripts, of which all but some are tested by the slow tests alone."""
-    return [one if one in soon else pytest.param(one, marks=pytest.mark.slow) for one in scripts]
+    return [
+        one if one in soon else pytest.param(one, marks=pytest.mark.slow)
+        for one in scripts
+    ]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -75,12 +131,16 @@ def test_help(script):
     assert done.returncode == 0 and f"{script}.py" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("script", some_slow([*TABLES, *EMPTY], "table1_accuracy", "taught_learner"))
+@pytest.mark.parametrize(
+    "script", some_slow([*TABLES, *EMPTY], "table1_accuracy", "taught_learner")
+)
 def test_the_table_of_no_runs(script, tmp_path):
     done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
     assert done.returncode == 0, done.stderr
     if script in TABLES:
-        assert (tmp_path / f"{TABLES[script]}.csv").exists() and (tmp_path / f"{TABLES[script]}.png").exists()
+        assert (tmp_path / f"{TABLES[script]}.csv").exists() and (
+            tmp_path / f"{TABLES[script]}.png"
+        ).exists()
 
 
 @pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
@@ -95,7 +155,9 @@ def test_quick(script, tmp_path):
     if script in TABLES or script in EMPTY:  # the same table again, without any run
         before = (tmp_path / files[0]).read_bytes()
         done = called(script, "--quick", "--table-only", "--output", tmp_path, *more)
-        assert done.returncode == 0 and (tmp_path / files[0]).read_bytes() == before, done.stderr
+        assert done.returncode == 0 and (tmp_path / files[0]).read_bytes() == before, (
+            done.stderr
+        )
 
 
 @pytest.mark.slow
@@ -115,15 +177,51 @@ def test_the_readme_names_every_script():
 @pytest.mark.parametrize(
     ("script", "options", "words"),
     [
-        ("recommended", ["--benchmark", "cifar100"], "cifar100 has no videos, so no class_instance: give --protocol"),
-        ("recommended", ["--preset", "reference"], "every row of this table has its own preset; leave it out"),
-        ("bytes_dial", ["--preset", "reference"], "every row has its own preset; leave it out"),
-        ("fig3_curves", ["--figure", "S1", "--benchmark", "cifar100"], "has no panel of cifar100: it shows video"),
-        ("fig4_shape_bias", ["--pretraining-only"], "needs --pretrained, --control-pretrained and --test-root"),
-        ("table4_ablations", ["--rows", "Thirds"], "there is no row 'Thirds'; the rows are Ours, Image"),
-        ("bench_feature_cache", ["--feature-cache", "x"], "--feature-cache cannot be given"),
-        ("table1_accuracy", ["--benchmark", "eth80", "eth80"], "give each benchmark once, and at most one folder"),
-        ("open_set", [], "there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick"),
+        (
+            "recommended",
+            ["--benchmark", "cifar100"],
+            "cifar100 has no videos, so no class_instance: give --protocol",
+        ),
+        (
+            "recommended",
+            ["--preset", "reference"],
+            "every row of this table has its own preset; leave it out",
+        ),
+        (
+            "bytes_dial",
+            ["--preset", "reference"],
+            "every row has its own preset; leave it out",
+        ),
+        (
+            "fig3_curves",
+            ["--figure", "S1", "--benchmark", "cifar100"],
+            "has no panel of cifar100: it shows video",
+        ),
+        (
+            "fig4_shape_bias",
+            ["--pretraining-only"],
+            "needs --pretrained, --control-pretrained and --test-root",
+        ),
+        (
+            "table4_ablations",
+            ["--rows", "Thirds"],
+            "there is no row 'Thirds'; the rows are Ours, Image",
+        ),
+        (
+            "bench_feature_cache",
+            ["--feature-cache", "x"],
+            "--feature-cache cannot be given",
+        ),
+        (
+            "table1_accuracy",
+            ["--benchmark", "eth80", "eth80"],
+            "give each benchmark once, and at most one folder",
+        ),
+        (
+            "open_set",
+            [],
+            "there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick",
+        ),
         ("table1_accuracy", ["--strategies", "magic"], "strategy 'magic' is unknown"),
     ],
 )
@@ -133,32 +231,73 @@ def test_wrong_options_are_one_line(script, options, words, tmp_path):
 
 
 def options(*given, several=False):
-    return common_options(parser_for("Doc.", "runs/table9", several).parse_args([*given]))
+    return common_options(
+        parser_for("Doc.", "runs/table9", several).parse_args([*given])
+    )
 
 
 def test_folders_by_the_options():
     assert options("--benchmark", "core50").output == Path("runs/table9/core50")
-    assert options("--benchmark", "core50", "cifar100", several=True).output == Path("runs/table9")
-    assert options("--quick").output == options("--quick", several=True).output == Path("runs/table9/quick")
+    assert options("--benchmark", "core50", "cifar100", several=True).output == Path(
+        "runs/table9"
+    )
+    assert (
+        options("--quick").output
+        == options("--quick", several=True).output
+        == Path("runs/table9/quick")
+    )
     assert options("--output", "there").output == Path("there")
 
 
 def test_settings_by_the_options():
-    given = options("--benchmark", "core50", "--dataset-root", "IMAGES", "--runs", "0,3-4", "--weights", "FILE")
+    given = options(
+        "--benchmark",
+        "core50",
+        "--dataset-root",
+        "IMAGES",
+        "--runs",
+        "0,3-4",
+        "--weights",
+        "FILE",
+    )
     assert given.runs == [0, 3, 4] and given.benchmark == "core50"
     settings = given.settings("core50", strategy="ewc")
-    assert (settings.benchmark, settings.dataset_root, settings.weights) == ("core50", "IMAGES", "FILE")
-    assert (settings.strategy, settings.runs, settings.threads, settings.checkpoint) == ("ewc", None, 1, False)
+    assert (settings.benchmark, settings.dataset_root, settings.weights) == (
+        "core50",
+        "IMAGES",
+        "FILE",
+    )
+    assert (
+        settings.strategy,
+        settings.runs,
+        settings.threads,
+        settings.checkpoint,
+    ) == ("ewc", None, 1, False)
     assert options("--checkpoint-every", "50").base.checkpoint
-    quick = options("--quick", "--benchmark", "core50", "--dataset-root", "IMAGES", "--preset", "reference")
-    assert quick.roots == {"toy_shapes_short": None} and quick.runs == [0] and quick.base.preset == "paper"
+    quick = options(
+        "--quick",
+        "--benchmark",
+        "core50",
+        "--dataset-root",
+        "IMAGES",
+        "--preset",
+        "reference",
+    )
+    assert (
+        quick.roots == {"toy_shapes_short": None}
+        and quick.runs == [0]
+        and quick.base.preset == "paper"
+    )
     RunPlan.of(quick.settings("toy_shapes_short"))
     assert options("--processes", "3").processes == 3
 
 
 def test_protocols_by_the_options():
     given = options("--benchmark", "core50", "cifar100", several=True)
-    assert given.protocols("core50") == ["class_instance", "class_iid"] and given.protocols("cifar100") == ["class_iid"]
+    assert given.protocols("core50") == [
+        "class_instance",
+        "class_iid",
+    ] and given.protocols("cifar100") == ["class_iid"]
     assert given.protocols("cifar100", ["class_instance"]) == []
     assert options("--quick").protocols("toy_shapes_short") == ["class_instance"]
 
@@ -175,7 +314,9 @@ def starts(folder=None, **given):
 
 
 def options_of_table4(tmp_path, *more):
-    return common_options(parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), *more]))
+    return common_options(
+        parser_for("Doc.", "runs").parse_args(["--output", str(tmp_path), *more])
+    )
 
 
 def settings_of_row(name, some=None):
@@ -183,24 +324,47 @@ def settings_of_row(name, some=None):
 
 
 def test_rows_are_those_of_the_paper_and_change_existing_settings():
-    paper = [key[3] for key in PaperNumbers() if key[0] == "table4" and key[2] == "class_iid"]
+    paper = [
+        key[3] for key in PaperNumbers() if key[0] == "table4" and key[2] == "class_iid"
+    ]
     assert [name for name in ROWS if name != "Tiny-ImageNet pretrain"] == paper
     for name, row in ROWS.items():
         if "needs" in row:
-            own = {"CIFAR100 pretrain": " or --cifar100-start", "Tiny-ImageNet pretrain": " or --tiny-imagenet-start"}
-            assert settings_of_row(name) == f"needs {row['needs']}: --starts{own.get(name, '')}"
+            own = {
+                "CIFAR100 pretrain": " or --cifar100-start",
+                "Tiny-ImageNet pretrain": " or --tiny-imagenet-start",
+            }
+            assert (
+                settings_of_row(name)
+                == f"needs {row['needs']}: --starts{own.get(name, '')}"
+            )
         else:
             RunPlan.of(replace(RunSettings(), **settings_of_row(name)))
-            assert "pretrained" not in settings_of_row(name) and settings_of_row(name)["codebook_dim"] in (4, 8, 16, 32)
-    assert len({folder_of(name) for name in ROWS}) == len(ROWS) - 2, "only rows that are Ours share a folder"
+            assert "pretrained" not in settings_of_row(name) and settings_of_row(name)[
+                "codebook_dim"
+            ] in (4, 8, 16, 32)
+    assert len({folder_of(name) for name in ROWS}) == len(ROWS) - 2, (
+        "only rows that are Ours share a folder"
+    )
 
 
 def written_start(folder, name, **changes):
     """A file with these settings in its notes."""
     settings = vars(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
-    state = {"codebook.blocks": torch.full((256, 8), float(len(name))), "plastic_layers.x": torch.ones(1)}
-    made_with = settings | {"data": str(Path("IMAGES").resolve()), "history": [], "classes": 2}
-    write_tensors(folder / f"{name}.safetensors", state, {"format": FORMAT, "made_with": json.dumps(made_with)})
+    state = {
+        "codebook.blocks": torch.full((256, 8), float(len(name))),
+        "plastic_layers.x": torch.ones(1),
+    }
+    made_with = settings | {
+        "data": str(Path("IMAGES").resolve()),
+        "history": [],
+        "classes": 2,
+    }
+    write_tensors(
+        folder / f"{name}.safetensors",
+        state,
+        {"format": FORMAT, "made_with": json.dumps(made_with)},
+    )
 
 
 def test_mixed_starts_follow_their_parts(tmp_path):
@@ -209,25 +373,54 @@ def test_mixed_starts_follow_their_parts(tmp_path):
         written_start(tmp_path, value)
         (tmp_path / f"{value}.safetensors").replace(tmp_path / "fresh.safetensors")
         starts(tmp_path).commands([ROWS["Pretrain weights"]])
-        blocks = read_pretrained(tmp_path / "ours_weights.safetensors")[0]["codebook.blocks"]
+        blocks = read_pretrained(tmp_path / "ours_weights.safetensors")[0][
+            "codebook.blocks"
+        ]
         assert (blocks == len(value)).all()
 
 
 def test_the_table_of_made_runs(tmp_path):
     made_run(tmp_path / "class_iid" / "ours" / "run0", 150)
     made_run(tmp_path / "class_iid" / "half_capacity" / "run0", 120)
-    names = ["Ours", "Half capacity", "Vanilla pretrain", "256 blocks", "Pretrain weights", "No replay"]
-    cells = cells_of(names, options_of_table4(tmp_path, "--benchmark", "core50"), ["class_iid"], starts(), 200)
-    assert {cell.folder.name for cell in cells if cell.settings} == {"ours", "half_capacity", "no_replay"}
+    names = [
+        "Ours",
+        "Half capacity",
+        "Vanilla pretrain",
+        "256 blocks",
+        "Pretrain weights",
+        "No replay",
+    ]
+    cells = cells_of(
+        names,
+        options_of_table4(tmp_path, "--benchmark", "core50"),
+        ["class_iid"],
+        starts(),
+        200,
+    )
+    assert {cell.folder.name for cell in cells if cell.settings} == {
+        "ours",
+        "half_capacity",
+        "no_replay",
+    }
     found = {finding.cell.row: finding for finding in find(cells, [0])}
-    assert found["256 blocks"].mean == found["Ours"].mean == found["Vanilla pretrain"].mean == 75
+    assert (
+        found["256 blocks"].mean
+        == found["Ours"].mean
+        == found["Vanilla pretrain"].mean
+        == 75
+    )
     assert found["Vanilla pretrain"].cell.note == "the same runs as Ours"
-    assert found["Half capacity"].paired.mean == -15 and found["Half capacity"].p_holm is None
+    assert (
+        found["Half capacity"].paired.mean == -15
+        and found["Half capacity"].p_holm is None
+    )
     assert found["No replay"].mean is None
     assert found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
     # Without the file of Ours, runs that another call left are not tested against.
     some = starts(tmp_path / "no")
-    ours, half = find(cells_of(names[:2], options_of_table4(tmp_path), ["class_iid"], some, 200), [0])
+    ours, half = find(
+        cells_of(names[:2], options_of_table4(tmp_path), ["class_iid"], some, 200), [0]
+    )
     assert ours.mean is None and half.mean is None and half.paired is None
 
 
@@ -236,14 +429,29 @@ def test_starts_that_exist(tmp_path):
     written_start(tmp_path, "init_uniform", epochs=1)
     some = starts(tmp_path)
     for name in ("Ours", "Ours p.t. + im. rep.", "Freeze memory"):
-        assert settings_of_row(name, some)["pretrained"] == str(tmp_path / "ours.safetensors")
+        assert settings_of_row(name, some)["pretrained"] == str(
+            tmp_path / "ours.safetensors"
+        )
     assert "pretrained" not in settings_of_row("Vanilla pretrain", some)
-    assert settings_of_row("Uniform init.", some)["pretrained"] == str(tmp_path / "init_uniform.safetensors")
-    assert settings_of_row("Ours - direct loss", some).startswith("needs CRUMB pretraining: ")
-    assert settings_of_row("Ours - direct loss", some).endswith("no_direct_loss.safetensors")
+    assert settings_of_row("Uniform init.", some)["pretrained"] == str(
+        tmp_path / "init_uniform.safetensors"
+    )
+    assert settings_of_row("Ours - direct loss", some).startswith(
+        "needs CRUMB pretraining: "
+    )
+    assert settings_of_row("Ours - direct loss", some).endswith(
+        "no_direct_loss.safetensors"
+    )
     alone = starts(cifar100=tmp_path / "ours.safetensors")
-    assert settings_of_row("CIFAR100 pretrain", alone)["pretrained"] == str(tmp_path / "ours.safetensors")
+    assert settings_of_row("CIFAR100 pretrain", alone)["pretrained"] == str(
+        tmp_path / "ours.safetensors"
+    )
     assert "pretrained" not in settings_of_row("Ours", alone)
-    assert alone.described.endswith("without CRUMB pretraining, but where the row says otherwise")
+    assert alone.described.endswith(
+        "without CRUMB pretraining, but where the row says otherwise"
+    )
     done = called("table4_ablations", "--cifar100-start", tmp_path / "none.safetensors")
-    assert "--cifar100-start" in done.stderr and "no such file; make it with crumb pretrain" in done.stderr
+    assert (
+        "--cifar100-start" in done.stderr
+        and "no such file; make it with crumb pretrain" in done.stderr
+    )

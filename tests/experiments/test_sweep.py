@@ -19,29 +19,51 @@ from support.sweep import DONE, ERROR, exit_code, grid, run_cell
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
-from crumb_avalanche.runs.run_folder import FRAMES, RESULT, FinishedRunError, with_digests, write_json
+from crumb_avalanche.runs.run_folder import (
+    FRAMES,
+    RESULT,
+    FinishedRunError,
+    with_digests,
+    write_json,
+)
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
 
-# In processes that are forked from that of the tests, so that none imports anything; or in this process.
+# In processes that are forked from that of the tests, so that none imports anything; or
+# in this process.
 sweep = partial(module.sweep, method="fork")
 here = partial(module.sweep, processes=0, progress=False)
 
 
 @pytest.fixture(autouse=True)
 def collected():
-    gc.collect()  # a forked process that collects a session of ONNX Runtime waits for threads that it lacks
+    # a forked process that collects a session of ONNX Runtime waits for threads that it
+    # lacks
+    gc.collect()
 
 
-def finish(settings: RunSettings, config: str = "{benchmark: a, protocol: b, strategy: c, preset: d}") -> None:
+def finish(
+    settings: RunSettings,
+    config: str = "{benchmark: a, protocol: b, strategy: c, preset: d}",
+) -> None:
     """Write the result of a run."""
     folder = Path(settings.output)
     write_text(folder / "config.yaml", config)
     final = 10.0 + settings.run
-    result = {"run": settings.run, "final_accuracy": final, "process": os.getpid(), "provenance": {}, "bad_frames": []}
-    result |= {"accuracy_after": [final], "final_accuracy_per_experience": [final], FRAMES: ""}
+    result = {
+        "run": settings.run,
+        "final_accuracy": final,
+        "process": os.getpid(),
+        "provenance": {},
+        "bad_frames": [],
+    }
+    result |= {
+        "accuracy_after": [final],
+        "final_accuracy_per_experience": [final],
+        FRAMES: "",
+    }
     write_json(folder / RESULT, with_digests(folder, result))
 
 
@@ -92,7 +114,10 @@ def cells_of(output: Path, runs: int = 3, **changes) -> list[RunSettings]:
 
 def accuracies(cells: list[RunSettings]) -> list[float | None]:
     paths = [Path(cell.output) / RESULT for cell in cells]
-    return [json.loads(path.read_text())["final_accuracy"] if path.exists() else None for path in paths]
+    return [
+        json.loads(path.read_text())["final_accuracy"] if path.exists() else None
+        for path in paths
+    ]
 
 
 @pytest.mark.parametrize("processes", [0, 1, 2])
@@ -100,7 +125,9 @@ def test_a_cell_that_raises_stops_no_other_and_is_reported(processes, tmp_path, 
     cells = cells_of(tmp_path)
     folder = Path(cells[1].output)
     failed = sweep(cells, processes, work=raise_in_run_1)
-    assert accuracies(cells) == [10, None, 12] and failed == {folder: "ValueError: run 1 cannot be"}
+    assert accuracies(cells) == [10, None, 12] and failed == {
+        folder: "ValueError: run 1 cannot be"
+    }
     text = (folder / ERROR).read_text()
     assert text.startswith("Traceback") and "raise ValueError" in text
     assert (folder / "log.txt").read_text().startswith("something was said")
@@ -112,39 +139,70 @@ def test_a_cell_that_raises_stops_no_other_and_is_reported(processes, tmp_path, 
     results = [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
     assert not sweep(cells[1:2], processes, work=finish)
     assert accuracies(cells) == [10, 11, 12] and not (folder / ERROR).exists()
-    assert results == [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)], "not done again"
-    done_by = {json.loads((Path(cell.output) / RESULT).read_text())["process"] for cell in cells}
-    assert len(done_by) == (3 if processes else 1) and (os.getpid() in done_by) == (not processes)
+    assert results == [
+        (Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)
+    ], "not done again"
+    done_by = {
+        json.loads((Path(cell.output) / RESULT).read_text())["process"]
+        for cell in cells
+    }
+    assert len(done_by) == (3 if processes else 1) and (os.getpid() in done_by) == (
+        not processes
+    )
 
 
 @pytest.mark.parametrize("work", [die_once, die_at_the_end])
 def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
     cells = cells_of(tmp_path)
     assert not sweep(cells, work=work)
-    assert accuracies(cells) == [10, 11, 12] and not (Path(cells[1].output) / ERROR).exists()
-    assert f"died: {Path(cells[1].output)}: its process was killed by signal 9" in capsys.readouterr().err
+    assert (
+        accuracies(cells) == [10, 11, 12]
+        and not (Path(cells[1].output) / ERROR).exists()
+    )
+    assert (
+        f"died: {Path(cells[1].output)}: its process was killed by signal 9"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_cell_killed_each_time_or_out_of_memory_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
     said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
     assert sweep(cells, work=always_die, retries=1) == {Path(cells[1].output): said}
-    assert accuracies(cells) == [10, None, 12] and (Path(cells[1].output) / ERROR).read_text() == said + "\n"
-    said, cells = "out of memory (MemoryError): do fewer runs at a time", cells_of(tmp_path / "again")
+    assert (
+        accuracies(cells) == [10, None, 12]
+        and (Path(cells[1].output) / ERROR).read_text() == said + "\n"
+    )
+    said, cells = (
+        "out of memory (MemoryError): do fewer runs at a time",
+        cells_of(tmp_path / "again"),
+    )
     assert sweep(cells, work=take_all_memory) == {Path(cells[1].output): said}
     assert accuracies(cells) == [10, None, 12]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="needs a device that is always full"
+)
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     cells = cells_of(tmp_path)
     folder = Path(cells[1].output)
     folder.mkdir(parents=True)
-    for name in (RESULT, ERROR):  # whatever is written there meets "no space left", by the kernel
+    for name in (
+        RESULT,
+        ERROR,
+    ):  # whatever is written there meets "no space left", by the kernel
         (folder / f"{name}.{os.getpid()}.part").symlink_to("/dev/full")
     failed = here(cells, work=finish)
-    assert "run1 is full ([Errno 28] No space left on device): make room and give the same" in failed.pop(folder)
-    assert not failed and accuracies(cells) == [10, None, 12] and not [*folder.glob("*.part")]
+    assert (
+        "run1 is full ([Errno 28] No space left on device): make room and give the same"
+        in failed.pop(folder)
+    )
+    assert (
+        not failed
+        and accuracies(cells) == [10, None, 12]
+        and not [*folder.glob("*.part")]
+    )
     assert not here(cells[1:2], work=finish) and accuracies(cells) == [10, 11, 12]
 
 
@@ -195,7 +253,10 @@ def test_workers_die_with_their_driver(tmp_path):
 
 def test_wrong_calls_are_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
-    with pytest.raises(ValueError, match=r"1 folders belong to several cells, such as .*run0; give each its"):
+    with pytest.raises(
+        ValueError,
+        match=r"1 folders belong to several cells, such as .*run0; give each its",
+    ):
         sweep([cell, cell])
     finish(cell)
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
@@ -209,8 +270,21 @@ def test_wrong_calls_are_refused(tmp_path):
 def diverging(clips, tmp_path, monkeypatch):
     """A function that gives a run of four experiences of a class each, which diverges in an iteration of one."""
     check = DivergenceGuard.check
-    chosen = dict(benchmark="clip_folder", dataset_root=str(clips), preset="paper", weights="none", mem_size=8)
-    chosen |= dict(backbone="small_cnn", image_size=32, batch_size=8, first_epochs=1, threads=1, progress=False)
+    chosen = dict(
+        benchmark="clip_folder",
+        dataset_root=str(clips),
+        preset="paper",
+        weights="none",
+        mem_size=8,
+    )
+    chosen |= dict(
+        backbone="small_cnn",
+        image_size=32,
+        batch_size=8,
+        first_epochs=1,
+        threads=1,
+        progress=False,
+    )
 
     def settings(*place):
         def checked(guard, strategy, loss):
@@ -218,7 +292,9 @@ def diverging(clips, tmp_path, monkeypatch):
             check(guard, strategy, loss * float("nan") if now == place else loss)
 
         monkeypatch.setattr(DivergenceGuard, "check", checked)
-        return RunSettings(**chosen, classes_per_experience=1, output=str(tmp_path / "run0"))
+        return RunSettings(
+            **chosen, classes_per_experience=1, output=str(tmp_path / "run0")
+        )
 
     return settings
 
@@ -229,19 +305,35 @@ def test_a_diverged_run_counts(diverging, tmp_path):
     (run,) = finished_runs(tmp_path, [0])
     assert run.result["diverged_in_experience"] == 1
     after = run.result["accuracy_after"]
-    assert after[1:] == [None, None, run.final] and len(run.result["final_accuracy_per_experience"]) == 4
+    assert (
+        after[1:] == [None, None, run.final]
+        and len(run.result["final_accuracy_per_experience"]) == 4
+    )
     answers = run.predictions
-    assert len(answers["row"]) == 40 and set(answers["label"]) == {0, 1, 2, 3}, "all classes are asked"
-    assert run.final == pytest.approx(100 * np.mean(answers["label"] == answers["answer"]))
+    assert len(answers["row"]) == 40 and set(answers["label"]) == {0, 1, 2, 3}, (
+        "all classes are asked"
+    )
+    assert run.final == pytest.approx(
+        100 * np.mean(answers["label"] == answers["answer"])
+    )
     seen = run.result["classes_order"][:2]
-    assert set(answers["answer"]) <= {sorted(run.result["classes_order"]).index(name) for name in seen}
+    assert set(answers["answer"]) <= {
+        sorted(run.result["classes_order"]).index(name) for name in seen
+    }
     assert "the run ends here and counts" in (run.folder / "log.txt").read_text()
-    assert len(json.loads((run.folder / "ledger.json").read_text())["after_experience"]) == 4
+    assert (
+        len(json.loads((run.folder / "ledger.json").read_text())["after_experience"])
+        == 4
+    )
     assert run_cell(settings) == DONE, "it is finished"
 
 
 @pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])
-def test_otherwise_or_in_the_first_experience_it_is_an_error(diverging, tmp_path, place, counts):
-    with pytest.raises(TrainingDivergedError, match="in experience {}, iteration {}".format(*place)):
+def test_otherwise_or_in_the_first_experience_it_is_an_error(
+    diverging, tmp_path, place, counts
+):
+    with pytest.raises(
+        TrainingDivergedError, match="in experience {}, iteration {}".format(*place)
+    ):
         run_once(RunPlan.of(diverging(*place)), count_divergence=counts)
     assert not (tmp_path / "run0" / "result.json").exists()

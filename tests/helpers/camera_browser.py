@@ -10,8 +10,13 @@ import time
 
 import numpy as np
 
-PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-# The browser reads commands from descriptor 3 and writes to descriptor 4; both pipes may have these numbers already.
+PROGRAM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+# The browser reads commands from descriptor 3 and writes to descriptor 4; both pipes
+# may have these numbers already.
 START = """
 import fcntl, os, sys
 to_read, to_write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
@@ -25,12 +30,23 @@ def write_y4m(path, frames, rate=5):
     """Write ``(N, H, W, 3)`` uint8 RGB frames of even sides as uncompressed video."""
     height, width = frames.shape[1:3]
     with open(path, "wb") as file:
-        file.write(f"YUV4MPEG2 W{width} H{height} F{rate}:1 Ip A1:1 C420jpeg\n".encode())
+        file.write(
+            f"YUV4MPEG2 W{width} H{height} F{rate}:1 Ip A1:1 C420jpeg\n".encode()
+        )
         for frame in frames.astype(np.float64):
             red, green, blue = np.moveaxis(frame, 2, 0)
             light = 0.299 * red + 0.587 * green + 0.114 * blue
-            halves = [128 + 0.564 * (blue - light)[::2, ::2], 128 + 0.713 * (red - light)[::2, ::2]]
-            file.write(b"FRAME\n" + b"".join(np.clip(p, 0, 255).astype(np.uint8).tobytes() for p in (light, *halves)))
+            halves = [
+                128 + 0.564 * (blue - light)[::2, ::2],
+                128 + 0.713 * (red - light)[::2, ::2],
+            ]
+            file.write(
+                b"FRAME\n"
+                + b"".join(
+                    np.clip(p, 0, 255).astype(np.uint8).tobytes()
+                    for p in (light, *halves)
+                )
+            )
 
 
 class Chromium:
@@ -38,7 +54,8 @@ class Chromium:
 
     Args:
         profile: folder for its profile.
-        camera: a ``.y4m`` file that the camera plays again and again; None has no camera.
+        camera: a ``.y4m`` file that the camera plays again and again; None has no
+            camera.
 
     Attributes:
         events: messages of the browser so far, in order.
@@ -48,17 +65,48 @@ class Chromium:
     def __init__(self, profile, camera=None):
         to_read, self._out = os.pipe()
         self._in, to_write = os.pipe()
-        options = [f"--user-data-dir={profile}", "--remote-debugging-pipe", "--window-size=1400,900", "--no-first-run"]
-        options += ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        options = [
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
+            "--window-size=1400,900",
+            "--no-first-run",
+        ]
+        options += [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+        ]
         if camera is not None:
             options += [f"--use-file-for-fake-video-capture={camera}"]
-            options += ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
-        command = [sys.executable, "-c", START, str(to_read), str(to_write), PROGRAM, *options, "about:blank"]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (to_read, to_write)}
+            options += [
+                "--use-fake-device-for-media-stream",
+                "--use-fake-ui-for-media-stream",
+            ]
+        command = [
+            sys.executable,
+            "-c",
+            START,
+            str(to_read),
+            str(to_write),
+            PROGRAM,
+            *options,
+            "about:blank",
+        ]
+        pipes = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "pass_fds": (to_read, to_write),
+        }
         self._process = subprocess.Popen(command, **pipes)
         os.close(to_read)
         os.close(to_write)
-        self._numbers, self._rest, self.window, self.events = itertools.count(1), b"", None, []
+        self._numbers, self._rest, self.window, self.events = (
+            itertools.count(1),
+            b"",
+            None,
+            [],
+        )
 
     def __enter__(self):
         self.open_window()
@@ -73,8 +121,12 @@ class Chromium:
     def open_window(self):
         """Open a window, which gets the commands until ``window`` is another one; return the one that got them."""
         before, self.window = self.window, None
-        target = self.send("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
-        self.window = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self.send("Target.createTarget", url="about:blank", newWindow=True)[
+            "targetId"
+        ]
+        self.window = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
         return before
@@ -103,7 +155,9 @@ class Chromium:
 
     def evaluate(self, script):
         """Run JavaScript in the page and return its value."""
-        done = self.send("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        done = self.send(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
 
@@ -111,7 +165,9 @@ class Chromium:
         """Open a file, after which ``events`` are those of its page."""
         self.events.clear()
         self.send("Page.navigate", url=path.as_uri())
-        self.wait_for(f"location.href === {path.as_uri()!r} && document.readyState === 'complete'")
+        self.wait_for(
+            f"location.href === {path.as_uri()!r} && document.readyState === 'complete'"
+        )
 
     def wait_for(self, script, seconds=60):
         """Wait until JavaScript gives a true value, and return it."""
@@ -123,11 +179,11 @@ class Chromium:
 
     def mouse(self, kind, selector):
         """Move to an element, or press (``mousePressed``) or release the button there."""
-        place = (
-            "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
-        )
+        place = "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
         x, y = self.evaluate(place % selector)
-        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        self.send(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
+        )
 
     def choose(self, selector, *files):
         """Choose files in a file input."""
@@ -137,7 +193,9 @@ class Chromium:
 
     def click(self, selector):
         """Click an element."""
-        self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'nearest'}})")
+        self.evaluate(
+            f"document.querySelector({selector!r}).scrollIntoView({{block: 'nearest'}})"
+        )
         self.mouse("mousePressed", selector)
         self.mouse("mouseReleased", selector)
 
@@ -145,5 +203,16 @@ class Chromium:
         """Press (``keyDown``) or release (``keyUp``) a key."""
         codes = {" ": ("Space", 32), "Enter": ("Enter", 13), "Tab": ("Tab", 9)}
         code, number = codes[key]
-        text = {"text": " " if key == " " else "\r"} if kind == "keyDown" and key != "Tab" else {}
-        self.send("Input.dispatchKeyEvent", type=kind, key=key, code=code, windowsVirtualKeyCode=number, **text)
+        text = (
+            {"text": " " if key == " " else "\r"}
+            if kind == "keyDown" and key != "Tab"
+            else {}
+        )
+        self.send(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key=key,
+            code=code,
+            windowsVirtualKeyCode=number,
+            **text,
+        )

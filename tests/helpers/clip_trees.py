@@ -7,12 +7,20 @@ from PIL import Image
 
 from crumb_avalanche.learner.sources import clips_of
 
-TREE = ("cup/blue/desk/1.png", "cup/blue/desk/2.png", "cup/red/sofa/1.png", "mug/a.png", "mug/b.png")
+TREE = (
+    "cup/blue/desk/1.png",
+    "cup/blue/desk/2.png",
+    "cup/red/sofa/1.png",
+    "mug/a.png",
+    "mug/b.png",
+)
 
 
 def save(path, value=0, size=(6, 4), mode="RGB", **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.new("RGB", size, (value,) * 3).convert(mode, palette=Image.Palette.ADAPTIVE)
+    image = Image.new("RGB", size, (value,) * 3).convert(
+        mode, palette=Image.Palette.ADAPTIVE
+    )
     image.save(path, **options)
     return path
 
@@ -30,9 +38,16 @@ def read(source, root=None, **options):
         return os.path.relpath(path, root).replace(os.sep, "/") if root else path
 
     clips = clips_of(source, **options)
-    return [(short(clip.path), clip.label, [short(path) for path, _ in clip.frames]) for clip in clips]
+    return [
+        (short(clip.path), clip.label, [short(path) for path, _ in clip.frames])
+        for clip in clips
+    ]
 
 
 def pixels(source, **options):
     """The images of all clips as arrays."""
-    return [np.asarray(image) for clip in clips_of(source, **options) for _, image in clip.frames]
+    return [
+        np.asarray(image)
+        for clip in clips_of(source, **options)
+        for _, image in clip.frames
+    ]

@@ -1,7 +1,8 @@
 """Change values of a state at random, as somebody would who writes files by hand with right checksums.
 
-``crafted`` changes nested plain values and tensors as hypothesis draws it: a value is replaced by an odd one, an entry
-is left out, added or doubled, a tensor gets other values, another shape or another type.
+``crafted`` changes nested plain values and tensors as hypothesis draws it: a value is
+replaced by an odd one, an entry is left out, added or doubled, a tensor gets other
+values, another shape or another type.
 """
 
 import copy
@@ -12,10 +13,32 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 DEEP = "@deep"  # in a JSON text, lists in lists; see ``json_of``
-ODD = (None, True, -1, 0, 1, 2**31, 2**70, 10**5000, -(10**12), 0.5, -1.0, 1e300, float("nan"), float("inf"))
+ODD = (
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**70,
+    10**5000,
+    -(10**12),
+    0.5,
+    -1.0,
+    1e300,
+    float("nan"),
+    float("inf"),
+)
 ODD += ("", "x" * 100_000, "\ud800", "a\x1b[2Jb", "a/b", "../x", "\u202ecod", "PCG64")
 ODD += ([], {}, [None], {"x": 1}, [[1]], DEEP)
-DTYPES = (torch.float64, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float64,
+    torch.float16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 
 
 def json_of(value):
@@ -38,10 +61,28 @@ def places(value, path=()):
 
 def tensor_of(draw, tensor):
     """A tensor like another, with something wrong."""
-    kind = draw(st.sampled_from(["value", "value", "dtype", "longer", "shorter", "empty", "scaled", "flat", "tenfold"]))
+    kind = draw(
+        st.sampled_from(
+            [
+                "value",
+                "value",
+                "dtype",
+                "longer",
+                "shorter",
+                "empty",
+                "scaled",
+                "flat",
+                "tenfold",
+            ]
+        )
+    )
     if kind == "value" and tensor.numel():
         changed = tensor.clone()
-        odd = (float("nan"), float("inf"), -1.0, 1e30) if tensor.is_floating_point() else (-1, 1, 100, 127)
+        odd = (
+            (float("nan"), float("inf"), -1.0, 1e30)
+            if tensor.is_floating_point()
+            else (-1, 1, 100, 127)
+        )
         value = draw(st.sampled_from(odd))
         flat = changed.view(-1)
         flat[draw(st.integers(0, len(flat) - 1))] = value
@@ -65,12 +106,22 @@ def wrong(draw, value):
         return tensor_of(draw, value)
     if isinstance(value, dict) and value and draw(st.booleans()):
         key, other = (draw(st.sampled_from(list(value))) for _ in range(2))
-        return {**value, key: value[other], **({f"{key}2": value[other]} if draw(st.booleans()) else {})}
+        return {
+            **value,
+            key: value[other],
+            **({f"{key}2": value[other]} if draw(st.booleans()) else {}),
+        }
     if isinstance(value, list | tuple) and value and draw(st.booleans()):
-        return [*value, draw(st.sampled_from(list(value)))] if draw(st.booleans()) else list(value[1:])
+        return (
+            [*value, draw(st.sampled_from(list(value)))]
+            if draw(st.booleans())
+            else list(value[1:])
+        )
     if isinstance(value, int) and not isinstance(value, bool) and draw(st.booleans()):
         return value + draw(st.sampled_from([-1, 1, 1000]))
-    return copy.deepcopy(draw(st.sampled_from(ODD)))  # a later change may change its entries
+    return copy.deepcopy(
+        draw(st.sampled_from(ODD))
+    )  # a later change may change its entries
 
 
 def crafted(draw, value):

@@ -17,20 +17,52 @@ from crumb_avalanche.runs.command_settings import ReportSettings
 from crumb_avalanche.runs.run_folder import with_digests
 from crumb_avalanche.system.tensor_file import read_tensors
 
-CONFIG = dict(benchmark="toy_shapes", protocol="class_instance", strategy="crumb", preset="paper", pretrained=None)
+CONFIG = dict(
+    benchmark="toy_shapes",
+    protocol="class_instance",
+    strategy="crumb",
+    preset="paper",
+    pretrained=None,
+)
 CONFIG |= dict(classes_per_experience=2, threads=1, replay_weight=5.0)
-LEDGER = dict(buffer_items=12, buffer_bytes=64896, label_bytes=24, codebook_bytes=16384, statistics_bytes=0)
-LEDGER |= dict(memory_bytes=81304, plastic_bytes=805152, frozen_bytes=2152988, optimizer_bytes=821536)
-LEDGER |= dict(peak_rss_bytes=2192580608, images_per_second=80.0, train_seconds=10.0, seconds_features=0.0)
-LEDGER |= dict(seconds_search=2.0, seconds_plastic=5.0, seconds_replay=2.0, seconds_other=1.0)
+LEDGER = dict(
+    buffer_items=12,
+    buffer_bytes=64896,
+    label_bytes=24,
+    codebook_bytes=16384,
+    statistics_bytes=0,
+)
+LEDGER |= dict(
+    memory_bytes=81304,
+    plastic_bytes=805152,
+    frozen_bytes=2152988,
+    optimizer_bytes=821536,
+)
+LEDGER |= dict(
+    peak_rss_bytes=2192580608,
+    images_per_second=80.0,
+    train_seconds=10.0,
+    seconds_features=0.0,
+)
+LEDGER |= dict(
+    seconds_search=2.0, seconds_plastic=5.0, seconds_replay=2.0, seconds_other=1.0
+)
 CLASSES = ["cup", "pear", "dog", "car"]
 
 
-def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger=None, result=None, rows=None, **settings) -> Path:
+def fake_run(
+    folder: Path,
+    final: float = 70.0,
+    run: int = 0,
+    ledger=None,
+    result=None,
+    rows=None,
+    **settings,
+) -> Path:
     """Write a finished run of two experiences; an offline one learns both at once.
 
-    Entries of ``ledger`` and ``result`` replace the usual ones; one that is ``...`` is left out. ``rows`` are lines of
-    the accuracy matrix.
+    Entries of ``ledger`` and ``result`` replace the usual ones; one that is ``...`` is
+    left out. ``rows`` are lines of the accuracy matrix.
     """
     joint = settings.get("strategy") == "offline"
     after = [final] if joint else [100.0, final]
@@ -42,8 +74,17 @@ def fake_run(folder: Path, final: float = 70.0, run: int = 0, ledger=None, resul
     (folder / "ledger.json").write_text(json.dumps({**LEDGER, **(ledger or {})}))
     (folder / "accuracy_matrix.csv").write_text("\n".join(lines) + "\n")
     last = [float(value) for value in lines[-1].split(",")[1:] if value]
-    usual = {"run": run, "final_accuracy": final, "accuracy_after": after, "final_accuracy_per_experience": last}
-    usual |= {"classes_order": CLASSES, "classes_per_experience": [2] * len(last), "frame_table_sha256": "abc"}
+    usual = {
+        "run": run,
+        "final_accuracy": final,
+        "accuracy_after": after,
+        "final_accuracy_per_experience": last,
+    }
+    usual |= {
+        "classes_order": CLASSES,
+        "classes_per_experience": [2] * len(last),
+        "frame_table_sha256": "abc",
+    }
     usual |= {"provenance": {}, "bad_frames": [], **(result or {})}
     written = {name: value for name, value in usual.items() if value is not ...}
     (folder / "result.json").write_text(json.dumps(with_digests(folder, written)))
@@ -57,9 +98,19 @@ def report(*folders: Path, output: Path | None = None) -> None:
 def sweep(folder: Path) -> Path:
     """Write three runs of CRUMB: finals 60, 70, 80, mean 70, standard deviation sqrt((100 + 0 + 100) / 2) = 10."""
     for run, final in enumerate([60.0, 70.0, 80.0]):
-        ledger = {"memory_bytes": 1000 + run, "buffer_items": 10 + run, "images_per_second": 50.0 + 10 * run}
+        ledger = {
+            "memory_bytes": 1000 + run,
+            "buffer_items": 10 + run,
+            "images_per_second": 50.0 + 10 * run,
+        }
         fake_run(folder / "crumb" / f"run{run}", final, run, ledger, threads=run + 1)
-    fake_run(folder / "finetune", 25.0, 0, {"memory_bytes": 0, "buffer_items": 0}, strategy="finetune")
+    fake_run(
+        folder / "finetune",
+        25.0,
+        0,
+        {"memory_bytes": 0, "buffer_items": 0},
+        strategy="finetune",
+    )
     return folder
 
 
@@ -71,11 +122,17 @@ def tensors_of(folder: Path) -> dict:
 def weights_of(folder: Path) -> dict:
     """The weights that training changes, by their name in the model."""
     prefix = "strategy.model."
-    return {name.removeprefix(prefix): one for name, one in tensors_of(folder).items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): one
+        for name, one in tensors_of(folder).items()
+        if name.startswith(prefix)
+    }
 
 
 VOID = {"meta", "link", "br", "img", "input", "hr", "col", "wbr"}
-ATTACK = '<script>window.attacked = 1</script><img src=x onerror="window.attacked = 1">"\'&'
+ATTACK = (
+    '<script>window.attacked = 1</script><img src=x onerror="window.attacked = 1">"\'&'
+)
 
 
 class Page(HTMLParser):
@@ -84,7 +141,12 @@ class Page(HTMLParser):
     def __init__(self, text: str):
         super().__init__()
         self.open, self.ids, self.used, self.tables, self.texts = [], [], set(), {}, []
-        self.tags, self.attributes, self.table, self.in_head = Counter(), [], None, False
+        self.tags, self.attributes, self.table, self.in_head = (
+            Counter(),
+            [],
+            None,
+            False,
+        )
         self.feed(text)
         self.close()
         assert not self.open, f"never closed: {self.open}"
@@ -95,11 +157,17 @@ class Page(HTMLParser):
         self.tags[tag] += 1
         self.attributes += [(tag, *pair) for pair in attrs]
         self.ids += [value for key, value in attrs if key == "id"]
-        self.used.update(re.findall(r"url\(#([^)]+)\)", values.get("style") or values.get("clip-path") or ""))
+        self.used.update(
+            re.findall(
+                r"url\(#([^)]+)\)", values.get("style") or values.get("clip-path") or ""
+            )
+        )
         if (values.get("href") or "").startswith("#"):
             self.used.add(values["href"][1:])
         if tag == "table":
-            self.table = self.tables.setdefault(values.get("id", f"table-{len(self.tables)}"), [])
+            self.table = self.tables.setdefault(
+                values.get("id", f"table-{len(self.tables)}"), []
+            )
             self.names = []
         if tag == "thead":
             self.in_head = True
@@ -135,7 +203,12 @@ class Page(HTMLParser):
 def page_with(body: str) -> str:
     """A page of one section with HTML of its own."""
     page = '{% extends "page.html" %}{% block main %}<section id="one">{{ body }}</section>{% endblock %}'
-    values = {"title": "T & T", "lead": "lead", "headings": {"one": "A < B"}, "body": Markup(body)}
+    values = {
+        "title": "T & T",
+        "lead": "lead",
+        "headings": {"one": "A < B"},
+        "body": Markup(body),
+    }
     return environment().from_string(page).render(values)
 
 

@@ -22,13 +22,16 @@ def write_video(
 ) -> Path:
     """Write a video whose frames show their number (see `video_frame_number`) and a white upper left quarter.
 
-    `stamps` are the times of the frames in milliseconds, instead of seconds x rate frames; `matrix` is nine numbers
-    that turn the picture; `faststart` puts the table of an MP4 file in front, so that one cut off can be opened.
-    `sound` is so many seconds of silence; a `live` recording does not state its length.
+    `stamps` are the times of the frames in milliseconds, instead of seconds x rate
+    frames; `matrix` is nine numbers that turn the picture; `faststart` puts the table
+    of an MP4 file in front, so that one cut off can be opened. `sound` is so many
+    seconds of silence; a `live` recording does not state its length.
     """
     import av
 
-    codec = codec or {".webm": "libvpx", ".mpg": "mpeg1video"}.get(path.suffix.lower(), "libx264")
+    codec = codec or {".webm": "libvpx", ".mpg": "mpeg1video"}.get(
+        path.suffix.lower(), "libx264"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     options = {"live": "1"} if live else {"movflags": "faststart"} if faststart else {}
     with av.open(str(path), "w", options=options) as container:
@@ -37,16 +40,25 @@ def write_video(
         stream.width, stream.height = size
         stream.pix_fmt = "yuvj420p" if codec == "mjpeg" else "yuv420p"
         stream.bit_rate = 4_000_000
-        silence = container.add_stream("mp2" if path.suffix == ".mpg" else "aac", rate=48000) if sound else None
+        silence = (
+            container.add_stream("mp2" if path.suffix == ".mpg" else "aac", rate=48000)
+            if sound
+            else None
+        )
         if matrix is not None:
             stream.set_display_matrix(matrix)
         if stamps is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
-        for number, stamp in enumerate(range(round(seconds * rate)) if stamps is None else stamps):
+        for number, stamp in enumerate(
+            range(round(seconds * rate)) if stamps is None else stamps
+        ):
             picture = np.full((size[1], size[0], 3), 10 + 3 * number, np.uint8)
             picture[: size[1] // 2, : size[0] // 2] = 255
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24")
-            frame.pts, frame.time_base = stamp, Fraction(1, rate if stamps is None else 1000)
+            frame.pts, frame.time_base = (
+                stamp,
+                Fraction(1, rate if stamps is None else 1000),
+            )
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
         if silence is not None:
@@ -59,8 +71,14 @@ def _add_silence(container, stream, seconds: float) -> None:
     import av
 
     for second in range(round(seconds)):
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 48000), np.float32), format="fltp", layout="mono")
-        frame.sample_rate, frame.pts, frame.time_base = 48000, 48000 * second, Fraction(1, 48000)
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 48000), np.float32), format="fltp", layout="mono"
+        )
+        frame.sample_rate, frame.pts, frame.time_base = (
+            48000,
+            48000 * second,
+            Fraction(1, 48000),
+        )
         container.mux(stream.encode(frame))
     container.mux(stream.encode())
 
@@ -68,7 +86,15 @@ def _add_silence(container, stream, seconds: float) -> None:
 def frame_number(image: Image.Image) -> int:
     """The number of a frame of `write_video`, from the brightness of its lower right quarter."""
     width, height = image.size
-    return round((np.asarray(image.convert("RGB"), float)[height * 5 // 8 : -2, width * 5 // 8 : -2].mean() - 10) / 3)
+    return round(
+        (
+            np.asarray(image.convert("RGB"), float)[
+                height * 5 // 8 : -2, width * 5 // 8 : -2
+            ].mean()
+            - 10
+        )
+        / 3
+    )
 
 
 def video_frame_number(path: Path) -> int:

@@ -1,6 +1,7 @@
 """Damage that hypothesis draws, disks that fail, and the rule of every test of faults: nothing silent.
 
-After a fault, the result is that of the undamaged case, or an error or a warning of ours says what is wrong.
+After a fault, the result is that of the undamaged case, or an error or a warning of
+ours says what is wrong.
 """
 
 import contextlib
@@ -19,10 +20,21 @@ import crumb_avalanche
 from crumb_avalanche import cli
 from crumb_avalanche.system.atomic_file import cured
 
-OURS = tuple(str(Path(package.__file__).parent) for package in (benchmarks_toybox_ilab, crumb_avalanche))
+OURS = tuple(
+    str(Path(package.__file__).parent)
+    for package in (benchmarks_toybox_ilab, crumb_avalanche)
+)
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = {"os.rename", "os.mkdir", "os.truncate", "os.link", "os.symlink"}
-DAMAGES = ("byte",) * 5 + ("digit", "zeros", "noise", "cut", "longer", "moved", "left out")
+DAMAGES = ("byte",) * 5 + (
+    "digit",
+    "zeros",
+    "noise",
+    "cut",
+    "longer",
+    "moved",
+    "left out",
+)
 
 
 class OtherWordsError(ValueError):
@@ -33,19 +45,32 @@ def damaged(draw, data: bytes) -> bytes:
     """Return other bytes than given: a changed byte or digit, a span zeroed, moved or left out, a cut, or more."""
     how = draw(st.sampled_from(DAMAGES))
     last = max(0, len(data) - 1)
-    start = draw(st.integers(0, last) | st.integers(0, min(last, 1023)))  # headers are short and decide most
+    start = draw(
+        st.integers(0, last) | st.integers(0, min(last, 1023))
+    )  # headers are short and decide most
     end = min(len(data), start + draw(st.sampled_from((1, 7, 64, 512))))
     if how == "byte" and data:
         new = bytes([data[start] ^ draw(st.integers(1, 255))]) + data[start + 1 :]
-    elif how == "digit" and (digits := [place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57]):
+    elif how == "digit" and (
+        digits := [
+            place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57
+        ]
+    ):
         start = draw(st.sampled_from(digits))
         new = draw(st.sampled_from("0123456789")).encode() + data[start + 1 :]
     elif how == "cut":
         new = b""
     elif how == "longer":
-        start, new = len(data), draw(st.sampled_from((b"\0", b"\n", bytes(512), data[:512])))
+        start, new = (
+            len(data),
+            draw(st.sampled_from((b"\0", b"\n", bytes(512), data[:512]))),
+        )
     else:
-        spans = {"zeros": bytes(end - start), "moved": data[: end - start], "left out": b""}
+        spans = {
+            "zeros": bytes(end - start),
+            "moved": data[: end - start],
+            "left out": b"",
+        }
         new = spans.get(how, draw(st.binary(min_size=1, max_size=64))) + data[end:]
     found = data[:start] + new
     return found if found != data else data + b"\0"
@@ -55,7 +80,9 @@ def is_ours(error: BaseException) -> bool:
     """Whether a command would print an error as one line, and the words in it are ours."""
     if not isinstance(error, Exception) or cli.words_for(error) is None:
         return False
-    if isinstance(error, MemoryError | OtherWordsError) or (isinstance(error, OSError) and cured(error)):
+    if isinstance(error, MemoryError | OtherWordsError) or (
+        isinstance(error, OSError) and cured(error)
+    ):
         return True
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
@@ -63,10 +90,15 @@ def is_ours(error: BaseException) -> bool:
     return place is None or place.tb_frame.f_code.co_filename.startswith(OURS)
 
 
-def check(act: Callable[[], object], right: Callable[[object], bool], what: object = "") -> None:
+def check(
+    act: Callable[[], object], right: Callable[[object], bool], what: object = ""
+) -> None:
     """Do something with damaged files; fail unless its result is right, or words of ours say what is wrong."""
     err = io.StringIO()
-    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(err):
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        contextlib.redirect_stderr(err),
+    ):
         warnings.simplefilter("always")
         try:
             found = act()
@@ -74,7 +106,9 @@ def check(act: Callable[[], object], right: Callable[[object], bool], what: obje
             if not is_ours(error):
                 raise
             return
-    said = [str(one.message) for one in caught if one.category is UserWarning] + err.getvalue().splitlines()
+    said = [
+        str(one.message) for one in caught if one.category is UserWarning
+    ] + err.getvalue().splitlines()
     assert right(found) or said, f"silent: {what}"
 
 
@@ -86,9 +120,15 @@ def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None
     def hook(event: str, arguments: tuple) -> None:
         if not active or (event != "open" and event not in CHANGES):
             return
-        if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & WRITES):
+        if event == "open" and not (
+            isinstance(arguments[2], int) and arguments[2] & WRITES
+        ):
             return
-        path = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes | os.PathLike) else ""
+        path = (
+            os.fsdecode(arguments[0])
+            if isinstance(arguments[0], str | bytes | os.PathLike)
+            else ""
+        )
         if path.startswith(str(folder)):
             watch(path)
 
@@ -99,7 +139,9 @@ def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None
         active = False
 
 
-def command_killed_at(change: int, number: int, folder: str, arguments: list[str]) -> None:
+def command_killed_at(
+    change: int, number: int, folder: str, arguments: list[str]
+) -> None:
     """Do ``crumb ARGUMENTS`` in this process, which gets a signal before one of its changes of files in a folder."""
     left = [change]
 
@@ -109,5 +151,9 @@ def command_killed_at(change: int, number: int, folder: str, arguments: list[str
             os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with watched_changes(Path(folder), watch), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    with (
+        watched_changes(Path(folder), watch),
+        open(os.devnull, "w") as nothing,
+        contextlib.redirect_stdout(nothing),
+    ):
         sys.exit(cli.main(arguments))

@@ -15,9 +15,13 @@ def _crumb(arguments, output, errors):
     from crumb_avalanche.cli import main
 
     with contextlib.ExitStack() as files:
-        files.enter_context(contextlib.redirect_stdout(files.enter_context(open(output, "w"))))
+        files.enter_context(
+            contextlib.redirect_stdout(files.enter_context(open(output, "w")))
+        )
         if errors:
-            files.enter_context(contextlib.redirect_stderr(files.enter_context(open(errors, "w"))))
+            files.enter_context(
+                contextlib.redirect_stderr(files.enter_context(open(errors, "w")))
+            )
         sys.exit(main(arguments))
 
 

@@ -17,8 +17,18 @@ from small_models import SIZE, make_model
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
-from crumb_avalanche import CodeBuffer, CRUMBPlugin, CRUMBStrategy, SeenClassesPlugin, StreamStrategy
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, build_strategy
+from crumb_avalanche import (
+    CodeBuffer,
+    CRUMBPlugin,
+    CRUMBStrategy,
+    SeenClassesPlugin,
+    StreamStrategy,
+)
+from crumb_avalanche.methods.registry import (
+    STRATEGIES,
+    LearningSettings,
+    build_strategy,
+)
 from crumb_avalanche.models.split_model import SplitModel
 
 N_CLASSES, PER_EXPERIENCE = 6, 2
@@ -35,7 +45,9 @@ class LabelledImages(TensorDataset):
         self.targets = labels.tolist()
 
 
-def coloured_images(per_class: int = PER_CLASS, seed: int = 0, n_classes: int = N_CLASSES) -> LabelledImages:
+def coloured_images(
+    per_class: int = PER_CLASS, seed: int = 0, n_classes: int = N_CLASSES
+) -> LabelledImages:
     """Noisy images of one colour a class, in random order."""
     random = torch.Generator().manual_seed(seed)
     labels = torch.arange(per_class * n_classes) % n_classes
@@ -43,38 +55,63 @@ def coloured_images(per_class: int = PER_CLASS, seed: int = 0, n_classes: int = 
     angles = labels[:, None] * 2 * torch.pi / n_classes + torch.tensor([0.0, 2.1, 4.2])
     noise = torch.randn(len(labels), 3, SIZE, SIZE, generator=random)
     # No pixel below 0 or above 255 once the normalisation is undone.
-    return LabelledImages((1.5 * angles.cos()[:, :, None, None] + 0.5 * noise).clamp(-1.7, 2.2), labels)
+    return LabelledImages(
+        (1.5 * angles.cos()[:, :, None, None] + 0.5 * noise).clamp(-1.7, 2.2), labels
+    )
 
 
 def of_classes(data: LabelledImages, first: int, count: int = PER_EXPERIENCE):
     """The images of some consecutive classes as an Avalanche data set, which gives (x, y)."""
-    rows = [row for row, label in enumerate(data.targets) if first <= label < first + count]
+    rows = [
+        row for row, label in enumerate(data.targets) if first <= label < first + count
+    ]
     part = Subset(data, rows)
     part.targets = [data.targets[row] for row in rows]
     return as_classification_dataset(part)
 
 
-def host_benchmark(kind: str = "nc", per_class: int = PER_CLASS, n_classes: int = N_CLASSES):
+def host_benchmark(
+    kind: str = "nc", per_class: int = PER_CLASS, n_classes: int = N_CLASSES
+):
     """Experiences of two classes each, in the order of the labels; two test images a class."""
-    train, test = coloured_images(per_class, 0, n_classes), coloured_images(2, 1, n_classes)
+    train, test = (
+        coloured_images(per_class, 0, n_classes),
+        coloured_images(2, 1, n_classes),
+    )
     experiences = n_classes // PER_EXPERIENCE
     if kind.startswith("nc"):
         order = dict(shuffle=False, fixed_class_order=list(range(n_classes)))
-        return nc_benchmark(train, test, n_experiences=experiences, task_labels=kind == "nc_tasks", **order)
+        return nc_benchmark(
+            train,
+            test,
+            n_experiences=experiences,
+            task_labels=kind == "nc_tasks",
+            **order,
+        )
     if kind == "class_incremental":
         parts = {"train": train, "test": test}
-        return class_incremental_benchmark(parts, class_order=list(range(n_classes)), num_experiences=experiences)
+        return class_incremental_benchmark(
+            parts, class_order=list(range(n_classes)), num_experiences=experiences
+        )
     streams = {
-        name: [of_classes(data, PER_EXPERIENCE * number) for number in range(experiences)]
+        name: [
+            of_classes(data, PER_EXPERIENCE * number) for number in range(experiences)
+        ]
         for name, data in (("train", train), ("test", test))
     }
     benchmark = benchmark_from_datasets(**streams)
-    return task_incremental_benchmark(benchmark) if kind == "task_incremental" else benchmark
+    return (
+        task_incremental_benchmark(benchmark)
+        if kind == "task_incremental"
+        else benchmark
+    )
 
 
 def sgd(model: nn.Module, lr: float = 0.02, momentum: float = 0.9) -> torch.optim.SGD:
     """SGD over the weights that are trained."""
-    return torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=lr, momentum=momentum)
+    return torch.optim.SGD(
+        [w for w in model.parameters() if w.requires_grad], lr=lr, momentum=momentum
+    )
 
 
 def quiet() -> EvaluationPlugin:
@@ -112,32 +149,57 @@ OURS = ("CRUMBStrategy", "StreamStrategy", "Naive+CRUMBPlugin")
 STORING = ("CRUMBStrategy", "Naive+CRUMBPlugin")
 
 
-def our_strategy(name: str, model: SplitModel | None = None, buffer=None, plugins=(), **arguments):
+def our_strategy(
+    name: str, model: SplitModel | None = None, buffer=None, plugins=(), **arguments
+):
     """CRUMB as a strategy or as a plugin of Avalanche's ``Naive``, or fine-tuning; plugins run before CRUMB's."""
     torch.manual_seed(0)
     model = host_model() if model is None else model
-    arguments = {"model": model, "optimizer": sgd(model), "evaluator": quiet(), **COMMON, **arguments}
+    arguments = {
+        "model": model,
+        "optimizer": sgd(model),
+        "evaluator": quiet(),
+        **COMMON,
+        **arguments,
+    }
     if name == "StreamStrategy":
         return StreamStrategy(plugins=list(plugins), **arguments)
     buffer = CodeBuffer(MEM_SIZE) if buffer is None else buffer
     if name == "CRUMBStrategy":
         return CRUMBStrategy(storage_policy=buffer, plugins=list(plugins), **arguments)
     seen = SeenClassesPlugin()
-    return supervised.Naive(plugins=[seen, *plugins, CRUMBPlugin(buffer, seen=seen)], **arguments)
+    return supervised.Naive(
+        plugins=[seen, *plugins, CRUMBPlugin(buffer, seen=seen)], **arguments
+    )
 
 
 def buffer_of(strategy):
     """The buffer of the strategy's ``CRUMBPlugin``, or ``None``."""
-    return next((one.storage_policy for one in strategy.plugins if isinstance(one, CRUMBPlugin)), None)
+    return next(
+        (
+            one.storage_policy
+            for one in strategy.plugins
+            if isinstance(one, CRUMBPlugin)
+        ),
+        None,
+    )
 
 
-def registered(name: str, model: SplitModel | None = None, mem_size: int = MEM_SIZE, train_epochs: int = 2, **host):
+def registered(
+    name: str,
+    model: SplitModel | None = None,
+    mem_size: int = MEM_SIZE,
+    train_epochs: int = 2,
+    **host,
+):
     """A strategy of our registry, with the same number of epochs in every experience."""
     torch.manual_seed(0)
     model = host_model(codebook=STRATEGIES[name].codebook) if model is None else model
     rates = {"learning_rate": 0.02, "batch_size": 8, "eval_batch_size": 8}
     settings = LearningSettings(first_epochs=train_epochs, epochs=train_epochs, **rates)
-    return build_strategy(name, model, settings, mem_size, **({"evaluator": quiet()} | host))
+    return build_strategy(
+        name, model, settings, mem_size, **({"evaluator": quiet()} | host)
+    )
 
 
 def without_head(model: SplitModel) -> nn.Module:
@@ -150,24 +212,40 @@ def _icarl(model, optimizer, **arguments):
     del arguments["criterion"]  # iCaRL has its own
     head = without_head(model)
     memory = dict(memory_size=MEM_SIZE, buffer_transform=None, fixed_memory=True)
-    return supervised.ICaRL(feature_extractor=model, classifier=head, optimizer=optimizer, **memory, **arguments)
+    return supervised.ICaRL(
+        feature_extractor=model,
+        classifier=head,
+        optimizer=optimizer,
+        **memory,
+        **arguments,
+    )
 
 
 def _slda(model, criterion, evaluator, train_mb_size, eval_mb_size, **_):
-    own = dict(criterion=criterion, evaluator=evaluator, train_mb_size=train_mb_size, eval_mb_size=eval_mb_size)
-    own |= dict(input_size=8, num_classes=N_CLASSES, output_layer_name="plastic_layers.flatten")
+    own = dict(
+        criterion=criterion,
+        evaluator=evaluator,
+        train_mb_size=train_mb_size,
+        eval_mb_size=eval_mb_size,
+    )
+    own |= dict(
+        input_size=8, num_classes=N_CLASSES, output_layer_name="plastic_layers.flatten"
+    )
     return supervised.StreamingLDA(slda_model=model, **own)
 
 
 def _rwalk(**arguments):
-    return supervised.Naive(plugins=[RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=3)], **arguments)
+    return supervised.Naive(
+        plugins=[RWalkPlugin(ewc_lambda=0.1, ewc_alpha=0.9, delta_t=3)], **arguments
+    )
 
 
 def _with(kind: type[SupervisedTemplate], **settings) -> Callable:
     return lambda **arguments: kind(**arguments, **settings)
 
 
-# Strategies of the host that look into a model, copy it or put it back, and train a SplitModel as it is.
+# Strategies of the host that look into a model, copy it or put it back, and train a
+# SplitModel as it is.
 HOST: dict[str, Callable] = {
     "test_cwrstar": _with(supervised.CWRStar, cwr_layer_name="plastic_layers.head"),
     "test_gdumb": _with(supervised.GDumb, mem_size=MEM_SIZE),
@@ -185,5 +263,9 @@ HOST: dict[str, Callable] = {
 def host_strategy(name: str, model: SplitModel):
     """A strategy of Avalanche, by the test of its own that runs it."""
     torch.manual_seed(0)
-    arguments = {"optimizer": sgd(model), "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
+    arguments = {
+        "optimizer": sgd(model),
+        "criterion": nn.CrossEntropyLoss(),
+        "evaluator": quiet(),
+    }
     return HOST[name](model=model, **COMMON, **arguments)

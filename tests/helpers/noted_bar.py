@@ -5,7 +5,8 @@ class NotedBar:
     """Give it as ``progress``, for one bar or several.
 
     Attributes:
-        seen: title, unit, number done and total of each bar when it is made and after each step.
+        seen: title, unit, number done and total of each bar when it is made and after
+            each step.
         text: the last text beside the numbers.
     """
 

@@ -8,19 +8,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)  # indented in a tab
+BLOCK = re.compile(
+    r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE
+)  # indented in a tab
 SEPARATORS = {";", "&&", "|", "do", "done"}
 
 
 def pages() -> list[Path]:
     """All Markdown pages of the repository that people read."""
-    names = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "experiments/README.md"]
+    names = [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "experiments/README.md",
+    ]
     return [ROOT / name for name in names] + sorted((ROOT / "docs").glob("*.md"))
 
 
 def blocks(text: str, language: str) -> list[str]:
     """The code blocks of a language."""
-    return [textwrap.dedent(code) for _, name, code in BLOCK.findall(text) if name == language]
+    return [
+        textwrap.dedent(code)
+        for _, name, code in BLOCK.findall(text)
+        if name == language
+    ]
 
 
 def prose(text: str) -> str:
@@ -58,13 +70,18 @@ def commands(text: str) -> Iterator[list[str]]:
 def script_flags(script: str) -> set[str]:
     """Flags that a script of experiments/ names, itself or by the common options.
 
-    This takes no import; ``test_site.py`` parses the same commands with the scripts' parsers.
+    This takes no import; ``test_site.py`` parses the same commands with the scripts'
+    parsers.
     """
     folder = ROOT / "experiments"
     paths, found = [folder / script], set()
     text = paths[0].read_text()
     modules = ("common_options", "bench", "open_set")
-    paths += [folder / "support" / f"{module}.py" for module in modules if f"support.{module}" in text]
+    paths += [
+        folder / "support" / f"{module}.py"
+        for module in modules
+        if f"support.{module}" in text
+    ]
     for path in paths:
         found.update(re.findall(r"(?<![\w-])--[a-z][\w-]*", path.read_text()))
     return found

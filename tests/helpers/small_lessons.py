@@ -13,7 +13,9 @@ def images(number, count=6, seed=0):
     """Noisy images of four patches whose colours are a class's own; ``(count, 32, 32, 3)`` uint8."""
     random = np.random.default_rng(1000 * seed + number)
     patches = np.kron(COLOURS[number].reshape(2, 2, 3), np.ones((16, 16, 1)))
-    return np.clip(patches + random.normal(0, 25, (count, SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+    return np.clip(
+        patches + random.normal(0, 25, (count, SIZE, SIZE, 3)), 0, 255
+    ).astype(np.uint8)
 
 
 def taught(learner, classes=4, count=6):
@@ -24,11 +26,14 @@ def taught(learner, classes=4, count=6):
 
 def tensors(learner):
     """All tensors of a learner's state by name."""
-    return flatten({**learner.state_dict(), "history": None, "pictures": None, "lessons": None})[1]
+    return flatten(
+        {**learner.state_dict(), "history": None, "pictures": None, "lessons": None}
+    )[1]
 
 
 def same(one, other):
     one, other = tensors(one), tensors(other)
     return one.keys() == other.keys() and all(
-        torch.equal(value.nan_to_num(7), other[name].nan_to_num(7)) for name, value in one.items()
+        torch.equal(value.nan_to_num(7), other[name].nan_to_num(7))
+        for name, value in one.items()
     )

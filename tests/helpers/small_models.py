@@ -19,14 +19,24 @@ def make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> Spli
     """Images of 16 pixels -> maps of 8x4x4 -> a codebook of 8 rows of 4 -> logits; same seed, same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        extractor = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        layers = dict(conv=nn.Conv2d(8, 8, 3, padding=1), relu=nn.ReLU(), pool=nn.AdaptiveAvgPool2d(1))
-        plastic = nn.Sequential(OrderedDict(**layers, flatten=nn.Flatten(), head=nn.Linear(8, n_classes)))
+        extractor = nn.Sequential(
+            nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        layers = dict(
+            conv=nn.Conv2d(8, 8, 3, padding=1),
+            relu=nn.ReLU(),
+            pool=nn.AdaptiveAvgPool2d(1),
+        )
+        plastic = nn.Sequential(
+            OrderedDict(**layers, flatten=nn.Flatten(), head=nn.Linear(8, n_classes))
+        )
         images = torch.randn(16, 3, SIZE, SIZE)
     table = Codebook(8, 4) if codebook else None
     model = SplitModel(extractor, plastic, "head", codebook=table, image_size=SIZE)
     if codebook:
-        init_dense_matched_(table, model.features(images), torch.Generator().manual_seed(seed))
+        init_dense_matched_(
+            table, model.features(images), torch.Generator().manual_seed(seed)
+        )
     return model
 
 
@@ -45,15 +55,28 @@ class DrawnOnce:
         return _drawn(path)
 
 
-def make_stream(classes_per_experience: int = 2, run: int = 0, protocol: str = "class_instance", classes=CLASSES):
+def make_stream(
+    classes_per_experience: int = 2,
+    run: int = 0,
+    protocol: str = "class_instance",
+    classes=CLASSES,
+):
     """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 
-    shown = dict(objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,))
+    shown = dict(
+        objects_per_class=2,
+        sessions=2,
+        frames_per_clip=5,
+        size=SIZE,
+        held_out_sessions=(1,),
+    )
     table = ToyShapesFrames(classes=classes, **shown)
     table.reader = DrawnOnce()
     transform = pixel_transform(SIZE)
-    return make_benchmark(table, protocol, run, classes_per_experience, transform, transform)
+    return make_benchmark(
+        table, protocol, run, classes_per_experience, transform, transform
+    )
 
 
 def coloured() -> TensorDataset:
@@ -62,7 +85,9 @@ def coloured() -> TensorDataset:
     labels = torch.arange(40) % 4
     colours = torch.tensor([[200, 0, 0], [0, 200, 0], [0, 0, 200], [120, 120, 0]])
     noise = torch.randint(0, 55, (40, 3, 16, 16), generator=generator)
-    return TensorDataset((colours[labels][:, :, None, None] + noise).to(torch.uint8), labels)
+    return TensorDataset(
+        (colours[labels][:, :, None, None] + noise).to(torch.uint8), labels
+    )
 
 
 def conv_head_model() -> SplitModel:

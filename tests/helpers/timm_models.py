@@ -1,26 +1,64 @@
 """Small networks of timm's classes, registered with timm under names of their own."""
 
-from timm.models import VisionTransformer, build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import (
+    VisionTransformer,
+    build_model_with_cfg,
+    generate_default_cfgs,
+    register_model,
+)
 from timm.models.swin_transformer import SwinTransformer
 
-_USUAL = dict(url="", input_size=(3, 64, 64), fixed_input_size=True, interpolation="bicubic", crop_pct=1.0)
+_USUAL = dict(
+    url="",
+    input_size=(3, 64, 64),
+    fixed_input_size=True,
+    interpolation="bicubic",
+    crop_pct=1.0,
+)
 _USUAL |= dict(first_conv="patch_embed.proj")
 # As DINOv2: no classifier, a class token and registers.
-_DINO = dict(num_classes=0, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3), classifier="head")
-_SWIN = dict(num_classes=10, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), classifier="head.fc")
-default_cfgs = generate_default_cfgs({"small_dinov2.untrained": _USUAL | _DINO, "small_swin.untrained": _USUAL | _SWIN})
+_DINO = dict(
+    num_classes=0, mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.3), classifier="head"
+)
+_SWIN = dict(
+    num_classes=10,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+    classifier="head.fc",
+)
+default_cfgs = generate_default_cfgs(
+    {"small_dinov2.untrained": _USUAL | _DINO, "small_swin.untrained": _USUAL | _SWIN}
+)
 
 
 @register_model
 def small_dinov2(pretrained=False, **kwargs):
     """Three blocks of 32 channels, patches of 8 pixels, a class token and four registers."""
-    usual = dict(img_size=64, patch_size=8, embed_dim=32, depth=3, num_heads=2, init_values=1e-5, reg_tokens=4)
+    usual = dict(
+        img_size=64,
+        patch_size=8,
+        embed_dim=32,
+        depth=3,
+        num_heads=2,
+        init_values=1e-5,
+        reg_tokens=4,
+    )
     usual |= dict(no_embed_class=True)
-    return build_model_with_cfg(VisionTransformer, "small_dinov2", pretrained, **{**usual, **kwargs})
+    return build_model_with_cfg(
+        VisionTransformer, "small_dinov2", pretrained, **{**usual, **kwargs}
+    )
 
 
 @register_model
 def small_swin(pretrained=False, **kwargs):
     """Four stages of 16 to 128 channels, which are the last axis of their maps."""
-    usual = dict(img_size=64, window_size=4, embed_dim=16, depths=(1, 1, 2, 1), num_heads=(1, 2, 4, 8))
-    return build_model_with_cfg(SwinTransformer, "small_swin", pretrained, **{**usual, **kwargs})
+    usual = dict(
+        img_size=64,
+        window_size=4,
+        embed_dim=16,
+        depths=(1, 1, 2, 1),
+        num_heads=(1, 2, 4, 8),
+    )
+    return build_model_with_cfg(
+        SwinTransformer, "small_swin", pretrained, **{**usual, **kwargs}
+    )

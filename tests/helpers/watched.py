@@ -4,7 +4,12 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from small_models import CLASSES, make_model, make_stream
 
-from crumb_avalanche.methods.registry import STRATEGIES, Entry, LearningSettings, build_strategy
+from crumb_avalanche.methods.registry import (
+    STRATEGIES,
+    Entry,
+    LearningSettings,
+    build_strategy,
+)
 from crumb_avalanche.training.crumb import CRUMBStrategy
 
 SIX = ("fish", "house", "key", "leaf", "ring", "star")  # three experiences of two
@@ -85,10 +90,23 @@ def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
     return build_strategy(name, model, learning, mem_size, seed, "cpu", method, **host)
 
 
-def taught(name, experiences=None, classes=CLASSES, per_experience=2, mem_size=7, plugins=(), **more):
+def taught(
+    name,
+    experiences=None,
+    classes=CLASSES,
+    per_experience=2,
+    mem_size=7,
+    plugins=(),
+    **more,
+):
     """What ``learned`` returns of the small model without a codebook, and the small stream of some classes."""
-    model, stream = make_model(n_classes=len(classes), codebook=False), make_stream(per_experience, classes=classes)
-    return learned(name, model, stream, mem_size, experiences, plugins=list(plugins), **more), stream
+    model, stream = (
+        make_model(n_classes=len(classes), codebook=False),
+        make_stream(per_experience, classes=classes),
+    )
+    return learned(
+        name, model, stream, mem_size, experiences, plugins=list(plugins), **more
+    ), stream
 
 
 def learned(name, model, stream, mem_size=7, experiences=None, **more):
@@ -101,20 +119,33 @@ def learned(name, model, stream, mem_size=7, experiences=None, **more):
 
 BATCH, EPOCHS, MEM_SIZE = 6, 2, 7
 SGD = dict(lr=0.05, momentum=0.9, weight_decay=1e-3)
-PAPER = dict(direct_weight=0.0, codebook_weight=1.0, replay_weight=1.0, replay_steps=1, fused=False)
+PAPER = dict(
+    direct_weight=0.0,
+    codebook_weight=1.0,
+    replay_weight=1.0,
+    replay_steps=1,
+    fused=False,
+)
 DIRECT = dict(direct_weight=1.0, codebook_weight=0.0)
 
 
 def make(kind, model, *plugins, **arguments):
     """A strategy of any class that prints nothing, with batches of six and SGD over all weights."""
-    settings = dict(train_mb_size=BATCH, evaluator=EvaluationPlugin(loggers=[])) | arguments
-    settings.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+    settings = (
+        dict(train_mb_size=BATCH, evaluator=EvaluationPlugin(loggers=[])) | arguments
+    )
+    settings.setdefault(
+        "optimizer", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    )
     return kind(model=model, plugins=list(plugins), **settings)
 
 
 def train(model, stream, buffer, plugins=(), shuffle=False, **arguments):
     """The small stream through ``CRUMBStrategy``; returns the strategy."""
-    settings = dict(first_epochs=EPOCHS, optimizer=torch.optim.SGD(model.parameters(), **SGD)) | arguments
+    settings = (
+        dict(first_epochs=EPOCHS, optimizer=torch.optim.SGD(model.parameters(), **SGD))
+        | arguments
+    )
     strategy = make(CRUMBStrategy, model, *plugins, storage_policy=buffer, **settings)
     for experience in stream.train_stream:
         strategy.train(experience, shuffle=shuffle)

@@ -1,6 +1,7 @@
 """Facts of Avalanche's tests of strategies, plugins and checkpoints for ours, and for its own over a ``SplitModel``.
 
-Ids name the host's test. ``docs/host_tests.md`` lists its tests that say nothing of our parts.
+Ids name the host's test. ``docs/host_tests.md`` lists its tests that say nothing of our
+parts.
 """
 
 import re
@@ -10,7 +11,11 @@ import pytest
 import torch
 from avalanche.benchmarks.scenarios.online import OnlineCLScenario
 from avalanche.checkpointing import maybe_load_checkpoint, save_checkpoint
-from avalanche.evaluation.metrics import accuracy_metrics, class_accuracy_metrics, loss_metrics
+from avalanche.evaluation.metrics import (
+    accuracy_metrics,
+    class_accuracy_metrics,
+    loss_metrics,
+)
 from avalanche.training.determinism.rng_manager import RNGManager
 from avalanche.training.plugins import (
     AGEMPlugin,
@@ -44,7 +49,13 @@ from host_benchmarks import (
 )
 from small_models import make_model, make_stream
 
-from crumb_avalanche import ClassBalancedReservoir, CodeBuffer, ImageBuffer, LedgerMetric, MapBuffer
+from crumb_avalanche import (
+    ClassBalancedReservoir,
+    CodeBuffer,
+    ImageBuffer,
+    LedgerMetric,
+    MapBuffer,
+)
 from crumb_avalanche.memory.packing import bits_per_code, pack
 from crumb_avalanche.methods.penalties import StreamSI
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -74,15 +85,27 @@ class Callbacks(SupervisedPlugin):
         self.calls: list[str] = []
 
 
-for _event in [name for name in dir(SupervisedPlugin) if re.match("before_|after_", name)]:
-    setattr(Callbacks, _event, lambda self, strategy, _name=_event, **kwargs: self.calls.append(_name))
+for _event in [
+    name for name in dir(SupervisedPlugin) if re.match("before_|after_", name)
+]:
+    setattr(
+        Callbacks,
+        _event,
+        lambda self, strategy, _name=_event, **kwargs: self.calls.append(_name),
+    )
 
 
 @cache
 def callbacks_of_naive():
     """The callbacks that the host's ``Naive`` calls, in order, in training and evaluation on one experience."""
     callbacks, model = Callbacks(), host_model()
-    naive = Naive(model=model, optimizer=sgd(model), plugins=[callbacks], evaluator=quiet(), **COMMON)
+    naive = Naive(
+        model=model,
+        optimizer=sgd(model),
+        plugins=[callbacks],
+        evaluator=quiet(),
+        **COMMON,
+    )
     return calls_of(naive, callbacks)
 
 
@@ -96,16 +119,25 @@ def calls_of(strategy, callbacks):
 def run(strategy, benchmark):
     """Train on every experience and evaluate all test images after each, as the host's ``run_strategy`` does."""
     outputs, model = Outputs(), strategy.model
-    before = [one.clone() for one in model.feature_extractor.parameters()] if isinstance(model, SplitModel) else []
+    before = (
+        [one.clone() for one in model.feature_extractor.parameters()]
+        if isinstance(model, SplitModel)
+        else []
+    )
     strategy.plugins.append(outputs)
     for experience in benchmark.train_stream:
         strategy.train(experience, num_workers=0)
         strategy.eval(benchmark.test_stream)
     rounds = len(benchmark.train_stream)
-    assert outputs.images == rounds * sum(len(experience.dataset) for experience in benchmark.test_stream)
+    assert outputs.images == rounds * sum(
+        len(experience.dataset) for experience in benchmark.test_stream
+    )
     assert outputs.finite and strategy.clock.train_exp_counter == rounds
     if before:
-        assert all(torch.equal(*pair) for pair in zip(before, strategy.model.feature_extractor.parameters()))
+        assert all(
+            torch.equal(*pair)
+            for pair in zip(before, strategy.model.feature_extractor.parameters())
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -126,16 +158,22 @@ def test_ours_train_and_evaluate_every_kind_of_benchmark(name, kind):
 def test_every_callback_is_called_in_the_same_order(name):
     """test_callback_reachability."""
     callbacks = Callbacks()
-    assert calls_of(our_strategy(name, plugins=[callbacks]), callbacks) == callbacks_of_naive()
+    assert (
+        calls_of(our_strategy(name, plugins=[callbacks]), callbacks)
+        == callbacks_of_naive()
+    )
     assert len(set(callbacks.calls)) >= 22
 
 
 @pytest.mark.parametrize("kind", ["nc_tasks", "from_datasets"])
-@pytest.mark.parametrize("name", [name for name, entry in STRATEGIES.items() if not entry.joint])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in STRATEGIES.items() if not entry.joint]
+)
 def test_registry_trains_and_evaluates(name, kind):
     """test_naive, test_replay, test_lwf, test_gem, test_ewc, test_mas, test_icarl, test_bic, test_cope and others.
 
-    Ours also where the host's strategy of that name needs task labels; and test_callback_reachability.
+    Ours also where the host's strategy of that name needs task labels; and
+    test_callback_reachability.
     """
     callbacks = Callbacks()
     strategy = registered(name, train_epochs=1, plugins=[callbacks])
@@ -148,10 +186,16 @@ def test_registry_trains_and_evaluates(name, kind):
 def test_the_hosts_own_strategies_train_a_split_model(name):
     """Ids are the host's tests; F stays as it was bit for bit, P is trained."""
     model = host_model()
-    plastic = {key: value.clone() for key, value in model.plastic_layers.state_dict().items()}
+    plastic = {
+        key: value.clone() for key, value in model.plastic_layers.state_dict().items()
+    }
     strategy = host_strategy(name, model)
     run(strategy, host_benchmark("nc_tasks"))
-    moved = [key for key, value in model.plastic_layers.state_dict().items() if not torch.equal(value, plastic[key])]
+    moved = [
+        key
+        for key, value in model.plastic_layers.state_dict().items()
+        if not torch.equal(value, plastic[key])
+    ]
     assert bool(moved) == (name != "test_slda")  # it has statistics of its own
 
 
@@ -160,13 +204,23 @@ def test_the_hosts_own_strategies_train_a_split_model(name):
 def test_online_scenario(name, boundaries):
     """test_naive of ``test_online_strategies.py``: one sub-experience a call, or the whole stream in one."""
     trace, benchmark = Trace(), host_benchmark("nc")
-    online = OnlineCLScenario(benchmark.streams.values(), experience_size=10, access_task_boundaries=boundaries)
-    strategy = (our_strategy if name in OURS else registered)(name, plugins=[trace], train_epochs=1)
-    for part in online.train_online_stream if boundaries else [online.train_online_stream]:
+    online = OnlineCLScenario(
+        benchmark.streams.values(),
+        experience_size=10,
+        access_task_boundaries=boundaries,
+    )
+    strategy = (our_strategy if name in OURS else registered)(
+        name, plugins=[trace], train_epochs=1
+    )
+    for part in (
+        online.train_online_stream if boundaries else [online.train_online_stream]
+    ):
         strategy.train(part, num_workers=0)
         strategy.eval(online.original_test_stream[:])
     assert strategy.clock.train_exp_counter == 6  # three experiences of 10 and 6 images
-    assert len(trace.labels) == 6 and sum(map(len, trace.labels)) >= N_CLASSES * PER_CLASS
+    assert (
+        len(trace.labels) == 6 and sum(map(len, trace.labels)) >= N_CLASSES * PER_CLASS
+    )
 
 
 @pytest.mark.parametrize("name", STORING)
@@ -189,7 +243,9 @@ def test_metrics_receive_the_events_of_replay(name):
     for experience in host_benchmark("nc").train_stream:
         strategy.train(experience)
     # Two experiences of two epochs of two batches have memories to replay.
-    assert metric.calls[::2] == 8 * ["before"] and all(loss > 0 for loss in metric.calls[1::2])
+    assert metric.calls[::2] == 8 * ["before"] and all(
+        loss > 0 for loss in metric.calls[1::2]
+    )
     with pytest.raises(AttributeError):
         evaluator.on_replay_loss(strategy)
 
@@ -199,10 +255,18 @@ def label_of_rows(buffer, model):
     images = coloured_images()
     rows = model.pixels(images.tensors[0])
     if isinstance(buffer, CodeBuffer):
-        codes = model.encode(model.features(images.tensors[0])).permute(0, 2, 3, 1).flatten(1)
+        codes = (
+            model.encode(model.features(images.tensors[0]))
+            .permute(0, 2, 3, 1)
+            .flatten(1)
+        )
         rows = pack(codes, bits_per_code(model.codebook.codebook_size))
     known = {row.numpy().tobytes(): label for row, label in zip(rows, images.targets)}
-    return [known[row.numpy().tobytes()] for row, label in zip(buffer.rows, buffer.labels) if label >= 0]
+    return [
+        known[row.numpy().tobytes()]
+        for row, label in zip(buffer.rows, buffer.labels)
+        if label >= 0
+    ]
 
 
 BESIDE = {
@@ -216,7 +280,9 @@ BESIDE = {
 
 
 @pytest.mark.parametrize("plugin", BESIDE)
-@pytest.mark.parametrize("name, kind", [("CRUMBStrategy", CodeBuffer), ("Naive+CRUMBPlugin", ImageBuffer)])
+@pytest.mark.parametrize(
+    "name, kind", [("CRUMBStrategy", CodeBuffer), ("Naive+CRUMBPlugin", ImageBuffer)]
+)
 def test_the_hosts_plugins_beside_ours(name, plugin, kind):
     """Ids are tests of ``test_strategies.py``: the plugin has an effect, and memories have the right labels."""
     ends = []
@@ -227,7 +293,9 @@ def test_the_hosts_plugins_beside_ours(name, plugin, kind):
         strategy = our_strategy(name, model, buffer, plugins=plugins)
         for experience in host_benchmark("nc").train_stream:
             strategy.train(experience)
-        assert label_of_rows(buffer, model) == [label for label in buffer.labels.tolist() if label >= 0]
+        assert label_of_rows(buffer, model) == [
+            label for label in buffer.labels.tolist() if label >= 0
+        ]
         assert sorted(buffer.classes) == list(range(N_CLASSES))
         ends.append(model.plastic_layers.head.weight.detach())
     assert torch.isfinite(ends[1]).all() and not torch.equal(*ends)
@@ -237,16 +305,25 @@ def test_the_hosts_plugins_beside_ours(name, plugin, kind):
 def test_agem_is_refused(name):
     """test_agem: the host's plugin cannot flatten gradients of a ``SplitModel``."""
     with pytest.raises((TypeError, ValueError), match="use the method gem"):
-        our_strategy(name, plugins=[AGEMPlugin(8, 8)]).train(host_benchmark("nc").train_stream)
+        our_strategy(name, plugins=[AGEMPlugin(8, 8)]).train(
+            host_benchmark("nc").train_stream
+        )
 
 
 def make(kind, buffer):
     """The benchmark of four experiences and a learner, as at the start of the script."""
     RNGManager.set_random_seeds(1234)
     parts = {"epoch": True, "experience": True, "stream": True}
-    metrics = [accuracy_metrics(**parts), loss_metrics(**parts), class_accuracy_metrics(stream=True), LedgerMetric()]
+    metrics = [
+        accuracy_metrics(**parts),
+        loss_metrics(**parts),
+        class_accuracy_metrics(stream=True),
+        LedgerMetric(),
+    ]
     arguments = dict(train_mb_size=3, evaluator=EvaluationPlugin(*metrics, loggers=[]))
-    return make_stream(classes_per_experience=1), our_strategy(kind, make_model(), buffer(6), **arguments)
+    return make_stream(classes_per_experience=1), our_strategy(
+        kind, make_model(), buffer(6), **arguments
+    )
 
 
 def train(benchmark, strategy, start=0, stop=4):
@@ -255,14 +332,29 @@ def train(benchmark, strategy, start=0, stop=4):
     for experience in list(benchmark.train_stream)[start:stop]:
         strategy.train(experience)
         values = strategy.eval(benchmark.test_stream)
-        times = ("Ledger/seconds", "Ledger/train_seconds", "Ledger/images_per_second", "Ledger/peak_rss")
-        results.append({name: value for name, value in values.items() if not name.startswith(times)})
+        times = (
+            "Ledger/seconds",
+            "Ledger/train_seconds",
+            "Ledger/images_per_second",
+            "Ledger/peak_rss",
+        )
+        results.append(
+            {
+                name: value
+                for name, value in values.items()
+                if not name.startswith(times)
+            }
+        )
     return results
 
 
 @pytest.mark.parametrize(
     ("kind", "buffer", "stop"),
-    [("CRUMBStrategy", CodeBuffer, 1), ("CRUMBStrategy", MapBuffer, 3), ("Naive+CRUMBPlugin", ImageBuffer, 2)],
+    [
+        ("CRUMBStrategy", CodeBuffer, 1),
+        ("CRUMBStrategy", MapBuffer, 3),
+        ("Naive+CRUMBPlugin", ImageBuffer, 2),
+    ],
 )
 def test_a_run_resumes_from_a_checkpoint_of_avalanches(tmp_path, kind, buffer, stop):
     benchmark, whole = make(kind, buffer)
@@ -275,8 +367,20 @@ def test_a_run_resumes_from_a_checkpoint_of_avalanches(tmp_path, kind, buffer, s
     second, start = maybe_load_checkpoint(second, tmp_path / "checkpoint.pkl")
     assert start == stop
     results += train(benchmark, second, start)
-    assert results == expected and len(results) == 4 and all(len(one) > 10 for one in results)
-    for one, other in zip(whole.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+    assert (
+        results == expected
+        and len(results) == 4
+        and all(len(one) > 10 for one in results)
+    )
+    for one, other in zip(
+        whole.model.state_dict().values(),
+        second.model.state_dict().values(),
+        strict=True,
+    ):
         assert torch.equal(one, other)
     one, other = buffer_of(whole), buffer_of(second)
-    assert len(one) == 6 and torch.equal(one.rows, other.rows) and torch.equal(one.labels, other.labels)
+    assert (
+        len(one) == 6
+        and torch.equal(one.rows, other.rows)
+        and torch.equal(one.labels, other.labels)
+    )

@@ -19,7 +19,9 @@ def make(network):
 
     def made(method="recommended", budget_bytes=4_000_000):
         learner = Learner.__new__(Learner)
-        learner._set_up("rda" if method == "recommended" else method, network, budget_bytes)
+        learner._set_up(
+            "rda" if method == "recommended" else method, network, budget_bytes
+        )
         return learner
 
     return made
@@ -41,6 +43,12 @@ def served(tmp_path_factory, weights_file):
         learner.teach(np.full((1, 32, 32, 3), 80 + 90 * number, np.uint8), name)
     learner.save(path)
     shared = SharedLearner(learner, path)
-    with TestClient(application(shared, token, [origin]), origin, headers={"X-Crumb-Token": token}) as client:
-        yield client, lambda: [(one.name, one.images) for one in shared.learner.classes], path
+    with TestClient(
+        application(shared, token, [origin]), origin, headers={"X-Crumb-Token": token}
+    ) as client:
+        yield (
+            client,
+            lambda: [(one.name, one.images) for one in shared.learner.classes],
+            path,
+        )
     shared.close()

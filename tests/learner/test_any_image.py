@@ -1,6 +1,7 @@
 """Images of every format, mode, depth, orientation and alpha end in the right pixels, or damaged ones in one line.
 
-What is expected is computed from the numbers that were drawn, by other means than the reader's.
+What is expected is computed from the numbers that were drawn, by other means than the
+reader's.
 """
 
 import struct
@@ -17,7 +18,8 @@ from raw_images import chunk, write_png, write_tiff
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner.sources import clips_of
 
-# Format: channels that it may have (1 grey, 2 with alpha, 3 colours, 4 with alpha), and bits of a channel.
+# Format: channels that it may have (1 grey, 2 with alpha, 3 colours, 4 with alpha), and
+#     bits of a channel.
 FILES = {
     "png": ((1, 2, 3, 4), (8, 16)),
     "deep.png": ((1,), (10, 12, 14)),
@@ -58,11 +60,24 @@ def images(draw, name):
     channels, depths = (FILES | MEMORY)[name]
     bits, count = draw(st.sampled_from(depths)), draw(st.sampled_from(channels))
     shape = (draw(st.integers(1, 5)), draw(st.integers(1, 5)), count)
-    pixels = draw(numbers.arrays(np.uint16, shape, elements=st.integers(0, 2**bits - 1)))
-    pixels[0, 0] = 2**bits - 1  # without a bright pixel nothing says how many bits are used
+    pixels = draw(
+        numbers.arrays(np.uint16, shape, elements=st.integers(0, 2**bits - 1))
+    )
+    pixels[0, 0] = (
+        2**bits - 1
+    )  # without a bright pixel nothing says how many bits are used
     if name == "gif":  # written with few colours
         pixels = np.where(pixels > 127, np.uint16(255), np.uint16(0))
-    turns = name in ("png", "deep.png", "few.png", "tif", "deep.tif", "big.tif", "deflate.tif", "webp")
+    turns = name in (
+        "png",
+        "deep.png",
+        "few.png",
+        "tif",
+        "deep.tif",
+        "big.tif",
+        "deflate.tif",
+        "webp",
+    )
     orientation = draw(st.sampled_from(list(TURNED))) if turns else 1
     place = draw(st.integers(-500, 500)) if name in FILES else -1
     return pixels, bits, orientation, place if place >= 0 else None
@@ -82,16 +97,30 @@ def expected(pixels, bits, orientation):
 def written(folder, name, pixels, bits, orientation):
     """The source: a file, or an image in memory."""
     kind = name.rpartition(".")[2]
-    path = folder / ("image.jpg" if kind == "gif" else f"image.{kind}")  # what counts is the content
+    path = folder / (
+        "image.jpg" if kind == "gif" else f"image.{kind}"
+    )  # what counts is the content
     height, width, channels = pixels.shape
     if kind == "png" and name != "palette.png":
-        exif = chunk(b"eXIf", b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0" + struct.pack("<HHI", orientation, 0, 0))
+        exif = chunk(
+            b"eXIf",
+            b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0"
+            + struct.pack("<HHI", orientation, 0, 0),
+        )
         return write_png(path, pixels, bits if bits <= 8 else 16, exif)
     if kind == "tif":
         shallow = pixels.astype(np.uint8 if bits == 8 else np.uint16)
-        return write_tiff(path, shallow, ">" if name == "big.tif" else "<", name == "deflate.tif", {274: orientation})
+        return write_tiff(
+            path,
+            shallow,
+            ">" if name == "big.tif" else "<",
+            name == "deflate.tif",
+            {274: orientation},
+        )
     if name == "pgm" and bits == 16:
-        path.write_bytes(b"P5 %d %d 65535\n" % (width, height) + pixels.astype(">u2").tobytes())
+        path.write_bytes(
+            b"P5 %d %d 65535\n" % (width, height) + pixels.astype(">u2").tobytes()
+        )
         return path
     if name == "array":
         return pixels.astype(np.uint8) if bits == 8 else pixels
@@ -100,20 +129,35 @@ def written(folder, name, pixels, bits, orientation):
         return torch.from_numpy(np.moveaxis(shallow, -1, 0).copy())
     if name == "deep pil":
         return Image.fromarray(pixels[..., 0])
-    image = Image.fromarray(pixels.astype(np.uint8)[..., 0] if channels == 1 else pixels.astype(np.uint8))
+    image = Image.fromarray(
+        pixels.astype(np.uint8)[..., 0] if channels == 1 else pixels.astype(np.uint8)
+    )
     if name == "pil":
         return image
     if name == "palette.png":
-        colours, places = np.unique(pixels.reshape(-1, channels), axis=0, return_inverse=True)
+        colours, places = np.unique(
+            pixels.reshape(-1, channels), axis=0, return_inverse=True
+        )
         image = Image.fromarray(places.reshape(height, width).astype(np.uint8), "P")
         image.putpalette(colours[:, :3].astype(np.uint8).tobytes())
-        alpha = {"transparency": colours[:, 3].astype(np.uint8).tobytes()} if channels == 4 else {}
+        alpha = (
+            {"transparency": colours[:, 3].astype(np.uint8).tobytes()}
+            if channels == 4
+            else {}
+        )
         image.save(path, **alpha)
         return path
     exif = Image.Exif()
     exif[0x0112] = orientation
-    options = {"webp": {"lossless": True, "exact": True, "exif": exif}, "jp2": {"irreversible": False}}
-    image.save(path, {"jp2": "JPEG2000", "pgm": "PPM"}.get(kind, kind.upper()), **options.get(kind, {}))
+    options = {
+        "webp": {"lossless": True, "exact": True, "exif": exif},
+        "jp2": {"irreversible": False},
+    }
+    image.save(
+        path,
+        {"jp2": "JPEG2000", "pgm": "PPM"}.get(kind, kind.upper()),
+        **options.get(kind, {}),
+    )
     return path
 
 
@@ -128,7 +172,9 @@ def test_an_image_is_read_right_or_refused(tmp_path_factory, name, data):
         data[damage % len(data)] ^= 1 + damage % 255
         source.write_bytes(data)
     try:
-        (frame,) = [np.asarray(image) for clip in clips_of(source) for _, image in clip.frames]
+        (frame,) = [
+            np.asarray(image) for clip in clips_of(source) for _, image in clip.frames
+        ]
     except BadFrameError as error:
         assert damage is not None and "\n" not in str(error) and "image." in str(error)
         return

@@ -25,13 +25,23 @@ from crumb_avalanche.learner.sources import clips_of
     [
         ("linux", 0, ("/dev/video0", {"format": "v4l2"})),
         ("linux", "/dev/video2", ("/dev/video2", {"format": "v4l2"})),
-        ("darwin", 0, ("0", {"format": "avfoundation", "options": {"framerate": "30"}})),
-        ("darwin", "FaceTime", ("FaceTime", {"format": "avfoundation", "options": {"framerate": "30"}})),
+        (
+            "darwin",
+            0,
+            ("0", {"format": "avfoundation", "options": {"framerate": "30"}}),
+        ),
+        (
+            "darwin",
+            "FaceTime",
+            ("FaceTime", {"format": "avfoundation", "options": {"framerate": "30"}}),
+        ),
         ("win32", "My Camera", ("video=My Camera", {"format": "dshow"})),
         ("win32", "video=My Camera", ("video=My Camera", {"format": "dshow"})),
     ],
 )
-def test_the_platform_decides_how_a_camera_is_opened(video, monkeypatch, platform, device, expected):
+def test_the_platform_decides_how_a_camera_is_opened(
+    video, monkeypatch, platform, device, expected
+):
     opened, av = [], pytest.importorskip("av")
 
     def fake(name, timeout, real=av.open, **options):
@@ -45,13 +55,21 @@ def test_the_platform_decides_how_a_camera_is_opened(video, monkeypatch, platfor
     frames = list(clip.frames)
     assert opened == [expected]
     assert (clip.path, clip.label) == (f"camera {device}", "mug")
-    assert [path for path, _ in frames] == [f"camera {device}#t={time}" for time in ("0", "0.5", "1", "1.5")]
+    assert [path for path, _ in frames] == [
+        f"camera {device}#t={time}" for time in ("0", "0.5", "1", "1.5")
+    ]
     assert [frame_number(image) for _, image in frames] == [0, 5, 10, 15]
 
 
 @pytest.mark.parametrize(
     ("seconds", "fps", "expected"),
-    [(1, 10, list(range(10))), (0.5, 50, [0, 1, 2, 3, 4]), (10, 1, [0, 10, 20]), (1, 3, [0, 4, 7]), (0.01, 1, [0])],
+    [
+        (1, 10, list(range(10))),
+        (0.5, 50, [0, 1, 2, 3, 4]),
+        (10, 1, [0, 10, 20]),
+        (1, 3, [0, 4, 7]),
+        (0.01, 1, [0]),
+    ],
 )
 def test_a_file_in_place_of_a_camera(video, seconds, fps, expected):
     frames = list(camera_clip(str(video), seconds, fps).frames)
@@ -77,7 +95,9 @@ def fake_camera(monkeypatch, stamps, closed=lambda: None):
         for stamp in stamps:
             if isinstance(stamp, Exception):
                 raise stamp
-            frame = av.VideoFrame.from_ndarray(np.zeros((4, 6, 3), np.uint8), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(
+                np.zeros((4, 6, 3), np.uint8), format="rgb24"
+            )
             frame.pts, frame.time_base = round(1000 * stamp), Fraction(1, 1000)
             yield frame
 
@@ -93,7 +113,9 @@ def fake_camera(monkeypatch, stamps, closed=lambda: None):
 
 
 def times(seconds=10, fps=10):
-    return [path.partition("#t=")[2] for path, _ in camera_clip("x", seconds, fps).frames]
+    return [
+        path.partition("#t=")[2] for path, _ in camera_clip("x", seconds, fps).frames
+    ]
 
 
 NOT_YET = BlockingIOError(35, "unavailable")
@@ -103,7 +125,11 @@ NOT_YET = BlockingIOError(35, "unavailable")
     ("stamps", "options", "expected"),
     [
         ([NOT_YET, 5.0, NOT_YET, 5.1, 5.2], {}, ["0", "0.1", "0.2"]),  # asked again
-        ([0, 0.1, 0.95, 1.0, 1.1], {"fps": 5}, ["0", "0.8", "1"]),  # late frames are not repeated
+        (
+            [0, 0.1, 0.95, 1.0, 1.1],
+            {"fps": 5},
+            ["0", "0.8", "1"],
+        ),  # late frames are not repeated
         (repeat(3.0), {"seconds": 2}, ["0"]),  # time stamps that stand still end too
         ([], {}, "gives no frame"),
         (repeat(NOT_YET), {}, "gives no frame in 10 seconds"),
@@ -126,7 +152,9 @@ def test_a_camera_that_is_not_there(monkeypatch, platform):
     pytest.importorskip("av")
     monkeypatch.setattr(sys, "platform", platform)
     cure = {"linux": "/dev/video", "darwin": "avfoundation", "win32": "dshow"}[platform]
-    with pytest.raises(CameraError, match=rf"camera no such camera cannot be opened: .*{cure}"):
+    with pytest.raises(
+        CameraError, match=rf"camera no such camera cannot be opened: .*{cure}"
+    ):
         list(camera_clip("no such camera").frames)
 
 
@@ -148,13 +176,18 @@ def test_pyav_is_needed(monkeypatch):
     ],
 )
 def test_arguments(monkeypatch, arguments, fact):
-    monkeypatch.setattr(sys, "platform", "win32" if "device" in arguments else sys.platform)
+    monkeypatch.setattr(
+        sys, "platform", "win32" if "device" in arguments else sys.platform
+    )
     with pytest.raises(ValueError, match=fact):
         camera_clip(**arguments)
 
 
 def numbers(source, **options):
-    return [[frame_number(image) for _, image in clip.frames] for clip in clips_of(source, **options)]
+    return [
+        [frame_number(image) for _, image in clip.frames]
+        for clip in clips_of(source, **options)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -167,12 +200,18 @@ def video(tmp_path_factory):
 def test_a_video_is_sampled_without_a_frame_given_twice(video, tmp_path):
     assert numbers(video) == [[*range(0, 30, 2)]]  # a short one 5 times a second
     assert numbers(write_video(tmp_path / "slow.mp4", rate=2)) == [[*range(6)]]
-    assert read(video, video.parent)[0][2][:3] == [f"clip.mp4#t={time}" for time in ("0", "0.2", "0.4")]
+    assert read(video, video.parent)[0][2][:3] == [
+        f"clip.mp4#t={time}" for time in ("0", "0.2", "0.4")
+    ]
     assert os.listdir(video.parent) == ["clip.mp4"], "nothing is written beside a video"
 
 
-@pytest.mark.parametrize(("seconds", "rate"), [(0, 5), (3, 5), (8, 2.5), (20, 1), (3600, 1)])
-def test_the_rate_of_a_video_depends_on_its_length(monkeypatch, tmp_path, seconds, rate):
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(0, 5), (3, 5), (8, 2.5), (20, 1), (3600, 1)]
+)
+def test_the_rate_of_a_video_depends_on_its_length(
+    monkeypatch, tmp_path, seconds, rate
+):
     monkeypatch.setattr(sources, "seconds_of", lambda video, most: seconds)
     assert sources._default_rate(tmp_path) == pytest.approx(rate, rel=0.01)
 
@@ -191,12 +230,22 @@ def test_videos_and_photos_are_all_taken_and_frames_are_those_of_a_run(tmp_path)
     save(tmp_path / "cup" / "a" / "x.png")
     clips = list(clips_of(tmp_path))
     frames = [[np.asarray(image) for _, image in clip.frames] for clip in clips]
-    assert [(os.path.relpath(clip.path, tmp_path), clip.label, len(some)) for clip, some in zip(clips, frames)] == [
-        *[("cup/a", "cup", 1), ("cup/object/2.MP4", "cup", 15), ("mug/10.mp4", "mug", 15)],
+    assert [
+        (os.path.relpath(clip.path, tmp_path), clip.label, len(some))
+        for clip, some in zip(clips, frames)
+    ] == [
+        *[
+            ("cup/a", "cup", 1),
+            ("cup/object/2.MP4", "cup", 15),
+            ("mug/10.mp4", "mug", 15),
+        ],
     ]
     table = ClipFolderFrames(tmp_path, held_out=0, fps=5)
     assert frames[2][0].shape == (512, 683, 3) and len(table) == 31
-    assert all(np.array_equal(image, table.read(row)) for row, image in enumerate(chain(*frames)))
+    assert all(
+        np.array_equal(image, table.read(row))
+        for row, image in enumerate(chain(*frames))
+    )
 
 
 def test_bad_videos(video, tmp_path):
@@ -208,8 +257,17 @@ def test_bad_videos(video, tmp_path):
     (tmp_path / "4.mp4").write_bytes(whole)
     bad = []
     found = numbers(tmp_path, on_bad="skip", report=bad.append)
-    assert 0 < len(found[0]) < 40 and found == [[*range(0, 80, 2)][: len(found[0])], [], [], [*range(0, 30, 2)]]
-    assert [os.path.basename(entry.path) for entry in bad] == ["1_cut.mp4", "2_text.mp4", "3_empty.mov"]
+    assert 0 < len(found[0]) < 40 and found == [
+        [*range(0, 80, 2)][: len(found[0])],
+        [],
+        [],
+        [*range(0, 30, 2)],
+    ]
+    assert [os.path.basename(entry.path) for entry in bad] == [
+        "1_cut.mp4",
+        "2_text.mp4",
+        "3_empty.mov",
+    ]
     assert re.search(r"(truncated|cannot be decoded) after \d", bad[0].reason)
     assert "cannot be opened" in bad[1].reason and "0 bytes" in bad[2].reason
     for path in ("1_cut.mp4", "2_text.mp4", "3_empty.mov"):
@@ -222,7 +280,9 @@ def test_a_video_needs_pyav(tmp_path, monkeypatch):
     save(tmp_path / "b.png")
     monkeypatch.setitem(sys.modules, "av", None)
     bad = []
-    assert [len(frames) for _, _, frames in read(tmp_path, on_bad="skip", report=bad.append)] == [1, 0]
+    assert [
+        len(frames) for _, _, frames in read(tmp_path, on_bad="skip", report=bad.append)
+    ] == [1, 0]
     assert 'pip install -e ".[video]"' in bad[0].reason
     with pytest.raises(ImportError, match="PyAV"):
         read(tmp_path)

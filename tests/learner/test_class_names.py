@@ -4,11 +4,17 @@ import pytest
 from clip_trees import write_tree
 from small_lessons import images
 
-from benchmarks_toybox_ilab.tables.names import DoubtfulNameError, check_name, check_near
+from benchmarks_toybox_ilab.tables.names import (
+    DoubtfulNameError,
+    check_name,
+    check_near,
+)
 from crumb_avalanche.learner.clips import Clip, check_class_folders
 
 
-@pytest.mark.parametrize("name", ["mug", "tea cup", "<b>mug & co", "カップ", "👩‍🚀", "x" * 200, "a.b", "..."])
+@pytest.mark.parametrize(
+    "name", ["mug", "tea cup", "<b>mug & co", "カップ", "👩‍🚀", "x" * 200, "a.b", "..."]
+)
 def test_class_names(name):
     assert check_name(name) == name
 
@@ -44,12 +50,24 @@ def test_names_that_look_the_same_are_the_same():
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        *(("Cup", "cup"), ("ｃｕｐ", "cup"), ("tea  cup", "tea cup"), ("tea\u00a0cup", "tea cup")),
-        *(("STRASSE", "Straße"), ("CAFE\u0301", "café"), ("ﬁsh", "fish"), ("❤\ufe0f", "❤")),
+        *(
+            ("Cup", "cup"),
+            ("ｃｕｐ", "cup"),
+            ("tea  cup", "tea cup"),
+            ("tea\u00a0cup", "tea cup"),
+        ),
+        *(
+            ("STRASSE", "Straße"),
+            ("CAFE\u0301", "café"),
+            ("ﬁsh", "fish"),
+            ("❤\ufe0f", "❤"),
+        ),
     ],
 )
 def test_near_twins_are_asked_about(name, near):
-    with pytest.raises(DoubtfulNameError, match=r"is nearly the name of class .*new_class=True") as error:
+    with pytest.raises(
+        DoubtfulNameError, match=r"is nearly the name of class .*new_class=True"
+    ) as error:
         check_near([check_name(name)], [check_name(near)])
     assert error.value.near == near
 
@@ -76,7 +94,10 @@ def test_near_twins_come_by_no_other_road(make):
 
 def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_path):
     twins = write_tree(tmp_path / "twins", ["tea  cup/1.png", "tea cup/1.png"])
-    splits = write_tree(tmp_path / "splits", ["train/cup/1.png", "valid/cup/1.png", "TEST_SET/cup/1.png"])
+    splits = write_tree(
+        tmp_path / "splits",
+        ["train/cup/1.png", "valid/cup/1.png", "TEST_SET/cup/1.png"],
+    )
     one = write_tree(tmp_path / "one", ["train/cup/1.png", "train/mug/1.png"])
     inner = write_tree(tmp_path / "inner", ["images/train/1.png", "images/val/1.png"])
     for source, fact in (
@@ -87,8 +108,14 @@ def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_pa
     ):
         with pytest.raises(DoubtfulNameError, match=rf"{fact}.*new_class=True"):
             check_class_folders(str(source))
-    with pytest.raises(DoubtfulNameError, match="'images' is nearly the name of class 'Images'"):
-        check_class_folders(write_tree(tmp_path / "known", ["images/1.png"]), ["Images"])
-    vehicles = write_tree(tmp_path / "vehicles", ["train/1.png", "car/1.png", "test car/1.png"])
+    with pytest.raises(
+        DoubtfulNameError, match="'images' is nearly the name of class 'Images'"
+    ):
+        check_class_folders(
+            write_tree(tmp_path / "known", ["images/1.png"]), ["Images"]
+        )
+    vehicles = write_tree(
+        tmp_path / "vehicles", ["train/1.png", "car/1.png", "test car/1.png"]
+    )
     for source in (vehicles, splits / "train", tmp_path / "absent", [splits], None):
         check_class_folders(source, ["cup"])

@@ -19,7 +19,12 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_file import LEARNER, LearnerError
 from crumb_avalanche.models.backbone_names import Preprocessing
-from crumb_avalanche.system.tensor_file import flatten, read_tensors, unflatten, write_tensors
+from crumb_avalanche.system.tensor_file import (
+    flatten,
+    read_tensors,
+    unflatten,
+    write_tensors,
+)
 
 PHOTO = images(0, 1)[0]
 
@@ -47,7 +52,11 @@ def files(tmp_path_factory, weights_file):
 def parts_of(path):
     tensors, metadata = read_tensors(path)
     state = unflatten(json.loads(metadata["tree"]), tensors)
-    return {"format": metadata["format"], "learner": json.loads(metadata["learner"]), "state": state}
+    return {
+        "format": metadata["format"],
+        "learner": json.loads(metadata["learner"]),
+        "state": state,
+    }
 
 
 def write_crafted(path, data, parts):
@@ -70,7 +79,12 @@ def written(path, parts):
 def check_line(error, path):
     """An error is one line of bounded length, safe to print, that names the file."""
     text = str(error)
-    assert str(path) in text and "\n" not in text and len(text) < 1000 and text.isprintable(), text[:2000]
+    assert (
+        str(path) in text
+        and "\n" not in text
+        and len(text) < 1000
+        and text.isprintable()
+    ), text[:2000]
 
 
 def check_use(path, weights, other):
@@ -85,7 +99,11 @@ def check_use(path, weights, other):
             answer = learner.predict(PHOTO)
             shares = [answer.confidence, *(share for _, share in answer.runners_up)]
             assert answer.label in {info.name for info in learner.classes}
-            assert np.isfinite(shares).all() and min(shares) >= 0 and sum(shares) <= 1 + 1e-6
+            assert (
+                np.isfinite(shares).all()
+                and min(shares) >= 0
+                and sum(shares) <= 1 + 1e-6
+            )
         merged.merge(learner)
         merged.save(again)
         assert Learner.load(again).classes == merged.classes
@@ -118,9 +136,39 @@ def run_files(tmp_path_factory, clips):
     folder, parts = tmp_path_factory.mktemp("runs"), {}
     for name in ("ncm", "er"):
         command = [
-            *("run", "--benchmark", "clip_folder", "--dataset-root", clips, "--weights", "none", "--preset", "paper"),
-            *("--backbone", "small_cnn", "--image-size", 32, "--batch-size", 8, "--first-epochs", 1, "--threads", 1),
-            *("--progress", "false", "--mem-size", 8, "--checkpoint", "false", "--strategy", name),
+            *(
+                "run",
+                "--benchmark",
+                "clip_folder",
+                "--dataset-root",
+                clips,
+                "--weights",
+                "none",
+                "--preset",
+                "paper",
+            ),
+            *(
+                "--backbone",
+                "small_cnn",
+                "--image-size",
+                32,
+                "--batch-size",
+                8,
+                "--first-epochs",
+                1,
+                "--threads",
+                1,
+            ),
+            *(
+                "--progress",
+                "false",
+                "--mem-size",
+                8,
+                "--checkpoint",
+                "false",
+                "--strategy",
+                name,
+            ),
             *("--output", folder / name),
         ]
         assert main([str(part) for part in command]) == 0
@@ -147,22 +195,76 @@ def test_crafted_files_of_runs(run_files, data):
 @pytest.mark.parametrize(
     ("field", "value", "line"),
     [
-        ("names.1", "c0", "names does not agree with the rest, but has to be different ones"),
-        ("names.1", "a\x1b[2J", "names[1] is 'a\\x1b[2J', but has to be another text: class name"),
-        ("lessons.1.images.c1", -3, "lessons[1].images.c1 is -3, but has to be greater than or equal to 0"),
-        ("features.cells", 100_000, "features.cells is 100000, but has to be less than or equal to 8"),
-        ("network.arguments.image_size", 10**9, "network.arguments.image_size is 1000000000, but has to be less"),
-        ("network.arguments.preprocessing", Preprocessing(9, std=(0, 1, 1)).as_dict(), "std[0] is 0, but has to be"),
-        ("state.history.kept.0.features", torch.zeros(6, 5), "history.kept[0].features does not agree with the rest"),
-        ("network.arguments.cut_layer", 1001, "cut_layer is 1001, but has to be a valid string or has to be less"),
-        ("lessons.1.images.a\x1b[2J", 0, "images['a\\x1b[2J'] is 'a\\x1b[2J', but has to be another text: class name"),
-        ("method", "magic", "method is 'magic', but has to be another text: known are rda, slda, ncm, ranpac"),
-        ("network.weights_sha256", "abc", "network.weights_sha256 is 'abc', but has to be another text: a SHA-256"),
-        ("names.0", "\ud800", "names[0] is '\\ud800', but has to be a valid string, unable to parse raw data"),
-        ("lessons.0.right", 7, "lessons[0] does not agree with the rest, but has to be right <= answered <= clips"),
+        (
+            "names.1",
+            "c0",
+            "names does not agree with the rest, but has to be different ones",
+        ),
+        (
+            "names.1",
+            "a\x1b[2J",
+            "names[1] is 'a\\x1b[2J', but has to be another text: class name",
+        ),
+        (
+            "lessons.1.images.c1",
+            -3,
+            "lessons[1].images.c1 is -3, but has to be greater than or equal to 0",
+        ),
+        (
+            "features.cells",
+            100_000,
+            "features.cells is 100000, but has to be less than or equal to 8",
+        ),
+        (
+            "network.arguments.image_size",
+            10**9,
+            "network.arguments.image_size is 1000000000, but has to be less",
+        ),
+        (
+            "network.arguments.preprocessing",
+            Preprocessing(9, std=(0, 1, 1)).as_dict(),
+            "std[0] is 0, but has to be",
+        ),
+        (
+            "state.history.kept.0.features",
+            torch.zeros(6, 5),
+            "history.kept[0].features does not agree with the rest",
+        ),
+        (
+            "network.arguments.cut_layer",
+            1001,
+            "cut_layer is 1001, but has to be a valid string or has to be less",
+        ),
+        (
+            "lessons.1.images.a\x1b[2J",
+            0,
+            "images['a\\x1b[2J'] is 'a\\x1b[2J', but has to be another text: class name",
+        ),
+        (
+            "method",
+            "magic",
+            "method is 'magic', but has to be another text: known are rda, slda, ncm, ranpac",
+        ),
+        (
+            "network.weights_sha256",
+            "abc",
+            "network.weights_sha256 is 'abc', but has to be another text: a SHA-256",
+        ),
+        (
+            "names.0",
+            "\ud800",
+            "names[0] is '\\ud800', but has to be a valid string, unable to parse raw data",
+        ),
+        (
+            "lessons.0.right",
+            7,
+            "lessons[0] does not agree with the rest, but has to be right <= answered <= clips",
+        ),
     ],
 )
-def test_the_line_names_file_field_value_and_rule(files, field, value, line, crumb, tmp_path):
+def test_the_line_names_file_field_value_and_rule(
+    files, field, value, line, crumb, tmp_path
+):
     parts, path = copy.deepcopy(files[2]["rda"]), tmp_path / "mine.safetensors"
     *inner, last = (int(key) if key.isdigit() else key for key in field.split("."))
     held = parts if inner[:1] == ["state"] else parts["learner"]
@@ -172,7 +274,9 @@ def test_the_line_names_file_field_value_and_rule(files, field, value, line, cru
     written(path, parts)
     with pytest.raises(LearnerError, match=re.escape(line)):
         Learner.load(path)
-    code, out, err = crumb("learner", "undo" if inner[:1] == ["state"] else "show", path)
+    code, out, err = crumb(
+        "learner", "undo" if inner[:1] == ["state"] else "show", path
+    )
     assert code == 1 and not out and str(path) in err and err.count("\n") == 1
 
 
@@ -181,6 +285,9 @@ def test_what_cannot_be_read_again_is_not_written(files, tmp_path):
     learner.save(path)
     before = path.read_bytes()
     learner._classifier.statistics.covariance[0, 0] = float("nan")
-    with pytest.raises(LearnerError, match=r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan"):
+    with pytest.raises(
+        LearnerError,
+        match=r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan",
+    ):
         learner.save(path)
     assert path.read_bytes() == before

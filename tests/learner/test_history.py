@@ -20,7 +20,9 @@ def make_any(weights_file):
     """A function that makes a learner of a method, looks and a budget."""
 
     def made(method="rda", looks=(1.0,), budget_bytes=4_000_000):
-        return Learner(method, "small_cnn", weights_file, SIZE, budget_bytes, looks=looks)
+        return Learner(
+            method, "small_cnn", weights_file, SIZE, budget_bytes, looks=looks
+        )
 
     return made
 
@@ -41,11 +43,17 @@ def check_same_answers(one, other):
     assert [info.name for info in one.classes] == [info.name for info in other.classes]
     for number in range(CLASSES + 1) if one.classes else ():
         pair = [learner.predict(images(number, 2, seed=77)) for learner in (one, other)]
-        assert [answer.label for answer in pair[0].frames] == [answer.label for answer in pair[1].frames]
-        assert pair[0].known == pair[1].known and pair[0].confidence == pytest.approx(pair[1].confidence, abs=1e-4)
+        assert [answer.label for answer in pair[0].frames] == [
+            answer.label for answer in pair[1].frames
+        ]
+        assert pair[0].known == pair[1].known and pair[0].confidence == pytest.approx(
+            pair[1].confidence, abs=1e-4
+        )
 
 
-LESSONS = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 9)), min_size=2, max_size=6)
+LESSONS = st.lists(
+    st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 9)), min_size=2, max_size=6
+)
 
 
 @settings(max_examples=6, deadline=None)
@@ -62,7 +70,9 @@ def test_a_learner_is_as_one_that_never_had_the_lesson_or_had_it_with_another_na
     make_any, tmp_path_factory, data, method, looks, lessons, saved, moves, budget
 ):
     lessons = [shown(seed, *one) for seed, one in enumerate(lessons)]
-    budget = budget if method in ("rda", "ncm") else 4_000_000  # others need 66,052 bytes at least
+    budget = (
+        budget if method in ("rda", "ncm") else 4_000_000
+    )  # others need 66,052 bytes at least
     learner = teach(make_any(method, looks, budget), lessons)
     if saved:
         path = tmp_path_factory.mktemp("learner") / "a.safetensors"
@@ -78,9 +88,14 @@ def test_a_learner_is_as_one_that_never_had_the_lesson_or_had_it_with_another_na
         others = []
         with pytest.raises(ValueError, match=f"there is no lesson {number}; "):
             learner.undo(number)
-    other = teach(make_any(method, looks, budget), lessons[: number - 1] + others + lessons[number:])
+    other = teach(
+        make_any(method, looks, budget),
+        lessons[: number - 1] + others + lessons[number:],
+    )
     assert same(learner, other)
-    assert [one.images for one in learner.lessons] == [one.images for one in other.lessons]
+    assert [one.images for one in learner.lessons] == [
+        one.images for one in other.lessons
+    ]
     more = shown(99, 1, 5)
     check_same_answers(teach(learner, [more]), teach(other, [more]))
     assert learner.lessons[-1].number == len(lessons) + (moves or number < len(lessons))
@@ -89,10 +104,15 @@ def test_a_learner_is_as_one_that_never_had_the_lesson_or_had_it_with_another_na
 @pytest.mark.parametrize("method", CLOSED_FORMS)
 def test_a_class_is_moved_to_another_one(make_any, method):
     lessons = [shown(seed, seed % 3, 6) for seed in range(6)]
-    wrong = [(source, "tea" if seed == 4 else label) for seed, (source, label) in enumerate(lessons)]
+    wrong = [
+        (source, "tea" if seed == 4 else label)
+        for seed, (source, label) in enumerate(lessons)
+    ]
     learner, right = teach(make_any(method), wrong), teach(make_any(method), lessons)
     learner.move("tea", "c1")
-    assert {info.name: info.images for info in learner.classes} == {info.name: info.images for info in right.classes}
+    assert {info.name: info.images for info in learner.classes} == {
+        info.name: info.images for info in right.classes
+    }
     for number in range(3):
         answers = [one.predict(images(number, 1, seed=50)) for one in (learner, right)]
         assert answers[0].label == answers[1].label
@@ -113,7 +133,10 @@ def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
         learner.teach(*shown(number, number % 3, 6))
     total = fits + 3
     assert learner.undoable == list(range(total - fits + 1, total + 1))
-    with pytest.raises(ValueError, match=rf"lesson 1 cannot be taken back, only {total - fits + 1}, .*60,000 bytes"):
+    with pytest.raises(
+        ValueError,
+        match=rf"lesson 1 cannot be taken back, only {total - fits + 1}, .*60,000 bytes",
+    ):
         learner.undo(1)
     # A lesson of too many images needs no features while it is last.
     learner.teach(*shown(90, 1, 6 * (fits + 1)))
@@ -125,19 +148,28 @@ def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
     assert learner.undo().number == total + 1 and not learner.undoable
     learner.save(tmp_path / "a.safetensors")
     learner = Learner.load(tmp_path / "a.safetensors")
-    with pytest.raises(ValueError, match="there is no lesson to take back: the features"):
+    with pytest.raises(
+        ValueError, match="there is no lesson to take back: the features"
+    ):
         learner.undo()
 
 
 def test_forgotten_classes_stay_forgotten(make_any):
-    learner, other = (teach(make_any(), [shown(seed, seed % 3, 6) for seed in range(6)]) for _ in range(2))
+    learner, other = (
+        teach(make_any(), [shown(seed, seed % 3, 6) for seed in range(6)])
+        for _ in range(2)
+    )
     learner.forget("c1")
     assert learner.undo(1).images == {"c0": 6} and learner.lessons[0].images == {}
     assert [info.name for info in learner.classes] == ["c2", "c0"]
-    assert not any(label == "c1" for kept in learner._history.kept for label, _ in kept.clips)
+    assert not any(
+        label == "c1" for kept in learner._history.kept for label, _ in kept.clips
+    )
     learner = teach(make_any(), [shown(9, 3, 6)])
     learner.merge(other)
-    assert [lesson.number for lesson in learner.lessons] == list(range(1, 8)) and learner.undoable == []
+    assert [lesson.number for lesson in learner.lessons] == list(
+        range(1, 8)
+    ) and learner.undoable == []
 
 
 def test_what_cannot_be_taken_back_or_moved(make_any):
@@ -170,6 +202,10 @@ def test_pictures_are_kept_and_saved_by_request_only(make_any, tmp_path):
         assert [bool(lesson.picture) for lesson in again.lessons] == expected
     assert [lesson.source for lesson in again.lessons] == ["", "", "cup.png"]
     picture = Image.open(io.BytesIO(again.lessons[1].picture))
-    assert picture.format == "JPEG" and picture.size == (4 * SIZE, 64) and len(again.lessons[1].picture) < 10_000
+    assert (
+        picture.format == "JPEG"
+        and picture.size == (4 * SIZE, 64)
+        and len(again.lessons[1].picture) < 10_000
+    )
     again.undo(2)
     assert [bool(lesson.picture) for lesson in again.lessons] == [False, True]

@@ -30,15 +30,23 @@ def made(scores, typicality=None, labels=None, counts=None):
         scores,
         torch.arange(columns) if labels is None else torch.tensor(labels),
         torch.full((columns,), 10) if counts is None else torch.tensor(counts),
-        torch.zeros(len(scores), 3, dtype=torch.float64) if typicality is None else torch.as_tensor(typicality),
+        torch.zeros(len(scores), 3, dtype=torch.float64)
+        if typicality is None
+        else torch.as_tensor(typicality),
     )
 
 
 def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
     generator = torch.Generator().manual_seed(seed)
-    scores = spread * torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    scores = spread * torch.randn(
+        images, classes, generator=generator, dtype=torch.float64
+    )
     scores[:, label] += 2
-    return made(scores, torch.randn(images, 3, generator=generator, dtype=torch.float64), counts=counts)
+    return made(
+        scores,
+        torch.randn(images, 3, generator=generator, dtype=torch.float64),
+        counts=counts,
+    )
 
 
 def taught(lessons=8, **arguments):
@@ -55,19 +63,35 @@ def same(one, other):
 
 
 def test_calibration_error_by_hand():
-    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1] holds 0.9, which is wrong.
-    error = expected_calibration_error(torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5)
+    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1]
+    # holds 0.9, which is wrong.
+    error = expected_calibration_error(
+        torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5
+    )
     assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
-    assert expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
-    assert expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
-    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75 expected, 1 right of 2.
-    error = expected_calibration_error(torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2)
+    assert (
+        expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
+    )
+    assert (
+        expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
+    )
+    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75
+    # expected, 1 right of 2.
+    error = expected_calibration_error(
+        torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2
+    )
     assert error == pytest.approx(0.25 / 2)
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40), st.integers(1, 20))
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40),
+    st.integers(1, 20),
+)
 def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
-    probabilities, correct = torch.tensor([one for one, _ in pairs]), torch.tensor([two for _, two in pairs])
+    probabilities, correct = (
+        torch.tensor([one for one, _ in pairs]),
+        torch.tensor([two for _, two in pairs]),
+    )
     error = expected_calibration_error(probabilities, correct, bins)
     overall = abs(float(probabilities.double().mean() - correct.double().mean()))
     assert overall - 1e-9 <= error <= 1 + 1e-9
@@ -76,7 +100,8 @@ def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
 def test_temperature_of_a_made_example():
     """Two classes, a gap of 4, three of four right: the likelihood is largest where the sigmoid of 4 / T is 3/4.
 
-    The slopes of likelihood and prior are equal at the result; more lessons bring it closer to 4 / log 3.
+    The slopes of likelihood and prior are equal at the result; more lessons bring it
+    closer to 4 / log 3.
     """
     assert Confidence().temperature(made([[1.0, 0]])) == 1  # the usual one
     distances = []
@@ -87,8 +112,12 @@ def test_temperature_of_a_made_example():
         evidence = made([[4.0, 0]])
         temperature = confidence.temperature(evidence)
         share = 1 / (1 + math.exp(-4 / temperature))
-        assert lessons * (share - 0.75) * 4 / temperature == pytest.approx(math.log(temperature) / PRIOR**2, rel=0.01)
-        assert confidence.probabilities(evidence)[0].tolist() == pytest.approx([share, 1 - share])
+        assert lessons * (share - 0.75) * 4 / temperature == pytest.approx(
+            math.log(temperature) / PRIOR**2, rel=0.01
+        )
+        assert confidence.probabilities(evidence)[0].tolist() == pytest.approx(
+            [share, 1 - share]
+        )
         distances.append(4 / math.log(3) - temperature)
     assert distances[0] > distances[1] > distances[2] and distances[2] < 0.5
 
@@ -106,12 +135,19 @@ def test_a_long_lesson_counts_as_much_as_a_short_one():
 @pytest.mark.parametrize("usual, least", [(None, -1), (-0.5, -1), (-1.5, -1.5)])
 def test_familiarity_by_hand(usual, least):
     """Half of each value is 1, half -1: its deviation is 1, that of the sum of the first two 2, the quantile -2."""
-    units = torch.tensor([1.0, 1, 1] if usual else [0.25, 4, 1])  # without a usual one, those of the sum do not matter
+    units = torch.tensor(
+        [1.0, 1, 1] if usual else [0.25, 4, 1]
+    )  # without a usual one, those of the sum do not matter
     confidence = Confidence(usual=usual)
     for place in range(LEAST_LESSONS):
-        typicality = torch.tensor([[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64).repeat(10, 1)
+        typicality = torch.tensor(
+            [[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64
+        ).repeat(10, 1)
         confidence.observe(made([[1.0, 0]] * 20, units * typicality), place % 2)
-    typicality = torch.tensor([[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]], dtype=torch.float64)
+    typicality = torch.tensor(
+        [[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]],
+        dtype=torch.float64,
+    )
     evidence = made([[1.0, 0]] * 4, units * typicality)
     expected = [2.5, 0, -0.25, (-1.75 - least) * STEEPNESS[1]]
     assert confidence.familiarity(evidence).tolist() == pytest.approx(expected)
@@ -129,10 +165,14 @@ def test_thresholds_are_quantiles_of_the_records_of_which_each_lesson_counts_onc
     deviations, new = torch.cat(seen).std(0, correction=0), random_lesson(70)
 
     def sums(some):
-        return torch.stack([some[:, 0] / deviations[0] + some[:, 1] / deviations[1], some[:, 2]], 1)
+        return torch.stack(
+            [some[:, 0] / deviations[0] + some[:, 1] / deviations[1], some[:, 2]], 1
+        )
 
     copies = sums(torch.cat(copied)).sort(0).values
-    margins = (sums(new.typicality) - copies[math.ceil(REJECTED * len(copies)) - 1]) * torch.tensor(STEEPNESS)
+    margins = (
+        sums(new.typicality) - copies[math.ceil(REJECTED * len(copies)) - 1]
+    ) * torch.tensor(STEEPNESS)
     expected = (margins / sums(torch.cat(seen)).std(0, correction=0)).amin(1)
     assert torch.allclose(confidence.familiarity(new), expected)
 
@@ -140,9 +180,16 @@ def test_thresholds_are_quantiles_of_the_records_of_which_each_lesson_counts_onc
 def test_before_enough_lessons_only_doubtful_images_are_unknown():
     confidence = taught(LEAST_LESSONS - 1)
     assert confidence.known(random_lesson(99)).all()
-    assert [taught(count).lessons_missing for count in (0, 2, LEAST_LESSONS)] == [LEAST_LESSONS, 3, 0]
+    assert [taught(count).lessons_missing for count in (0, 2, LEAST_LESSONS)] == [
+        LEAST_LESSONS,
+        3,
+        0,
+    ]
     equal = made(torch.zeros(1, math.ceil(1 / DOUBTFUL) + 5))
-    assert not Confidence().known(equal).any() and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
+    assert (
+        not Confidence().known(equal).any()
+        and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
+    )
     assert confidence.familiarity(random_lesson(99)).dtype == torch.float64
 
 
@@ -151,12 +198,18 @@ def test_early_records_of_a_class_do_not_set_temperature_and_threshold():
     now = random_lesson(50, counts=[10] * 4)
     stale = early.temperature(now)
     for seed in range(100, 120):
-        early.observe(random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4)
+        early.observe(
+            random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4
+        )
     late = Confidence()
     for seed in range(100, 120):
-        late.observe(random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4)
+        late.observe(
+            random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4
+        )
     assert early.temperature(now) == late.temperature(now) != stale
-    assert early.temperature(now._replace(counts=torch.tensor([8] * 4))) != late.temperature(now)
+    assert early.temperature(
+        now._replace(counts=torch.tensor([8] * 4))
+    ) != late.temperature(now)
 
 
 def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold():
@@ -171,11 +224,15 @@ def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold
         for confidence in (both, late):
             confidence.observe(random_lesson(seed, label=seed % 3, classes=3), seed % 3)
     assert both.temperature(now) == late.temperature(now)
-    assert torch.equal(both.familiarity(now), late.familiarity(now)) and not torch.equal(early, late.familiarity(now))
+    assert torch.equal(
+        both.familiarity(now), late.familiarity(now)
+    ) and not torch.equal(early, late.familiarity(now))
     many = now._replace(counts=1000 * now.counts)  # all records are of few images
     assert torch.equal(both.familiarity(many), late.familiarity(many))
     smaller = random_lesson(50, classes=4)
-    assert both.temperature(smaller) != late.temperature(smaller), "two classes are half of four"
+    assert both.temperature(smaller) != late.temperature(smaller), (
+        "two classes are half of four"
+    )
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
@@ -185,7 +242,9 @@ def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
     assert torch.allclose(probabilities.sum(1), torch.ones(12, dtype=torch.float64))
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
     assert confidence.familiarity(evidence).isfinite().all()
-    assert torch.equal(confidence.known(evidence), confidence.familiarity(evidence) >= 0)
+    assert torch.equal(
+        confidence.known(evidence), confidence.familiarity(evidence) >= 0
+    )
 
 
 def test_what_is_no_record():
@@ -200,8 +259,13 @@ def test_what_is_no_record():
     assert len(confidence) == PER_LESSON
 
 
-@given(st.integers(1, 60), st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12))
-def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacity, lessons):
+@given(
+    st.integers(1, 60),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12),
+)
+def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(
+    capacity, lessons
+):
     confidence = Confidence(capacity)
     for number, (label, images) in enumerate(lessons):
         confidence.observe(random_lesson(number, label, images), label)
@@ -209,7 +273,14 @@ def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(capacit
     state = confidence.state_dict()
     if capacity >= 8:
         assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert sum(state[name].element_size() * state[name].shape[1:].numel() for name in state if name != "next") == 236
+    assert (
+        sum(
+            state[name].element_size() * state[name].shape[1:].numel()
+            for name in state
+            if name != "next"
+        )
+        == 236
+    )
 
 
 def test_more_than_sixteen_rivals():
@@ -228,12 +299,22 @@ def test_forget_leaves_nothing_of_a_class():
         if seed % 4 != 2:
             evidence = random_lesson(seed, label=seed % 4)
             kept = [0, 1, 3]
-            evidence = Evidence(evidence.scores[:, kept], torch.tensor(kept), evidence.counts[:3], evidence.typicality)
+            evidence = Evidence(
+                evidence.scores[:, kept],
+                torch.tensor(kept),
+                evidence.counts[:3],
+                evidence.typicality,
+            )
             others.observe(evidence, seed % 4)
     confidence.forget(2)
     assert len(confidence) == len(others) == 9 * 12
-    assert 2 not in confidence.state_dict()["labels"] and 2 not in confidence.state_dict()["rivals"]
-    fresh = made(random_lesson(77).scores[:, :3], random_lesson(77).typicality, labels=[0, 1, 3])
+    assert (
+        2 not in confidence.state_dict()["labels"]
+        and 2 not in confidence.state_dict()["rivals"]
+    )
+    fresh = made(
+        random_lesson(77).scores[:, :3], random_lesson(77).typicality, labels=[0, 1, 3]
+    )
     assert confidence.temperature(fresh) == pytest.approx(others.temperature(fresh))
     assert torch.allclose(confidence.familiarity(fresh), others.familiarity(fresh))
 
@@ -248,7 +329,13 @@ def test_state_round_trip():
     assert len(loaded) == len(confidence) + 12, "the tensors are copies"
     for name in confidence.state_dict():
         with pytest.raises(StateError, match=name):
-            Confidence().load_state_dict({key: value for key, value in confidence.state_dict().items() if key != name})
+            Confidence().load_state_dict(
+                {
+                    key: value
+                    for key, value in confidence.state_dict().items()
+                    if key != name
+                }
+            )
     bad = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
     with pytest.raises(StateError, match=r"gaps.*\(3, 16\).*108 records"):
         loaded.load_state_dict(bad)
@@ -260,12 +347,20 @@ def test_merge_renumbers_and_leaves_out():
     before = other.state_dict()
     one.merge(other, {0: 0, 1: 7, 2: 2})
     state = one.state_dict()
-    assert set(state["labels"].tolist()) == {0, 1, 2, 3, 7} and len(one) == 4 * 12 + 6 * 12
+    assert (
+        set(state["labels"].tolist()) == {0, 1, 2, 3, 7} and len(one) == 4 * 12 + 6 * 12
+    )
     assert len(state["lessons"].unique()) == 4 + 6, "lessons stay apart"
     added = state["labels"][4 * 12 :]
     assert set(added.tolist()) == {0, 2, 7} and 3 not in state["rivals"][4 * 12 :]
-    assert torch.equal(state["gaps"][4 * 12 :] == -torch.inf, state["rivals"][4 * 12 :] == -1)
-    assert all(torch.equal(before[name], other.state_dict()[name]) for name in before if name != "next")
+    assert torch.equal(
+        state["gaps"][4 * 12 :] == -torch.inf, state["rivals"][4 * 12 :] == -1
+    )
+    assert all(
+        torch.equal(before[name], other.state_dict()[name])
+        for name in before
+        if name != "next"
+    )
 
 
 def test_merge_of_two_classes_into_one_makes_no_class_its_own_rival():

@@ -23,7 +23,13 @@ def port(monkeypatch):
             servers.append(self)
 
     async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"2")],
+            }
+        )
         await send({"type": "http.response.body", "body": b"xx"})
 
     monkeypatch.setattr(uvicorn, "Server", Server)
@@ -51,12 +57,27 @@ def answer(client):
 
 
 def test_who_asks_nothing_is_disconnected(port, monkeypatch):
-    monkeypatch.setattr(listening, "SECONDS_TO_ASK", 2)  # all wait together; a busy machine needs a part of it to ask
+    monkeypatch.setattr(
+        listening, "SECONDS_TO_ASK", 2
+    )  # all wait together; a busy machine needs a part of it to ask
     nothing = (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nX: ")
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-    asked = (whole, whole + b"GET /", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhalf", 3 * whole)
+    asked = (
+        whole,
+        whole + b"GET /",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhalf",
+        3 * whole,
+    )
     clients = [connected(port, said) for said in (*nothing, *asked)]
-    assert [answer(client).count(b"\r\n\r\nxx") for client in clients] == [0, 0, 0, 1, 1, 1, 3]
+    assert [answer(client).count(b"\r\n\r\nxx") for client in clients] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        3,
+    ]
 
 
 def test_connections_are_bounded_and_the_port_recovers(port, monkeypatch):
@@ -66,7 +87,10 @@ def test_connections_are_bounded_and_the_port_recovers(port, monkeypatch):
     for client in clients:
         client.close()
     request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    assert any(answer(connected(port, request)).endswith(b"xx") or threading.Event().wait(0.02) for _ in range(1000))
+    assert any(
+        answer(connected(port, request)).endswith(b"xx") or threading.Event().wait(0.02)
+        for _ in range(1000)
+    )
 
 
 def test_garbage_is_not_logged(port, capfd):
@@ -81,13 +105,27 @@ def test_listen_takes_a_free_port_and_names_it(monkeypatch):
     opened, origins = listen("127.0.0.1", 0, secure=False)
     with opened:
         port = opened.getsockname()[1]
-        assert port and origins == [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
+        assert port and origins == [
+            f"http://127.0.0.1:{port}",
+            f"http://localhost:{port}",
+        ]
         with pytest.raises(ValueError, match=f"port {port}.*--port"):
             listen("127.0.0.1", port, secure=False)
-        with socket.create_connection(("127.0.0.1", port)), opened.accept()[0] as connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "answers wait for no confirmation"
-    for port, secure, named in ((80, False, ""), (443, True, ""), (443, False, ":443")):  # as browsers name them
-        monkeypatch.setattr(listening.Listener, "getsockname", lambda _, port=port: ("127.0.0.1", port))
+        with (
+            socket.create_connection(("127.0.0.1", port)),
+            opened.accept()[0] as connection,
+        ):
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), (
+                "answers wait for no confirmation"
+            )
+    for port, secure, named in (
+        (80, False, ""),
+        (443, True, ""),
+        (443, False, ":443"),
+    ):  # as browsers name them
+        monkeypatch.setattr(
+            listening.Listener, "getsockname", lambda _, port=port: ("127.0.0.1", port)
+        )
         opened, origins = listen("127.0.0.1", 0, secure)
         opened.close()
         assert origins[0] == f"http{'s' * secure}://127.0.0.1{named}"
@@ -95,5 +133,7 @@ def test_listen_takes_a_free_port_and_names_it(monkeypatch):
 
 @pytest.mark.parametrize("host", ["203.0.113.1", "0.0.0.0", ""])
 def test_listen_refuses_hosts(host):
-    with pytest.raises(ValueError, match="cannot listen at 203" if "203" in host else "name or address"):
+    with pytest.raises(
+        ValueError, match="cannot listen at 203" if "203" in host else "name or address"
+    ):
         listen(host, 0, secure=False)

@@ -20,7 +20,9 @@ SIDE, CHOSEN = 32, (0.75, 0.5)
 
 @pytest.fixture
 def learner(weights_file):
-    return Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=CHOSEN)
+    return Learner(
+        backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=CHOSEN
+    )
 
 
 def pictures(colour, surroundings, number=6, seed=0):
@@ -50,19 +52,29 @@ def test_other_looks_are_refused(shares):
 
 
 @pytest.mark.parametrize(
-    "length, share, expected", [(13, 0.8, (1, 12)), (14, 0.8, (1, 13)), (7, 0.1, (3, 4)), (4, 1, (0, 4))]
+    "length, share, expected",
+    [(13, 0.8, (1, 12)), (14, 0.8, (1, 13)), (7, 0.1, (3, 4)), (4, 1, (0, 4))],
 )
 def test_the_middle_of_an_axis(length, share, expected):
     assert middle_of(length, share) == expected
 
 
 def test_the_window_weights_the_last_map_as_a_gaussian():
-    features, values = FeatureMoments(window=0.3), torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(1))
-    weights = [np.exp(-(((place + 0.5) / 4 - 0.5) ** 2) / (2 * 0.3**2)) for place in range(4)]
-    weighted = sum(
-        weights[row] * weights[column] * values[:, :, row, column] for row in range(4) for column in range(4)
+    features, values = (
+        FeatureMoments(window=0.3),
+        torch.rand(2, 5, 4, 4, generator=torch.Generator().manual_seed(1)),
     )
-    torch.testing.assert_close(features.of_layers([values]), weighted / sum(weights) ** 2)
+    weights = [
+        np.exp(-(((place + 0.5) / 4 - 0.5) ** 2) / (2 * 0.3**2)) for place in range(4)
+    ]
+    weighted = sum(
+        weights[row] * weights[column] * values[:, :, row, column]
+        for row in range(4)
+        for column in range(4)
+    )
+    torch.testing.assert_close(
+        features.of_layers([values]), weighted / sum(weights) ** 2
+    )
 
 
 def test_the_inner_part_alone_counts():
@@ -70,7 +82,9 @@ def test_the_inner_part_alone_counts():
     maps, head = torch.rand(2, 3, 8, 8), torch.rand(2, 4)
     changed = maps.clone()
     changed[:, :, 0], changed[:, :, :, 7] = 9, 9
-    assert torch.equal(features.of_layers([maps, head]), features.of_layers([changed, head]))
+    assert torch.equal(
+        features.of_layers([maps, head]), features.of_layers([changed, head])
+    )
     assert features.of_layers([maps, head]).shape == (2, 3 * 4 + 4)
 
 
@@ -78,9 +92,13 @@ def test_the_closest_look_has_a_second_view_close_to_the_middle():
     features = FeatureMoments(maps=True, cells=2, inner=0.8, window=0.2)
     (wide,), (usual, close) = Looks((0.75, 0.5)).windows(features)
     assert wide == usual == features
-    assert (close.inner, close.window) == pytest.approx((0.52, 0.13)) and close.cells == 2
+    assert (close.inner, close.window) == pytest.approx(
+        (0.52, 0.13)
+    ) and close.cells == 2
     assert Looks((1.0,)).windows(features) == [[features]]
-    assert [Looks(shares).views for shares in ((1.0,), (0.6,), (1.0, 0.5), (0.9, 0.7, 0.5))] == [1, 2, 3, 4]
+    assert [
+        Looks(shares).views for shares in ((1.0,), (0.6,), (1.0, 0.5), (0.9, 0.7, 0.5))
+    ] == [1, 2, 3, 4]
 
 
 def test_the_views_of_a_learner_are_those_of_each_crop(learner):
@@ -106,14 +124,22 @@ def test_the_look_that_is_right_before_learning_counts_more():
 
 
 def test_it_answers_by_the_object_where_the_surroundings_mislead(weights_file):
-    red, green, blue, grey = (200, 40, 40), (40, 200, 40), (40, 40, 200), (120, 120, 120)
+    red, green, blue, grey = (
+        (200, 40, 40),
+        (40, 200, 40),
+        (40, 40, 200),
+        (120, 120, 120),
+    )
     right = {}
     for looks in ((1.0,), (0.375,)):  # the square is 12 of 32 pixels
         learner = Learner("ncm", "small_cnn", weights_file, SIDE, looks=looks)
         learner.teach(pictures(red, blue), "red")
         learner.teach(pictures(green, grey), "green")
         asked = [pictures(red, grey, seed=1), pictures(green, blue, seed=1)]
-        frames = [[frame.label for frame in learner.predict(list(some)).frames] for some in asked]
+        frames = [
+            [frame.label for frame in learner.predict(list(some)).frames]
+            for some in asked
+        ]
         right[looks] = frames[0].count("red") + frames[1].count("green")
     assert right[(0.375,)] == 12 > right[(1.0,)]
 
@@ -121,10 +147,18 @@ def test_it_answers_by_the_object_where_the_surroundings_mislead(weights_file):
 def test_each_image_counts_once_and_the_file_keeps_looks_and_weights(learner, tmp_path):
     for number in range(3):
         for colour in ("red", "green"):
-            learner.teach(np.random.default_rng(number).integers(0, 256, (6, SIDE, SIDE, 3), dtype=np.uint8), colour)
+            learner.teach(
+                np.random.default_rng(number).integers(
+                    0, 256, (6, SIDE, SIDE, 3), dtype=np.uint8
+                ),
+                colour,
+            )
     assert [info.images for info in learner.classes] == [18, 18]
     learner.save(tmp_path / "two.safetensors")
-    again, image = Learner.load(tmp_path / "two.safetensors"), pictures((190, 60, 60), (0, 0, 0), 1)[0]
+    again, image = (
+        Learner.load(tmp_path / "two.safetensors"),
+        pictures((190, 60, 60), (0, 0, 0), 1)[0],
+    )
     assert again.looks == CHOSEN and again.predict(image) == learner.predict(image)
     losses = [one._classifier.look_weights.losses for one in (learner, again)]
     assert torch.equal(*losses) and float(losses[0].sum()) > 0
@@ -133,7 +167,9 @@ def test_each_image_counts_once_and_the_file_keeps_looks_and_weights(learner, tm
 
 
 def test_learners_of_other_looks_are_not_merged(learner, weights_file):
-    other = Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,))
+    other = Learner(
+        backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,)
+    )
     for one in (learner, other):
         one.teach(pictures((200, 40, 40), (40, 40, 200)), "red")
     with pytest.raises(ValueError, match="looks"):
@@ -141,20 +177,31 @@ def test_learners_of_other_looks_are_not_merged(learner, weights_file):
 
 
 def test_the_whole_image_alone_has_the_features_of_a_run(weights_file):
-    learner = Learner(backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,))
-    assert learner.features == vars(FeatureMoments(**learner._classifier.statistics.moments))
+    learner = Learner(
+        backbone="small_cnn", weights=weights_file, image_size=SIDE, looks=(1.0,)
+    )
+    assert learner.features == vars(
+        FeatureMoments(**learner._classifier.statistics.moments)
+    )
 
 
 def test_where_the_evidence_lies_is_within_the_looks(learner):
     learner.teach(pictures((200, 40, 40), (40, 40, 200)), "red")
     learner.teach(pictures((40, 200, 40), (120, 120, 120)), "green")
     shares = learner.explain(pictures((200, 40, 40), (120, 120, 120), 1)[0])
-    assert shares.shape == (SIDE, SIDE) and not shares[:4].any() and not shares[:, -4:].any() and shares.abs().max() > 0
+    assert (
+        shares.shape == (SIDE, SIDE)
+        and not shares[:4].any()
+        and not shares[:, -4:].any()
+        and shares.abs().max() > 0
+    )
 
 
 def test_a_usual_threshold_of_the_sum_holds_until_one_is_fitted():
     typicality = torch.tensor([[-0.2, 0.59, 1], [0.3, 0.11, 0]], dtype=torch.float64)
-    found = Evidence(5 * torch.eye(3).double()[:2], torch.arange(3), torch.ones(3).long(), typicality)
+    found = Evidence(
+        5 * torch.eye(3).double()[:2], torch.arange(3), torch.ones(3).long(), typicality
+    )
     assert Confidence(usual=0.4).known(found).tolist() == [False, True]
     assert Confidence().known(found).tolist() == [True, True]
 
@@ -184,14 +231,21 @@ class Results:
     """As ultralytics returns them."""
 
     def __init__(self, boxes):
-        self.boxes = type("Boxes", (), {"xyxy": torch.tensor(boxes, dtype=torch.float32)})()
+        self.boxes = type(
+            "Boxes", (), {"xyxy": torch.tensor(boxes, dtype=torch.float32)}
+        )()
 
 
 def test_each_box_of_an_image_is_answered_in_order(taught):
     image = picture(RED, GREEN)
     found = taught.predict(image, PLACES)
-    assert [one.label for one in found] == ["red", "green"] and [one.box for one in found] == PLACES
-    assert found[1].as_dict()["box"] == list(PLACES[1]) and "box" not in taught.predict(image).as_dict()
+    assert [one.label for one in found] == ["red", "green"] and [
+        one.box for one in found
+    ] == PLACES
+    assert (
+        found[1].as_dict()["box"] == list(PLACES[1])
+        and "box" not in taught.predict(image).as_dict()
+    )
     alone = taught.predict(cut_out(image, PLACES[1]))
     assert (alone.label, alone.known) == (found[1].label, found[1].known)
     twice = taught.predict(image, [PLACES[0]] * 9)
@@ -201,12 +255,24 @@ def test_each_box_of_an_image_is_answered_in_order(taught):
 def test_boxes_are_those_of_any_detector(taught):
     image, seen = picture(RED, GREEN), []
     scored = [[*box, 0.9, 3] for box in PLACES]
-    forms = PLACES, np.array(scored), torch.tensor(scored), {"boxes": torch.tensor(PLACES), "scores": [1, 1]}
+    forms = (
+        PLACES,
+        np.array(scored),
+        torch.tensor(scored),
+        {"boxes": torch.tensor(PLACES), "scores": [1, 1]},
+    )
     for form in (*forms, [forms[3]], Results(PLACES), [Results(PLACES)]):
         detector = lambda image, form=form: seen.append(image.size) or form  # noqa: E731
-        assert [one.label for one in taught.predict(image, detector=detector)] == ["red", "green"]
+        assert [one.label for one in taught.predict(image, detector=detector)] == [
+            "red",
+            "green",
+        ]
     assert set(seen) == {image.size}
-    assert taught.predict(image, []) == [] == taught.predict(image, detector=lambda image: np.zeros((0, 6)))
+    assert (
+        taught.predict(image, [])
+        == []
+        == taught.predict(image, detector=lambda image: np.zeros((0, 6)))
+    )
     assert len(taught.predict(image, PLACES[0])) == 1
 
 
@@ -215,7 +281,12 @@ def test_the_scene_around_a_box_is_not_learned(make):
     images = [picture(RED), picture(GREEN, RED)]
     boxed.teach(images, "red", box=PLACES)
     cut.teach([cut_out(image, box) for image, box in zip(images, PLACES)], "red")
-    equal = [torch.equal(*pair) for pair in zip(boxed._classifier.tensors(), cut._classifier.tensors(), strict=True)]
+    equal = [
+        torch.equal(*pair)
+        for pair in zip(
+            boxed._classifier.tensors(), cut._classifier.tensors(), strict=True
+        )
+    ]
     assert all(equal) and boxed.lessons[0].images == {"red": 2}
 
 

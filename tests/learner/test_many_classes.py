@@ -19,12 +19,16 @@ CLASSES = 24
 def small(make):
     """A learner with room for all features of 21 classes, not of 22."""
     length = make()._classifier.length
-    one = RegularizedDiscriminant.bytes_of(1, length) + 8 * ClassDirections.bytes_of_one(length, True)
+    one = RegularizedDiscriminant.bytes_of(
+        1, length
+    ) + 8 * ClassDirections.bytes_of_one(length, True)
     return lambda: make(budget_bytes=21 * one)
 
 
 def taught(learner, numbers):
-    notes = [note for n in numbers for note in learner.teach(images(n, 5), f"c{n}").notes]
+    notes = [
+        note for n in numbers for note in learner.teach(images(n, 5), f"c{n}").notes
+    ]
     return learner, notes
 
 
@@ -44,18 +48,26 @@ def test_features_are_dropped_once_and_the_lesson_says_so(small):
     ]
     assert learner._classifier.length == kept and learner.bytes <= learner.budget_bytes
     assert len(learner.classes) == CLASSES
-    right = np.mean([label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES)))])
-    assert right > 0.9 and np.mean([label == f"c{n}" for n, label in enumerate(answered)]) > 0.9
+    right = np.mean(
+        [label == f"c{n}" for n, label in enumerate(labels(learner, range(CLASSES)))]
+    )
+    assert (
+        right > 0.9
+        and np.mean([label == f"c{n}" for n, label in enumerate(answered)]) > 0.9
+    )
 
 
 def test_the_statistics_are_those_of_the_heads_features(small, make):
     """Means of the features that stay equal those of a learner that never had others."""
     learner, _ = taught(small(), range(CLASSES))
     alone = Learner.__new__(Learner)
-    alone._set_up("rda", learner.network, 4_000_000, vars(learner._classifier.features.of_head()))
+    alone._set_up(
+        "rda", learner.network, 4_000_000, vars(learner._classifier.features.of_head())
+    )
     taught(alone, range(CLASSES))
     for one, other in zip(
-        learner._classifier.statistics.classes.tensors(), alone._classifier.statistics.classes.tensors()
+        learner._classifier.statistics.classes.tensors(),
+        alone._classifier.statistics.classes.tensors(),
     ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
@@ -67,7 +79,10 @@ def test_undo_brings_them_back_also_after_loading(small, tmp_path):
     learner.save(tmp_path / "a.safetensors")
     again = Learner.load(tmp_path / "a.safetensors")
     assert labels(again, range(22)) == labels(learner, range(22))
-    assert again._classifier.length == learner._classifier.length and again.features == learner.features
+    assert (
+        again._classifier.length == learner._classifier.length
+        and again.features == learner.features
+    )
     for one in (learner, again):
         one.undo()
         assert one._classifier.length == full._classifier.length
@@ -86,7 +101,9 @@ def test_learners_merge_whichever_dropped_them(small, first):
     before = other._classifier.length, other.bytes
     one.merge(other)
     assert (other._classifier.length, other.bytes) == before
-    assert one._classifier.length == one._classifier.kept and one.bytes <= one.budget_bytes
+    assert (
+        one._classifier.length == one._classifier.kept and one.bytes <= one.budget_bytes
+    )
     right = [label == f"c{n}" for n, label in enumerate(labels(one, range(CLASSES)))]
     assert len(one.classes) == CLASSES and np.mean(right) > 0.9
 
@@ -96,7 +113,11 @@ def test_an_exported_file_answers_the_same(small, tmp_path):
     from crumb_avalanche.learner.export import export_onnx
 
     learner, _ = taught(small(), range(CLASSES))
-    parity = export_onnx(learner, tmp_path / "a.onnx", [one for n in range(CLASSES) for one in images(n, 2, seed=3)])
+    parity = export_onnx(
+        learner,
+        tmp_path / "a.onnx",
+        [one for n in range(CLASSES) for one in images(n, 2, seed=3)],
+    )
     assert parity.holds and parity.score_error < 1e-3 and parity.other_labels == 0
 
 
@@ -123,6 +144,8 @@ def test_a_thousand_classes_fit_into_the_usual_budget():
         known.learn(draw(number, 5), known.number_of(f"c{number}")[0])
     assert tensor_bytes(known.tensors()) <= budget and known.length == 512
     asked = range(0, 1000, 10)
-    ranked = known.ranked(known.evidence(torch.cat([draw(number, 1) for number in asked])))
+    ranked = known.ranked(
+        known.evidence(torch.cat([draw(number, 1) for number in asked]))
+    )
     right = [names[0][0] == f"c{number}" for number, (names, _) in zip(asked, ranked)]
     assert sum(right) >= 95

@@ -21,20 +21,26 @@ def test_later_classes_join_and_named_ones_wait():
     points, labels = make_blobs(120, 5, centers=4, random_state=0)
     names = np.array(["pear", "cup", "apple", "dog"])[labels]
     first, later = labels < 2, labels == 2
-    model = CrumbClassifier().partial_fit(points[first], names[first], classes=["cup", "dog", "pear"])
+    model = CrumbClassifier().partial_fit(
+        points[first], names[first], classes=["cup", "dog", "pear"]
+    )
     assert model.classes_.tolist() == ["cup", "dog", "pear"]
     assert (model.predict_proba(points)[:, 1] == 0).all()
     before = model.predict(points[first])
     model.partial_fit(points[later], names[later])
     assert model.classes_.tolist() == ["cup", "dog", "pear", "apple"]
-    assert (before == names[first]).all() and (model.predict(points[first | later]) == names[first | later]).all()
+    assert (before == names[first]).all() and (
+        model.predict(points[first | later]) == names[first | later]
+    ).all()
     np.testing.assert_allclose(model.predict_proba(points).sum(1), 1)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_learned():
     points, labels = make_blobs(40, 5, centers=2, random_state=0)
     model = CrumbClassifier("ncm", budget_bytes=48).fit(points, labels)
-    with pytest.raises(BudgetError, match="72 bytes are needed for 3 classes, but the budget is 48"):
+    with pytest.raises(
+        BudgetError, match="72 bytes are needed for 3 classes, but the budget is 48"
+    ):
         model.partial_fit(points[:1], [7])
     assert model.classes_.tolist() == [0, 1] and model.score(points, labels) > 0.9
     with pytest.raises(ValueError, match="method is 'er'; give one in closed form"):
@@ -44,8 +50,12 @@ def test_what_does_not_fit_is_refused_before_anything_is_learned():
 def test_images_pass_the_frozen_network():
     draws = np.random.default_rng(0)
     bright = np.repeat([60, 190], 6)
-    images = (bright[:, None, None, None] + draws.integers(-40, 40, (12, 40, 40, 3))).astype(np.uint8)
-    pipeline = make_pipeline(ImageFeatures("small_cnn", None, 32), CrumbClassifier()).fit(images, bright)
+    images = (
+        bright[:, None, None, None] + draws.integers(-40, 40, (12, 40, 40, 3))
+    ).astype(np.uint8)
+    pipeline = make_pipeline(
+        ImageFeatures("small_cnn", None, 32), CrumbClassifier()
+    ).fit(images, bright)
     assert (pipeline.predict(images) == bright).all()
     listed = pipeline[0].transform(list(images))
     np.testing.assert_array_equal(listed, pipeline[0].transform(images))

@@ -9,13 +9,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer, MapBuffer, StreamBatch
-from crumb_avalanche.memory.packing import WIDTHS, bits_per_code, pack, packed_bytes, unpack
+from crumb_avalanche.memory.buffers import (
+    CodeBuffer,
+    ImageBuffer,
+    MapBuffer,
+    StreamBatch,
+)
+from crumb_avalanche.memory.packing import (
+    WIDTHS,
+    bits_per_code,
+    pack,
+    packed_bytes,
+    unpack,
+)
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
-C, H, W, G = 8, 4, 4, 2  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
+C, H, W, G = (
+    8,
+    4,
+    4,
+    2,
+)  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
 
 
 def digits(number):
@@ -31,7 +47,12 @@ def batch_of(numbers, labels):
         labels=torch.tensor(labels),
         feature_map=values.float().view(-1, 1, 1, 1).expand(-1, C, H, W),
         codes=codes.view(-1, H, W, G).permute(0, 3, 1, 2),
-        pixels=lambda positions: values[list(positions)].to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 16, 16),
+        pixels=lambda positions: (
+            values[list(positions)]
+            .to(torch.uint8)
+            .view(-1, 1, 1, 1)
+            .expand(-1, 3, 16, 16)
+        ),
     )
 
 
@@ -70,26 +91,41 @@ def feed(buffer, model, experiences, size, first=1, check=None):
 def streams(draw):
     experiences, first = [], 0
     for classes in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
-        labels = [first + c for c in range(classes) for _ in range(draw(st.integers(1, 20)))]
+        labels = [
+            first + c for c in range(classes) for _ in range(draw(st.integers(1, 20)))
+        ]
         draw(st.randoms(use_true_random=False)).shuffle(labels)
         experiences.append(labels)
         first += classes
-    return experiences, first + draw(st.integers(0, 12)), draw(st.integers(1, 9)), draw(st.integers(0, 99))
+    return (
+        experiences,
+        first + draw(st.integers(0, 12)),
+        draw(st.integers(1, 9)),
+        draw(st.integers(0, 99)),
+    )
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize("rule", RULES)
 @given(stream=streams())
 @settings(max_examples=15)
-def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_model, kind, rule, stream):
+def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(
+    make_model, kind, rule, stream
+):
     experiences, mem_size, size, seed = stream
     model = make_model()
     buffer = kind(mem_size, RULES[rule](), seed)
 
     def check(label_of):
-        taken = {slot: label for label, members in buffer.slots.by_class.items() for slot in members}
+        taken = {
+            slot: label
+            for label, members in buffer.slots.by_class.items()
+            for slot in members
+        }
         assert len(buffer) == len(taken) <= mem_size
-        assert {slot: int(label) for slot, label in enumerate(buffer.labels) if label >= 0} == taken
+        assert {
+            slot: int(label) for slot, label in enumerate(buffer.labels) if label >= 0
+        } == taken
         if buffer.rows is None:  # until the first memory
             assert not taken and buffer.buffer_bytes == 0
             return
@@ -99,14 +135,24 @@ def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(make_mode
         assert all(label_of[numbers[slot]] == label for slot, label in taken.items())
         assert len({numbers[slot] for slot in taken}) == len(taken)
         # The reported bytes are those of the tensors.
-        assert buffer.rows.untyped_storage().nbytes() == buffer.buffer_bytes == mem_size * kind.item_bytes(model)
-        assert buffer.labels.untyped_storage().nbytes() == buffer.label_bytes == 2 * mem_size
+        assert (
+            buffer.rows.untyped_storage().nbytes()
+            == buffer.buffer_bytes
+            == mem_size * kind.item_bytes(model)
+        )
+        assert (
+            buffer.labels.untyped_storage().nbytes()
+            == buffer.label_bytes
+            == 2 * mem_size
+        )
 
     feed(buffer, model, experiences, size, check=check)
     assert set(buffer.classes) == {label for labels in experiences for label in labels}
 
 
-@pytest.mark.parametrize("kind, size", [(CodeBuffer, 16), (ImageBuffer, 768), (MapBuffer, 512)])
+@pytest.mark.parametrize(
+    "kind, size", [(CodeBuffer, 16), (ImageBuffer, 768), (MapBuffer, 512)]
+)
 def test_an_empty_buffer(kind, size, model):
     buffer = kind(5)
     # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
@@ -116,9 +162,13 @@ def test_an_empty_buffer(kind, size, model):
     assert buffer.sample(set(), 4).shape == (0,)
     with pytest.raises(TypeError, match=r"mem_size is 2\.5; give a whole number"):
         kind(2.5)
-    with pytest.raises(TypeError, match=r"rule is <class .*; give an instance of a SelectionRule"):
+    with pytest.raises(
+        TypeError, match=r"rule is <class .*; give an instance of a SelectionRule"
+    ):
         CodeBuffer(4, EveryJth)
-    with pytest.raises(ValueError, match="mem_size is 0; a buffer holds at least 1 memory"):
+    with pytest.raises(
+        ValueError, match="mem_size is 0; a buffer holds at least 1 memory"
+    ):
         kind(0)
     empty = kind(5)
     empty.load_state_dict(buffer.state_dict())
@@ -127,8 +177,12 @@ def test_an_empty_buffer(kind, size, model):
         kind(4).load_state_dict(buffer.state_dict())
 
 
-@pytest.mark.parametrize("without, at_least, size", [([], 21, 21), ([], 22, 24), ([1], 21, 22), ([9], 1, 3)])
-def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_least, size):
+@pytest.mark.parametrize(
+    "without, at_least, size", [([], 21, 21), ([], 22, 24), ([1], 21, 22), ([9], 1, 3)]
+)
+def test_a_replay_batch_is_balanced_and_leaves_classes_out(
+    model, without, at_least, size
+):
     buffer = MapBuffer(9, ClassBalancedReservoir())
     feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
     slots = buffer.sample(set(without), at_least)
@@ -146,11 +200,15 @@ def test_a_replay_batch_is_balanced_and_leaves_classes_out(model, without, at_le
 @given(data=st.data(), n=st.integers(0, 5), length=st.integers(0, 40))
 def test_unpack_is_the_inverse_of_pack(bits, data, n, length):
     highest = min(2**bits, 2**15) - 1  # int16 codes stop there
-    values = data.draw(st.lists(st.integers(0, highest), min_size=n * length, max_size=n * length))
+    values = data.draw(
+        st.lists(st.integers(0, highest), min_size=n * length, max_size=n * length)
+    )
     codes = torch.tensor(values, dtype=torch.int16).view(n, length)
     packed = pack(codes, bits)
     assert packed.dtype == torch.uint8 and packed.is_contiguous()
-    assert packed.shape == (n, packed_bytes(length, bits)) == (n, (length * bits + 7) // 8)
+    assert (
+        packed.shape == (n, packed_bytes(length, bits)) == (n, (length * bits + 7) // 8)
+    )
     restored = unpack(packed, bits, length)
     assert restored.dtype == (torch.int16 if bits == 16 else torch.uint8)
     assert torch.equal(restored.to(torch.int16), codes)
@@ -167,16 +225,31 @@ def test_unpack_is_the_inverse_of_pack(bits, data, n, length):
 )
 def test_bytes_worked_by_hand(bits, codes, packed):
     assert pack(torch.tensor([codes], dtype=torch.int16), bits).tolist() == [packed]
-    assert unpack(torch.tensor([packed], dtype=torch.uint8), bits, len(codes)).tolist() == [codes]
+    assert unpack(
+        torch.tensor([packed], dtype=torch.uint8), bits, len(codes)
+    ).tolist() == [codes]
 
 
 def test_the_smallest_width_that_names_every_row():
     rows = (1, 2, 3, 4, 5, 16, 17, 256, 257, 32768)
-    assert [bits_per_code(number) for number in rows] == [1, 1, 2, 2, 4, 4, 8, 8, 16, 16]
+    assert [bits_per_code(number) for number in rows] == [
+        1,
+        1,
+        2,
+        2,
+        4,
+        4,
+        8,
+        8,
+        16,
+        16,
+    ]
 
 
 def test_codes_and_bytes_that_do_not_fit_are_errors():
-    with pytest.raises(ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"):
+    with pytest.raises(
+        ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"
+    ):
         pack(torch.zeros(1, 1), 3)
     for bits, wrong in ((1, 2), (2, 4), (4, -1), (8, 256), (16, -1)):
         words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
@@ -192,12 +265,16 @@ def test_codes_and_bytes_that_do_not_fit_are_errors():
 def quantizer(channels=16, groups=4, centroids=256, seed=0):
     """One with random centroids."""
     made = ProductQuantizer(channels, groups, centroids)
-    made.centroids.copy_(torch.randn(made.centroids.shape, generator=torch.Generator().manual_seed(seed)))
+    made.centroids.copy_(
+        torch.randn(made.centroids.shape, generator=torch.Generator().manual_seed(seed))
+    )
     return made
 
 
 def maps(count, channels, height=3, width=2, seed=1):
-    return torch.randn(count, channels, height, width, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        count, channels, height, width, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(512, 32), (64, 32), (16, 4)])
@@ -209,7 +286,9 @@ def test_codes_and_decoded_maps_are_those_of_faiss(channels, groups):
     vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).contiguous().numpy()
     codes = ours.encode(feature_map)
     expected = theirs.compute_codes(vectors)
-    assert torch.equal(codes.permute(0, 2, 3, 1).reshape(-1, groups), torch.from_numpy(expected))
+    assert torch.equal(
+        codes.permute(0, 2, 3, 1).reshape(-1, groups), torch.from_numpy(expected)
+    )
     decoded = ours.decode(codes).permute(0, 2, 3, 1).reshape(-1, channels)
     assert torch.equal(decoded, torch.from_numpy(theirs.decode(expected)))
 
@@ -217,11 +296,15 @@ def test_codes_and_decoded_maps_are_those_of_faiss(channels, groups):
 def test_ties_go_to_the_lowest_centroid():
     ours = quantizer(4, 2, centroids=4)
     ours.centroids[:, 2] = ours.centroids[:, 1]
-    assert set(ours.encode(ours.decode(torch.full((1, 2, 1, 1), 2)))[0].flatten().tolist()) == {1}
+    assert set(
+        ours.encode(ours.decode(torch.full((1, 2, 1, 1), 2)))[0].flatten().tolist()
+    ) == {1}
 
 
 def test_fit_finds_clusters_with_another_table_for_each_group():
-    centres = torch.tensor([[[0.0, 0], [10, 0], [0, 10]], [[50.0, 0], [0, 50], [50, 50]]])
+    centres = torch.tensor(
+        [[[0.0, 0], [10, 0], [0, 10]], [[50.0, 0], [0, 50], [50, 50]]]
+    )
     generator = torch.Generator().manual_seed(0)
     which = torch.randint(3, (600, 2), generator=generator)
     vectors = torch.cat([centres[0][which[:, 0]], centres[1][which[:, 1]]], dim=1)
@@ -232,13 +315,20 @@ def test_fit_finds_clusters_with_another_table_for_each_group():
         assert distances.min(dim=1).values.max() < 0.5
     feature_map = vectors[:5].view(5, 4, 1, 1)
     assert (ours.decode(ours.encode(feature_map)) - feature_map).abs().max() < 0.8
-    tables = [ProductQuantizer(4, 2, centroids=8).fit(vectors, seed).centroids for seed in (1, 1, 2)]
+    tables = [
+        ProductQuantizer(4, 2, centroids=8).fit(vectors, seed).centroids
+        for seed in (1, 1, 2)
+    ]
     assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[0], tables[2])
 
 
 def test_bytes():
     ours = ProductQuantizer(512)
-    assert ours.table_bytes == 524_288 and ours.map_bytes(13, 13) == 5_408 and ours.bits == 8
+    assert (
+        ours.table_bytes == 524_288
+        and ours.map_bytes(13, 13) == 5_408
+        and ours.bits == 8
+    )
     assert not ours.fitted and quantizer().fitted
     assert ProductQuantizer(8, 8, 16).map_bytes(4, 4) == 64  # 4 bits a code
 
@@ -246,15 +336,33 @@ def test_bytes():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: ProductQuantizer(48, 32), "sub_quantizers=32 does not divide the 48 channels .* such as 24"),
+        (
+            lambda: ProductQuantizer(48, 32),
+            "sub_quantizers=32 does not divide the 48 channels .* such as 24",
+        ),
         (lambda: ProductQuantizer(8, 0), "sub_quantizers=0 does not divide"),
-        (lambda: ProductQuantizer(8, 4, 257), "centroids is 257; a code is one byte, so give 2 to 256"),
-        (lambda: quantizer().encode(maps(1, 8)), "the feature map has 8 channels, the quantizer was made for 16"),
+        (
+            lambda: ProductQuantizer(8, 4, 257),
+            "centroids is 257; a code is one byte, so give 2 to 256",
+        ),
+        (
+            lambda: quantizer().encode(maps(1, 8)),
+            "the feature map has 8 channels, the quantizer was made for 16",
+        ),
         (lambda: ProductQuantizer(8, 4).encode(maps(1, 8)), "no centroids yet: fit it"),
         (lambda: quantizer().encode(maps(1, 16) / 0), "NaN or infinite values"),
-        (lambda: ProductQuantizer(8, 4).fit(torch.zeros(5, 8)), "5 vectors cannot make 256 centroids; give more"),
-        (lambda: ProductQuantizer(8, 4).fit(torch.zeros(500, 4)), r"shape \(500, 4\), but must have \(N, 8\)"),
-        (lambda: ProductQuantizer(8, 4).fit(torch.full((500, 8), torch.nan)), "NaN or infinite values"),
+        (
+            lambda: ProductQuantizer(8, 4).fit(torch.zeros(5, 8)),
+            "5 vectors cannot make 256 centroids; give more",
+        ),
+        (
+            lambda: ProductQuantizer(8, 4).fit(torch.zeros(500, 4)),
+            r"shape \(500, 4\), but must have \(N, 8\)",
+        ),
+        (
+            lambda: ProductQuantizer(8, 4).fit(torch.full((500, 8), torch.nan)),
+            "NaN or infinite values",
+        ),
     ],
 )
 def test_mistakes_are_told(make, words):

@@ -8,7 +8,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from closed_form_cases import DENSITIES, HALF, MAKE, RANDOM, SCALED, D, Twin, feed, images
+from closed_form_cases import (
+    DENSITIES,
+    HALF,
+    MAKE,
+    RANDOM,
+    SCALED,
+    D,
+    Twin,
+    feed,
+    images,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +44,9 @@ def held(statistics):
 
 
 def equal(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) for name in one
+    )
 
 
 @each_form
@@ -42,7 +54,10 @@ def test_classes_added_one_by_one_are_as_if_there_from_the_start(name):
     features, labels = images(80, 20)
     ours, whole = MAKE[name](1), MAKE[name](20)
     for position in range(0, 80, 4):
-        some, its_labels = features[position : position + 4], labels[position : position + 4]
+        some, its_labels = (
+            features[position : position + 4],
+            labels[position : position + 4],
+        )
         while ours.settings["n_classes"] <= its_labels.max():
             ours.grow(ours.settings["n_classes"] + 1)
         ours.update(some, its_labels)
@@ -52,8 +67,14 @@ def test_classes_added_one_by_one_are_as_if_there_from_the_start(name):
         assert torch.equal(found, whole.scores(fresh)[:, : found.shape[1]])
     ours.grow(20)
     assert ours.settings == whole.settings and equal(held(ours), held(whole))
-    assert ours.held_bytes >= whole.held_bytes == sum(tensor.nbytes for tensor in held(whole).values())
-    with pytest.raises(ValueError, match=r"n_classes is 19, but there are 20 classes .* forget"):
+    assert (
+        ours.held_bytes
+        >= whole.held_bytes
+        == sum(tensor.nbytes for tensor in held(whole).values())
+    )
+    with pytest.raises(
+        ValueError, match=r"n_classes is 19, but there are 20 classes .* forget"
+    ):
         ours.grow(19)
 
 
@@ -68,27 +89,42 @@ def test_a_removed_class_leaves_nothing_of_its_own(name):
     ours.scores(fresh)  # a solution that removing must drop
     ours.forget(2)
     scores = ours.scores(fresh)
-    assert (scores[:, 2] == NO_DENSITY).all() and (scores[:, [0, 1, 3]] > NO_DENSITY).all()
-    shared = {key for key in held(ours) if key in ("covariance", "gram", "rows", "strip0")}
+    assert (scores[:, 2] == NO_DENSITY).all() and (
+        scores[:, [0, 1, 3]] > NO_DENSITY
+    ).all()
+    shared = {
+        key for key in held(ours) if key in ("covariance", "gram", "rows", "strip0")
+    }
     assert bool(shared) == bool(ours.remains_after_forget)
 
     def compare():
         kept, expected = held(ours), held(never)
         for key in kept.keys() - {"sums"}:
             assert torch.equal(kept[key], expected[key]) == (key not in shared), key
-        if name.startswith(RANDOM):  # the other images of a batch may change the last bit of a product
-            torch.testing.assert_close(kept["sums"], expected["sums"], rtol=1e-6, atol=0)
+        if name.startswith(
+            RANDOM
+        ):  # the other images of a batch may change the last bit of a product
+            torch.testing.assert_close(
+                kept["sums"], expected["sums"], rtol=1e-6, atol=0
+            )
         if not shared:
             assert torch.equal(ours.scores(fresh), never.scores(fresh))
 
     compare()
-    assert not any(tensor[2].any() for key, tensor in held(ours).items() if key not in {"directions", *shared})
+    assert not any(
+        tensor[2].any()
+        for key, tensor in held(ours).items()
+        if key not in {"directions", *shared}
+    )
     for statistics in (ours, never):
         statistics.update(images(40, 4, seed=5)[0] + 20, torch.full((40,), 2))
     compare()
     for label in (3, 0, 1, 2, 1):  # nothing is left of all classes
         ours.forget(label)
-    assert equal(held(ours), held(MAKE[name](4))) and (ours.scores(fresh) == NO_DENSITY).all()
+    assert (
+        equal(held(ours), held(MAKE[name](4)))
+        and (ours.scores(fresh) == NO_DENSITY).all()
+    )
     with pytest.raises(ValueError, match=r"no class 4 among 4 .* grow"):
         ours.forget(4)
 
@@ -104,16 +140,25 @@ def test_a_copy_stays_as_it_is_whatever_happens_to_the_original(name):
         "merge": lambda: statistics.merge(other),
         "forget": lambda: statistics.forget(1),
         "grow": lambda: statistics.grow(9),
-        "load": lambda: statistics.load_state_dict({**feed(MAKE[name](9), *images(30, 4, seed=4)).state_dict()}),
+        "load": lambda: statistics.load_state_dict(
+            {**feed(MAKE[name](9), *images(30, 4, seed=4)).state_dict()}
+        ),
     }
     if name.startswith("rda"):
         steps["limit"] = lambda: statistics.limit(3)
     for step, take in steps.items():
-        copied, twin = copy.deepcopy(statistics), pickle.loads(pickle.dumps(statistics))  # the twin shares nothing
+        copied, twin = (
+            copy.deepcopy(statistics),
+            pickle.loads(pickle.dumps(statistics)),
+        )  # the twin shares nothing
         before = statistics.scores(fresh)
         take()
-        assert copied.settings == twin.settings and equal(held(copied), held(twin)), step
-        assert torch.equal(copied.scores(fresh), before) and torch.equal(twin.scores(fresh), before), step
+        assert copied.settings == twin.settings and equal(held(copied), held(twin)), (
+            step
+        )
+        assert torch.equal(copied.scores(fresh), before) and torch.equal(
+            twin.scores(fresh), before
+        ), step
 
 
 @each_form
@@ -123,13 +168,24 @@ def test_states_that_do_not_fit(name):
     fewer = {**state, "settings": {**state["settings"], "n_classes": 3}}
     with pytest.raises(StateError, match="counts of 4 classes, not of 3"):
         type(statistics).from_state(fewer)
-    for wrong in ({}, {**state, "settings": {"odd": 1}}, {**state, "settings": {**state["settings"], "odd": 1}}):
-        with pytest.raises(StateError, match=f"no state of {type(statistics).__name__} .*state_dict"):
+    for wrong in (
+        {},
+        {**state, "settings": {"odd": 1}},
+        {**state, "settings": {**state["settings"], "odd": 1}},
+    ):
+        with pytest.raises(
+            StateError, match=f"no state of {type(statistics).__name__} .*state_dict"
+        ):
             type(statistics).from_state(wrong)
-    with pytest.raises(StateError, match=r"n_classes=4 cannot be loaded into those with n_classes=5; build both"):
+    with pytest.raises(
+        StateError,
+        match=r"n_classes=4 cannot be loaded into those with n_classes=5; build both",
+    ):
         MAKE[name](5).load_state_dict(state)
     with pytest.raises(StateError, match=f"but {type(statistics).__name__} needs"):
-        statistics.load_state_dict({key: value for key, value in state.items() if key != "counts"})
+        statistics.load_state_dict(
+            {key: value for key, value in state.items() if key != "counts"}
+        )
     for key in held(statistics):
         with pytest.raises(StateError, match="belong to"):
             statistics.load_state_dict({**state, key: state[key][:-1]})
@@ -145,9 +201,15 @@ def test_batches_that_do_not_fit_change_nothing(name):
     for value in (float("nan"), float("inf"), -1.1e12):
         bad = features.clone()
         bad[[8, 5], 2] = value
-        with pytest.raises(ValueError, match=r"row 5 of the features holds .*finite and at most 1e\+12"):
+        with pytest.raises(
+            ValueError, match=r"row 5 of the features holds .*finite and at most 1e\+12"
+        ):
             statistics.update(bad, labels)
-    for some, its_labels in ((features[:, :5], labels), (features, labels[:8]), (features[0], labels[:1])):
+    for some, its_labels in (
+        (features[:, :5], labels),
+        (features, labels[:8]),
+        (features[0], labels[:1]),
+    ):
         with pytest.raises(ValueError, match=r"shape .* give \(B, 6\) and \(B,\)"):
             statistics.update(some, its_labels)
     for label in (4, -1):
@@ -155,7 +217,9 @@ def test_batches_that_do_not_fit_change_nothing(name):
         with pytest.raises(ValueError, match=f"no class {label} among 4 .* grow"):
             statistics.update(features, labels)
     statistics.update(features[:0], labels[:0])
-    assert equal(held(statistics), before) and torch.equal(statistics.scores(fresh), scores)
+    assert equal(held(statistics), before) and torch.equal(
+        statistics.scores(fresh), scores
+    )
 
 
 @each_form
@@ -175,7 +239,10 @@ def test_far_images_are_answered_by_a_class_with_images(name):
 def test_features_of_any_scale(name, scale):
     features, labels = images(200, 4)
     fresh, truth = images(100, 4, seed=1)
-    ours, usual = feed(MAKE[name](4), scale * features, labels), feed(MAKE[name](4), features, labels)
+    ours, usual = (
+        feed(MAKE[name](4), scale * features, labels),
+        feed(MAKE[name](4), features, labels),
+    )
     assert all(tensor.isfinite().all() for tensor in ours.tensors())
     scores, expected = ours.scores(scale * fresh), usual.scores(fresh)
     assert scores.isfinite().all()
@@ -184,7 +251,9 @@ def test_features_of_any_scale(name, scale):
     if name.startswith(DENSITIES):  # densities of another unit
         scores, expected = scores - scores[:, :1], expected - expected[:, :1]
     if name not in SCALED:
-        torch.testing.assert_close(scores, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
+        torch.testing.assert_close(
+            scores, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())
+        )
 
 
 def take(step, statistics, twin, make):
@@ -192,7 +261,9 @@ def take(step, statistics, twin, make):
     match step:
         case "teach", seed, count:
             features, labels = images(count, 5, seed)
-            statistics.grow(max(statistics.settings["n_classes"], int(labels.max()) + 1))
+            statistics.grow(
+                max(statistics.settings["n_classes"], int(labels.max()) + 1)
+            )
             statistics.update(features, labels)
             twin.update(features, labels)
         case "grow", more:
@@ -222,32 +293,51 @@ def test_statistics_and_answers_after_any_steps(name, steps):
     statistics, twin, make = MAKE[name](0), Twin(name), MAKE[name]
     for step in steps:
         statistics = take(step, statistics, twin, make)
-    counts = {label: count for label, count in enumerate(statistics.image_counts.tolist()) if count}
+    counts = {
+        label: count
+        for label, count in enumerate(statistics.image_counts.tolist())
+        if count
+    }
     assert counts == {label: len(group) for label, group in twin.images.items()}
     for label in counts if not name.startswith(RANDOM) else ():
         means = getattr(statistics, "classes", statistics).means
-        torch.testing.assert_close(means[label].double(), twin.mean(label), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            means[label].double(), twin.mean(label), rtol=1e-5, atol=1e-5
+        )
     if name.startswith(HALF) and statistics.directions is not None:
         for label in counts:
-            directions, scatter = statistics.directions.of_class(label), twin.scatter(label)
+            directions, scatter = (
+                statistics.directions.of_class(label),
+                twin.scatter(label),
+            )
             assert len(directions) <= min(D, counts[label] - 1)
             size = float(scatter.abs().max())
-            torch.testing.assert_close(directions.T @ directions, scatter, rtol=0, atol=5e-3 * size + 1e-6)
+            torch.testing.assert_close(
+                directions.T @ directions, scatter, rtol=0, atol=5e-3 * size + 1e-6
+            )
             assert statistics.directions.outside[label] <= 1e-6 * scatter.trace() + 1e-9
     fresh = images(20, 5, seed=1)[0]
     scores = statistics.scores(fresh)
     assert scores.shape == (20, statistics.settings["n_classes"])
     empty = torch.ones(scores.shape[1], dtype=torch.bool)
     empty[[*counts]] = False
-    assert (scores[:, empty] == NO_DENSITY).all() and (scores[:, ~empty] > NO_DENSITY).all()
-    # Densities of equal means are equal, and the discriminant space of them is arbitrary.
-    apart = len(counts) > 1 and torch.pdist(torch.stack([twin.mean(label) for label in counts])).min() > 1e-3
+    assert (scores[:, empty] == NO_DENSITY).all() and (
+        scores[:, ~empty] > NO_DENSITY
+    ).all()
+    # Densities of equal means are equal, and the discriminant space of them is
+    # arbitrary.
+    apart = (
+        len(counts) > 1
+        and torch.pdist(torch.stack([twin.mean(label) for label in counts])).min()
+        > 1e-3
+    )
     if apart if name.startswith(DENSITIES) else counts:
         expected, scores = twin.scores(fresh), scores[:, ~empty]
         if name.startswith(DENSITIES):  # up to a constant
             expected, scores = expected - expected[:, :1], scores - scores[:, :1]
         error = (scores - expected).abs().max() / expected.abs().max()
-        # A chosen ridge may be so small that it amplifies the rounding of the Gram matrix.
+        # A chosen ridge may be so small that it amplifies the rounding of the Gram
+        # matrix.
         assert error < (2e-2 if name.startswith(HALF) or "chosen" in name else 1e-4)
 
 
@@ -256,7 +346,9 @@ def test_the_solution_is_a_module_that_is_exported(name):
     runtime = pytest.importorskip("onnxruntime")
     statistics, fresh, stream = MAKE[name](4), images(7, 4, seed=1)[0], io.BytesIO()
     features, labels = images(40, 4)
-    statistics.update(features[labels != 2], labels[labels != 2])  # class 2 stays without images and has no column
+    statistics.update(
+        features[labels != 2], labels[labels != 2]
+    )  # class 2 stays without images and has no column
     solution, expected = statistics.solution(), statistics.scores(fresh)[:, [0, 1, 3]]
     assert torch.equal(solution(fresh), expected)
     with warnings.catch_warnings(), more_operators():
@@ -265,9 +357,13 @@ def test_the_solution_is_a_module_that_is_exported(name):
             solution, (fresh[:2],), stream, dynamo=False, opset_version=OPSET, input_names=["features"],
             dynamic_axes={"features": {0: "batch"}},
         )  # fmt: skip
-    session = runtime.InferenceSession(stream.getvalue(), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(
+        stream.getvalue(), providers=["CPUExecutionProvider"]
+    )
     (found,) = session.run(None, {"features": fresh.numpy()})
-    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5 * expected.abs().max())
+    np.testing.assert_allclose(
+        found, expected.numpy(), rtol=0, atol=1e-5 * expected.abs().max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -283,9 +379,15 @@ def test_others_are_refused(other, facts):
     before = held(one)
     with pytest.raises(StateError, match=facts):
         one.merge(other)
-    with pytest.raises(StateError, match=r"cannot be loaded into those with .*; build both with the same settings"):
+    with pytest.raises(
+        StateError,
+        match=r"cannot be loaded into those with .*; build both with the same settings",
+    ):
         one.load_state_dict(other.state_dict())
-    for numbers, words in (({0: 1, 1: 2}, "no number for class 2"), ({0: 1, 1: -2, 2: 0}, "holds -2; .* from 0")):
+    for numbers, words in (
+        ({0: 1, 1: 2}, "no number for class 2"),
+        ({0: 1, 1: -2, 2: 0}, "holds -2; .* from 0"),
+    ):
         with pytest.raises(ValueError, match=words):
             one.merge(feed(StreamingLDA(9, D), *images(60, 3)), numbers)
     assert equal(held(one), before)

@@ -16,7 +16,9 @@ from crumb_avalanche.methods.gem import ExperienceShares, project
 
 def random_problem(seed, past, length, scale=1.0):
     generator = torch.Generator().manual_seed(seed)
-    draw = torch.randn(past + 1, length, dtype=torch.float64, generator=generator) * scale
+    draw = (
+        torch.randn(past + 1, length, dtype=torch.float64, generator=generator) * scale
+    )
     return draw[0], draw[1:]
 
 
@@ -28,14 +30,20 @@ def random_problem(seed, past, length, scale=1.0):
     scale=st.sampled_from([1e-12, 1e-4, 1.0, 1e6]),
     margin=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_no_product_with_a_past_gradient_is_negative(seed, past, length, repeated, scale, margin):
+def test_no_product_with_a_past_gradient_is_negative(
+    seed, past, length, repeated, scale, margin
+):
     """Whatever their number, scale and length, with copies and opposites among them."""
     gradient, references = random_problem(seed, past, length)
-    copies = references[:repeated] * torch.tensor([1.0, -1.0, 3.0])[: min(repeated, past)].unsqueeze(1)
+    copies = references[:repeated] * torch.tensor([1.0, -1.0, 3.0])[
+        : min(repeated, past)
+    ].unsqueeze(1)
     references = torch.cat([references, copies]) * scale
     found = project(gradient, references, margin)
     tolerance = 1e-6 * (gradient.norm() + margin * references.norm(dim=1).sum())
-    assert ((references / references.norm(dim=1, keepdim=True)) @ found >= -tolerance).all()
+    assert (
+        (references / references.norm(dim=1, keepdim=True)) @ found >= -tolerance
+    ).all()
 
 
 @given(seed=st.integers(0, 10**6), past=st.integers(1, 6), length=st.integers(6, 30))
@@ -43,28 +51,39 @@ def test_the_projection_is_the_nearest_such_gradient(seed, past, length):
     gradient, references = random_problem(seed, past, length)
     found = project(gradient, references)
     distance = (found - gradient).norm()
-    # Projections onto every subset of the constraints, among which the nearest admissible one must be.
+    # Projections onto every subset of the constraints, among which the nearest
+    # admissible one must be.
     nearest = float("inf")
     for subset in range(2**past):
         chosen = references[[place for place in range(past) if subset >> place & 1]]
         other = gradient
         if len(chosen):
-            other = gradient - chosen.T @ torch.linalg.solve(chosen @ chosen.T, chosen @ gradient)
+            other = gradient - chosen.T @ torch.linalg.solve(
+                chosen @ chosen.T, chosen @ gradient
+            )
         if (references @ other >= -1e-9).all():
             nearest = min(nearest, float((other - gradient).norm()))
     assert float(distance) == pytest.approx(nearest, rel=1e-6, abs=1e-9)
 
 
 def test_the_projection_by_hand():
-    harmless, references = torch.tensor([1.0, 2.0]), torch.tensor([[1.0, 0.0], [-2.0, 1.0]])
+    harmless, references = (
+        torch.tensor([1.0, 2.0]),
+        torch.tensor([[1.0, 0.0], [-2.0, 1.0]]),
+    )
     assert project(harmless, references, 0.5) is harmless
     assert project(harmless, torch.tensor([[float("nan"), 0.0]])) is harmless
     gradient = torch.tensor([-1.0, 1.0])
-    assert project(gradient, torch.tensor([[2.0, 0.0]])).tolist() == pytest.approx([0.0, 1.0], abs=1e-8)
+    assert project(gradient, torch.tensor([[2.0, 0.0]])).tolist() == pytest.approx(
+        [0.0, 1.0], abs=1e-8
+    )
     # A margin of 0.75: at least so much of the past gradient itself is added.
     assert project(gradient, torch.tensor([[2.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
     # An experience without any gradient has no say.
-    assert project(gradient, torch.tensor([[2.0, 0.0], [0.0, 0.0]]), 0.75).tolist() == [0.5, 1.0]
+    assert project(gradient, torch.tensor([[2.0, 0.0], [0.0, 0.0]]), 0.75).tolist() == [
+        0.5,
+        1.0,
+    ]
 
 
 def test_shares_shrink_and_are_always_filled():
@@ -77,9 +96,14 @@ def test_shares_shrink_and_are_always_filled():
                 assert 0 <= position < 8 and slot in slots.by_class[number]
         seen = {group: len(held) for group, held in slots.by_class.items()}
         assert seen == dict.fromkeys(range(number + 1), share)
-        assert sorted([*slots.free, *chain(*slots.by_class.values())]) == list(range(10))
+        assert sorted([*slots.free, *chain(*slots.by_class.values())]) == list(
+            range(10)
+        )
         assert len(rule.past(slots)) == number
-    with pytest.raises(ValueError, match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"):
+    with pytest.raises(
+        ValueError,
+        match="mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size",
+    ):
         ExperienceShares(experience=0).begin_experience(Slots(1), {}, 1)
 
 
@@ -92,15 +116,24 @@ class Watch(SupervisedPlugin):
 
     def before_update(self, strategy, **kwargs):
         model, policy = strategy.model, strategy.storage_policy
-        gradients = [weight.grad.clone() for weight in model.plastic_layers.parameters()]
+        gradients = [
+            weight.grad.clone() for weight in model.plastic_layers.parameters()
+        ]
         seen = strategy.seen_classes.seen
         row = []
         for held in policy.rule.past(policy.slots):
             logits = model.plastic_layers(model.features(policy.rows[held]))[:, seen]
-            labels = torch.tensor([seen.index(label) for label in policy.labels[held].tolist()])
-            past = torch.autograd.grad(cross_entropy(logits, labels), list(model.plastic_layers.parameters()))
+            labels = torch.tensor(
+                [seen.index(label) for label in policy.labels[held].tolist()]
+            )
+            past = torch.autograd.grad(
+                cross_entropy(logits, labels), list(model.plastic_layers.parameters())
+            )
             length = sum(one.square().sum() for one in past).sqrt()
-            row.append(sum((a * b).sum() for a, b in zip(gradients, past)).item() / length.item())
+            row.append(
+                sum((a * b).sum() for a, b in zip(gradients, past)).item()
+                / length.item()
+            )
         self.products.append(row)
 
 

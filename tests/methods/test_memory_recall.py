@@ -17,7 +17,9 @@ def maps_of(labels, seed=0, lowest=0.0):
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(len(labels), 8, 4, 4, generator=generator)
     place = torch.arange(8 * 16.0).view(8, 4, 4) / 40
-    return (noise * (1 + place) + place + torch.tensor(labels).view(-1, 1, 1, 1)).clamp_min(lowest)
+    return (
+        noise * (1 + place) + place + torch.tensor(labels).view(-1, 1, 1, 1)
+    ).clamp_min(lowest)
 
 
 def feed(buffer, model, maps, labels, sizes):
@@ -25,7 +27,9 @@ def feed(buffer, model, maps, labels, sizes):
     start = 0
     for size in sizes:
         part = slice(start, start + size)
-        buffer.store(StreamBatch(torch.tensor(labels[part]), maps[part], None, None), model)
+        buffer.store(
+            StreamBatch(torch.tensor(labels[part]), maps[part], None, None), model
+        )
         start += size
     assert start == len(labels)
 
@@ -43,8 +47,10 @@ def test_running_statistics_are_those_of_all_maps_at_once(settings, model):
         row = buffer.rows[buffer.slots.by_class[label][0]]
         means, deviations = row[:-2].view(2, -1)
         # Kept location by location, as channels-last maps are.
-        expected = [value if settings.per_channel else value.permute(1, 2, 0).reshape(-1)
-                    for value in (own.mean(axes), own.std(axes, correction=0))]  # fmt: skip
+        expected = [
+            value if settings.per_channel else value.permute(1, 2, 0).reshape(-1)
+            for value in (own.mean(axes), own.std(axes, correction=0))
+        ]
         assert torch.allclose(means, expected[0].float(), rtol=1e-5, atol=1e-6)
         assert torch.allclose(deviations, expected[1].float(), rtol=1e-4, atol=1e-5)
         assert row[-1] == labels.count(label) and row[-2] == own.min()
@@ -73,17 +79,30 @@ def test_draws_are_clamped_where_no_value_was_negative_and_a_row_is_no_image(mod
     maps = maps_of(labels)
     maps[1::2] -= 1
     for clamp in (True, False):
-        buffer = GaussianBuffer(2, settings=None if clamp else MemoryRecallSettings(clamp=False))  # clamped by default
+        buffer = GaussianBuffer(
+            2, settings=None if clamp else MemoryRecallSettings(clamp=False)
+        )  # clamped by default
         feed(buffer, model, maps, labels, [16])
-        lowest = [float(buffer.replay(torch.full((50,), slot), model)[0].min()) for slot in (0, 1)]
+        lowest = [
+            float(buffer.replay(torch.full((50,), slot), model)[0].min())
+            for slot in (0, 1)
+        ]
         assert lowest[1] < -1 and (lowest[0] == 0) == clamp and lowest[0] <= 0
-    with pytest.raises(NotImplementedError, match="a row of this buffer is a class, not an image"):
+    with pytest.raises(
+        NotImplementedError, match="a row of this buffer is a class, not an image"
+    ):
         buffer.to_rows(None, [0], model)
 
 
 def test_bytes():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
-    assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [4_104, 692_232]
+    assert [MEMORY_RECALL.bytes_of_item(model, settings) for settings in BOTH] == [
+        4_104,
+        692_232,
+    ]
     budget = 15 * 3 * 224**2
-    assert [MEMORY_RECALL.memories_in_budget(model, budget, 10, settings) for settings in BOTH] == [550, 3]
+    assert [
+        MEMORY_RECALL.memories_in_budget(model, budget, 10, settings)
+        for settings in BOTH
+    ] == [550, 3]
     assert GaussianBuffer.item_bytes(model) == 4_104

@@ -42,25 +42,45 @@ def stream_of(*pairs):
     for numbers, labels in pairs:
         images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
         attributes = [DataAttribute(labels, "targets")]
-        data.append(AvalancheDataset([TensorDataset(images, torch.tensor(labels))], data_attributes=attributes))
+        data.append(
+            AvalancheDataset(
+                [TensorDataset(images, torch.tensor(labels))],
+                data_attributes=attributes,
+            )
+        )
     return benchmark_from_datasets(train=data).train_stream
 
 
 def learn(model, stream, *plugins, rate=RATE, **arguments):
-    optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=rate, momentum=MOMENTUM)
-    settings = dict(train_mb_size=BATCH, first_epochs=EPOCHS, evaluator=EvaluationPlugin(loggers=[])) | arguments
-    strategy = StreamStrategy(model=model, optimizer=optimizer, plugins=plugins, **settings)
+    optimizer = torch.optim.SGD(
+        [w for w in model.parameters() if w.requires_grad], lr=rate, momentum=MOMENTUM
+    )
+    settings = (
+        dict(
+            train_mb_size=BATCH,
+            first_epochs=EPOCHS,
+            evaluator=EvaluationPlugin(loggers=[]),
+        )
+        | arguments
+    )
+    strategy = StreamStrategy(
+        model=model, optimizer=optimizer, plugins=plugins, **settings
+    )
     for experience in stream:
         strategy.train(experience)
     return strategy
 
 
 def plugin_of(entry, **settings):
-    return built(entry.name, tiny_model(START), 0, method=settings).plugins[2]  # after the mask and the epochs
+    return built(entry.name, tiny_model(START), 0, method=settings).plugins[
+        2
+    ]  # after the mask and the epochs
 
 
 def weights_of(model):
-    return torch.cat([weight.detach().flatten() for weight in model.plastic_layers.parameters()])
+    return torch.cat(
+        [weight.detach().flatten() for weight in model.plastic_layers.parameters()]
+    )
 
 
 # Against a loop.
@@ -76,7 +96,9 @@ START = [0.4, -0.2, 0.9, 0.1, -0.5, 0.3]
 def fisher(weights, numbers, labels, seen):
     total = torch.zeros_like(weights)
     for x, label in zip(numbers, labels):
-        loss = cross_entropy((weights * x)[seen].unsqueeze(0), torch.tensor([seen.index(label)]))
+        loss = cross_entropy(
+            (weights * x)[seen].unsqueeze(0), torch.tensor([seen.index(label)])
+        )
         total += torch.autograd.grad(loss, weights)[0] ** 2
     return total / len(numbers)
 
@@ -84,7 +106,9 @@ def fisher(weights, numbers, labels, seen):
 def sensitivity(weights, numbers, labels, seen):
     total = torch.zeros_like(weights)
     for x in numbers:
-        total += torch.autograd.grad((weights * x)[seen].square().sum(), weights)[0].abs()
+        total += torch.autograd.grad((weights * x)[seen].square().sum(), weights)[
+            0
+        ].abs()
     return total / len(numbers)
 
 
@@ -97,12 +121,19 @@ def plain_loop(strength, measure=None, damping=None, summed=False):
         path, start = torch.zeros(6), weights.detach().clone()
         for _ in range(EPOCHS if number == 0 else 1):
             for first in range(0, len(numbers), BATCH):
-                x, y = torch.tensor(numbers[first : first + BATCH]), labels[first : first + BATCH]
+                x, y = (
+                    torch.tensor(numbers[first : first + BATCH]),
+                    labels[first : first + BATCH],
+                )
                 logits = x.unsqueeze(1) * weights.unsqueeze(0)
-                loss = cross_entropy(logits[:, seen], torch.tensor([seen.index(label) for label in y]))
+                loss = cross_entropy(
+                    logits[:, seen], torch.tensor([seen.index(label) for label in y])
+                )
                 gradient = torch.autograd.grad(loss, weights)[0]
                 with torch.no_grad():
-                    pull = sum(2 * strength * held * (weights - old) for held, old in penalties)
+                    pull = sum(
+                        2 * strength * held * (weights - old) for held, old in penalties
+                    )
                     speed = MOMENTUM * speed + gradient + pull
                     weights -= RATE * speed
                     path += gradient * RATE * speed
@@ -120,7 +151,11 @@ def plain_loop(strength, measure=None, damping=None, summed=False):
 
 CASES = {
     "ewc": (EWC, dict(weight=1.5), dict(strength=1.5, measure=fisher)),
-    "mas": (MAS, dict(weight=0.1), dict(strength=0.1, measure=sensitivity, summed=True)),
+    "mas": (
+        MAS,
+        dict(weight=0.1),
+        dict(strength=0.1, measure=sensitivity, summed=True),
+    ),
     "si": (SI, dict(weight=0.7, damping=0.05), dict(strength=0.7, damping=0.05)),
 }
 
@@ -132,7 +167,9 @@ def test_weights_are_those_of_a_plain_loop(case):
     plugin = plugin_of(entry, **settings)
     strategy = learn(model, stream_of(*STREAM), plugin)
     assert strategy.clock.train_iterations == EPOCHS * 3 + 8 + 8
-    torch.testing.assert_close(weights_of(model), plain_loop(**loop), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        weights_of(model), plain_loop(**loop), rtol=1e-5, atol=1e-6
+    )
     # It matters: without a penalty they are others.
     assert (weights_of(model) - plain_loop(0.0, fisher)).abs().max() > 0.01
 
@@ -147,27 +184,43 @@ def test_importances_end_where_a_step_would_pass_the_old_weight():
     for entry in (EWC, SI, MAS):
         plugin = plugin_of(entry, weight=500.0)
         learn(tiny_model(START), stream_of(*STREAM), plugin)
-        kept = torch.stack([importance["plastic_layers.1.weight"] for importance, _ in plugin.held])
+        kept = torch.stack(
+            [importance["plastic_layers.1.weight"] for importance, _ in plugin.held]
+        )
         assert len(kept) == (3 if entry is EWC else 1) and kept.min() >= 0
         found = kept.sum(0)  # the penalties of EWC add up
         assert found.max().item() == pytest.approx(0.5 / (500 * RATE))
 
 
 @pytest.mark.parametrize("name", ["ewc", "mas"])
-def test_importances_are_measured_image_by_image_in_evaluation_mode(name, tmp_path, make_model, make_stream):
+def test_importances_are_measured_image_by_image_in_evaluation_mode(
+    name, tmp_path, make_model, make_stream
+):
     model, stream, passes = make_model(codebook=False), make_stream(), []
     cache = FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))
     plugin = plugin_of(STRATEGIES[name])
     strategy = make(StreamStrategy, model, cache, plugin)
     images = len(stream.train_stream[0].dataset)
-    model.register_forward_pre_hook(lambda module, given: passes.append((module.training, len(given[0]))))
+    model.register_forward_pre_hook(
+        lambda module, given: passes.append((module.training, len(given[0])))
+    )
     strategy.train(stream.train_stream[0])
     assert passes[-images:] == [(False, 1)] * images and cache.store.filled == images
     assert model.training and not model.feature_extractor.training
     (importance, _), *_ = plugin.held
-    learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    assert importance.keys() == learned.keys() and all(weight.grad is None for weight in learned.values())
-    unseen = [label for label in range(4) if label not in stream.train_stream[0].classes_in_this_experience]
+    learned = {
+        name: weight
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+    }
+    assert importance.keys() == learned.keys() and all(
+        weight.grad is None for weight in learned.values()
+    )
+    unseen = [
+        label
+        for label in range(4)
+        if label not in stream.train_stream[0].classes_in_this_experience
+    ]
     bias = importance["plastic_layers.head.bias"]
     assert bias[unseen].max() == 0 < bias.max()
 
@@ -180,8 +233,15 @@ def test_distillation_loss_is_a_loop_over_images_and_old_classes():
         p = [float(torch.exp(new[i, c] / temperature)) for c in classes]
         q = [float(torch.exp(old[i, c] / temperature)) for c in classes]
         for a, b in zip(p, q):
-            wanted += b / sum(q) * float(torch.log(torch.tensor((b / sum(q)) / (a / sum(p))))) / 5
-    assert distillation_loss(new, old, classes, temperature).item() == pytest.approx(wanted, rel=1e-5)
+            wanted += (
+                b
+                / sum(q)
+                * float(torch.log(torch.tensor((b / sum(q)) / (a / sum(p)))))
+                / 5
+            )
+    assert distillation_loss(new, old, classes, temperature).item() == pytest.approx(
+        wanted, rel=1e-5
+    )
     assert distillation_loss(old, old, classes, temperature).item() == 0
 
 
@@ -197,11 +257,19 @@ def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers():
         def before_backward(self, strategy, **kwargs):
             found.append(strategy.loss.item() * (1 if self.after else -1))
             if self.after:
-                old = strategy.mb_x[:, :1, 0, 0] * plugin.old_network.state.get("1.weight", torch.zeros(6)).view(1, -1)
-                loss = distillation_loss(strategy.mb_output, old, plugin.old_classes, 3.0) if plugin.old_classes else 0
+                old = strategy.mb_x[:, :1, 0, 0] * plugin.old_network.state.get(
+                    "1.weight", torch.zeros(6)
+                ).view(1, -1)
+                loss = (
+                    distillation_loss(strategy.mb_output, old, plugin.old_classes, 3.0)
+                    if plugin.old_classes
+                    else 0
+                )
                 expected.append(0.5 * float(loss))
 
-    strategy = learn(tiny_model(START), stream_of(*STREAM)[:2], Watch(False), plugin, Watch(True))
+    strategy = learn(
+        tiny_model(START), stream_of(*STREAM)[:2], Watch(False), plugin, Watch(True)
+    )
     added = [before + after for before, after in zip(found[::2], found[1::2])]
     assert added[:9] == [0.0] * 9, "nothing to distil in the first experience"
     assert added == pytest.approx(expected, abs=1e-6) and max(added) > 0

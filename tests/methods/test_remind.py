@@ -24,7 +24,9 @@ PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
 def learn(experiences=3, mem_size=24, **method):
     """A strategy of six classes after some experiences of 20 images, and the stream."""
     settings = dict(learning_rate=RATE, eval_batch_size=128, first_epochs=3)
-    return taught("remind", experiences, SIX, mem_size=mem_size, settings=settings, method=method)
+    return taught(
+        "remind", experiences, SIX, mem_size=mem_size, settings=settings, method=method
+    )
 
 
 def images_of(experience):
@@ -35,11 +37,20 @@ def test_every_memory_is_the_code_of_an_image_of_its_label_and_inference_is_on_d
     strategy, stream = learn(mem_size=30)
     buffer, model = strategy.storage_policy, strategy.model
     images = torch.cat([images_of(experience) for experience in stream.train_stream])
-    labels = torch.cat([torch.tensor(list(experience.dataset.targets)) for experience in stream.train_stream])
-    codes = buffer.quantizer.encode(model.features(images)).permute(0, 2, 3, 1).flatten(1)
+    labels = torch.cat(
+        [
+            torch.tensor(list(experience.dataset.targets))
+            for experience in stream.train_stream
+        ]
+    )
+    codes = (
+        buffer.quantizer.encode(model.features(images)).permute(0, 2, 3, 1).flatten(1)
+    )
     stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
     same = (stored[:, None] == codes[None]).all(2)  # (memories, images)
-    assert (same.sum(1) == 1).all() and same.sum(0).max() == 1  # one image each, none twice
+    assert (same.sum(1) == 1).all() and same.sum(
+        0
+    ).max() == 1  # one image each, none twice
     assert torch.equal(labels[same.long().argmax(1)], buffer.labels.long())
     outputs, images = outputs_of(strategy, stream.test_stream)
     maps = model.eval().features(images)
@@ -66,18 +77,35 @@ def test_steps_are_those_of_a_plain_loop(replays):
     plastic = copy.deepcopy(strategy.model.plastic_layers).train()
     strategy.train(stream.train_stream[1])
 
-    optimizer = torch.optim.SGD(plastic.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-5)
-    images, labels = images_of(stream.train_stream[1]), list(stream.train_stream[1].dataset.targets)
+    optimizer = torch.optim.SGD(
+        plastic.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-5
+    )
+    images, labels = (
+        images_of(stream.train_stream[1]),
+        list(stream.train_stream[1].dataset.targets),
+    )
     centroids = buffer.quantizer.centroids
-    seen = sorted({label for experience in stream.train_stream[:2] for label in experience.dataset.targets})
-    for start, (rows, old_labels, count) in zip(range(0, len(images), BATCH), buffer.drawn):
+    seen = sorted(
+        {
+            label
+            for experience in stream.train_stream[:2]
+            for label in experience.dataset.targets
+        }
+    )
+    for start, (rows, old_labels, count) in zip(
+        range(0, len(images), BATCH), buffer.drawn
+    ):
         assert count == replays * BATCH and len(rows) == count
         maps = strategy.model.features(images[start : start + BATCH])
-        slices = maps.permute(0, 2, 3, 1).unflatten(3, (centroids.shape[0], -1)).unsqueeze(4)  # (B, H, W, m, 1, d)
+        slices = (
+            maps.permute(0, 2, 3, 1).unflatten(3, (centroids.shape[0], -1)).unsqueeze(4)
+        )  # (B, H, W, m, 1, d)
         codes = (slices - centroids).square().sum(5).argmin(4)
         old = unpack(rows, buffer.quantizer.bits, 4 * 4 * 8).view(-1, 4, 4, 8)
         every = torch.cat([codes, old.long()])
-        rebuilt = torch.stack([centroids[group][every[..., group]] for group in range(8)], 3).flatten(3)
+        rebuilt = torch.stack(
+            [centroids[group][every[..., group]] for group in range(8)], 3
+        ).flatten(3)
         targets = torch.cat([torch.tensor(labels[start : start + BATCH]), old_labels])
         places = torch.tensor([seen.index(label) for label in targets.tolist()])
         loss = cross_entropy(plastic(rebuilt.permute(0, 3, 1, 2))[:, seen], places)
@@ -85,13 +113,21 @@ def test_steps_are_those_of_a_plain_loop(replays):
         loss.backward()
         optimizer.step()
     assert len(buffer.drawn) == 4
-    for ours, theirs in zip(strategy.model.plastic_layers.parameters(), plastic.parameters()):
+    for ours, theirs in zip(
+        strategy.model.plastic_layers.parameters(), plastic.parameters()
+    ):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize(("held", "new", "rows"), [(20, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)])
-def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(held, new, rows):
-    strategy, stream = learn(experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0)
+@pytest.mark.parametrize(
+    ("held", "new", "rows"), [(20, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)]
+)
+def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
+    held, new, rows
+):
+    strategy, stream = learn(
+        experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0
+    )
     buffer = strategy.storage_policy
     if held == 1:
         buffer.labels[buffer.slots.release(min(buffer.slots.by_class))] = -1
@@ -101,11 +137,16 @@ def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
     assert maps.shape == (rows, 8, 4, 4) and targets.shape == (rows, 6)
     assert len(drawn) == 2 * rows == len(drawn.unique(dim=0))
     seen = sorted(set(stream.train_stream[0].dataset.targets))
-    assert all(torch.allclose(one.sum(1), torch.ones(rows)) for one in (targets, targets[:, seen]))
+    assert all(
+        torch.allclose(one.sum(1), torch.ones(rows))
+        for one in (targets, targets[:, seen])
+    )
     decoded = buffer.to_maps(drawn, strategy.model)
     for number, (map_, target) in enumerate(zip(maps, targets)):
         first, second = decoded[number], decoded[number + rows]
-        share = float(((map_ - second) * (first - second)).sum() / (first - second).square().sum())
+        share = float(
+            ((map_ - second) * (first - second)).sum() / (first - second).square().sum()
+        )
         assert -1e-5 <= share <= 1 + 1e-5
         assert torch.allclose(map_, share * first + (1 - share) * second, atol=1e-4)
         mixed = torch.zeros(6)
@@ -128,17 +169,31 @@ def test_new_and_replayed_maps_are_cropped(monkeypatch):
     classify = strategy.model.classify
     strategy.model.classify = lambda maps: inputs.append(maps) or classify(maps)
     strategy.train(stream.train_stream[1], eval_streams=[])
-    assert sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 3  # 2 memories are mixed for each of the 10 replayed maps
-    assert len(inputs) == 4 and not any(maps.any() for maps in inputs) and len(inputs[-1]) == BATCH + 10
+    assert (
+        sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 3
+    )  # 2 memories are mixed for each of the 10 replayed maps
+    assert (
+        len(inputs) == 4
+        and not any(maps.any() for maps in inputs)
+        and len(inputs[-1]) == BATCH + 10
+    )
 
 
 def test_bytes_at_the_papers_cut():
     model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
     settings = REMIND.settings()
-    assert PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
+    assert (
+        PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
+    )
     assert REMIND.fixed_bytes(model, settings, 10) == 524_288
-    assert REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320  # 417, the table not counted
-    assert remind.make_quantizer(8).centroids.shape == (8, 16, 1) and remind.make_quantizer(64).centroids.shape == (
+    assert (
+        REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320
+    )  # 417, the table not counted
+    assert remind.make_quantizer(8).centroids.shape == (
+        8,
+        16,
+        1,
+    ) and remind.make_quantizer(64).centroids.shape == (
         32,
         256,
         2,
@@ -154,7 +209,9 @@ def test_a_balanced_choice_by_hand():
     assert remind.balanced_choice([3, 3], 9, np.random.default_rng(0)) == [0, 1]
     # No place of a class is preferred.
     often = Counter(
-        place for seed in range(300) for place in remind.balanced_choice([0] * 6, 2, np.random.default_rng(seed))
+        place
+        for seed in range(300)
+        for place in remind.balanced_choice([0] * 6, 2, np.random.default_rng(seed))
     )
     assert min(often.values()) > 60
 
@@ -187,8 +244,12 @@ def test_locations_are_of_all_images_and_no_more_than_asked_for(most, rows):
     assert len(places) > 2  # at random inside an image
 
 
-@pytest.mark.parametrize(("most", "images"), [(5, [0, 4, 8, 12, 16]), (40, list(range(20)))])
-def test_the_tables_are_fitted_to_images_that_are_spread_over_the_first_experience(most, images, monkeypatch):
+@pytest.mark.parametrize(
+    ("most", "images"), [(5, [0, 4, 8, 12, 16]), (40, list(range(20)))]
+)
+def test_the_tables_are_fitted_to_images_that_are_spread_over_the_first_experience(
+    most, images, monkeypatch
+):
     shown = []
 
     def watched(maps, *arguments):
@@ -197,7 +258,9 @@ def test_the_tables_are_fitted_to_images_that_are_spread_over_the_first_experien
 
     monkeypatch.setattr("crumb_avalanche.methods.remind.some_locations", watched)
     strategy, stream = learn(experiences=1, fit_vectors=most, centroids=4)
-    assert torch.equal(shown[0], strategy.model.features(images_of(stream.train_stream[0])[images]))
+    assert torch.equal(
+        shown[0], strategy.model.features(images_of(stream.train_stream[0])[images])
+    )
 
 
 @pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])
@@ -211,18 +274,28 @@ def test_crops_are_those_of_interpolate(height, width):
     ours = remind.crop_and_resize(maps, boxes)
     for map_, (top, left, rows, columns), crop in zip(maps, boxes, ours):
         part = map_[None, :, top : top + rows, left : left + columns]
-        assert torch.allclose(crop, interpolate(part, (height, width), mode="bilinear")[0], atol=1e-5)
+        assert torch.allclose(
+            crop, interpolate(part, (height, width), mode="bilinear")[0], atol=1e-5
+        )
     assert torch.equal(ours[0], maps[0])
-    assert ours.shape == maps.shape and ours.is_contiguous(memory_format=torch.channels_last)
+    assert ours.shape == maps.shape and ours.is_contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def test_boxes_lie_inside_and_have_the_areas_and_ratios_asked_for():
     boxes = remind.random_boxes(4000, 13, 13, 4 / 13, np.random.default_rng(1))
     top, left, rows, columns = boxes.T
     assert min(top.min(), left.min()) == 0
-    assert (top + rows).max() == 13 and (left + columns).max() == 13 and boxes.min(axis=0)[2:].min() >= 6
+    assert (
+        (top + rows).max() == 13
+        and (left + columns).max() == 13
+        and boxes.min(axis=0)[2:].min() >= 6
+    )
     area = rows * columns / 169
-    assert area.min() > 4 / 13 - 0.08 and area.max() == 1  # rows and columns are rounded
+    assert (
+        area.min() > 4 / 13 - 0.08 and area.max() == 1
+    )  # rows and columns are rounded
     assert (columns / rows).min() > 0.6 and (columns / rows).max() < 1.6
     # Uniform over the area but for boxes that do not fit.
     assert abs(np.median(area) - 0.6) < 0.1

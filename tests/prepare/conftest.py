@@ -19,7 +19,9 @@ def run(said):
     """Call `prepare`."""
 
     def call(name, root, source=None, **arguments):
-        return prepare(name, root, source, **{"workers": 1, "say": said.append, **arguments})
+        return prepare(
+            name, root, source, **{"workers": 1, "say": said.append, **arguments}
+        )
 
     return call
 
@@ -31,6 +33,8 @@ def publish(monkeypatch):
 
     def change(name, url, md5):
         data = BENCHMARKS[name]
-        monkeypatch.setitem(BENCHMARKS, name, replace(data, files=replace(data.files, url=url, md5=md5)))
+        monkeypatch.setitem(
+            BENCHMARKS, name, replace(data, files=replace(data.files, url=url, md5=md5))
+        )
 
     return change

@@ -14,7 +14,8 @@ class LocalServer:
     Attributes:
         content: The content to serve.
         ranges: Whether the Range header is supported.
-        stop_after: Number of bytes after which the connection breaks once; None never breaks it.
+        stop_after: Number of bytes after which the connection breaks once; None never
+            breaks it.
         announce: Whether Content-Length is sent, or what it is instead of the length.
         redirect: Address to redirect to instead.
         status: Error code to answer with instead.
@@ -33,7 +34,11 @@ class LocalServer:
         self.md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
 
     def __enter__(self) -> "LocalServer":
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.01},
+            daemon=True,
+        ).start()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -64,9 +69,14 @@ class LocalServer:
                     return
                 self.send_response(206 if asked and local.ranges else 200)
                 if asked and local.ranges:
-                    self.send_header("Content-Range", f"bytes {start}-{total - 1}/{total}")
+                    self.send_header(
+                        "Content-Range", f"bytes {start}-{total - 1}/{total}"
+                    )
                 if local.announce:
-                    self.send_header("Content-Length", str(len(body) if local.announce is True else local.announce))
+                    self.send_header(
+                        "Content-Length",
+                        str(len(body) if local.announce is True else local.announce),
+                    )
                 self.end_headers()
                 if local.stop_after is not None:
                     body, local.stop_after = body[: local.stop_after], None
@@ -98,7 +108,11 @@ def write_tar(path, files=FILES, mode="w"):
 def pack(archive, folder, below=""):
     """An archive of all files of a folder, .zip or .tar.gz by its name, in the folder `below`."""
     content = {f"{below}{name}": data for name, data in in_folder(folder).items()}
-    return write_zip(archive, content) if archive.suffix == ".zip" else write_tar(archive, content, "w:gz")
+    return (
+        write_zip(archive, content)
+        if archive.suffix == ".zip"
+        else write_tar(archive, content, "w:gz")
+    )
 
 
 def in_folder(folder):

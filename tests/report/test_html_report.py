@@ -20,7 +20,9 @@ from crumb_avalanche.report.page import environment
 
 
 def test_every_number_of_the_csv_is_on_the_page(folder):
-    finals = {row["final_accuracy"]["text"] for row in page_of(folder).tables["summary-table"]}
+    finals = {
+        row["final_accuracy"]["text"] for row in page_of(folder).tables["summary-table"]
+    }
     assert finals == {"70.00 ± 10.00", "25.00", "90.00", "55.00", "5.50"}
     lines, rows = csv_of(folder), page_of(folder).tables["runs-table"]
     assert len(lines) == len(rows) == 7
@@ -28,7 +30,9 @@ def test_every_number_of_the_csv_is_on_the_page(folder):
         assert list(row) == list(line)
         for name, text in line.items():
             shown = row[name]
-            assert text == (shown["text"] if shown["value"] is None else shown["value"]), name
+            assert text == (
+                shown["text"] if shown["value"] is None else shown["value"]
+            ), name
             if name in ("final_accuracy", "memory_bytes", "train_seconds"):
                 assert float(shown["text"].replace(",", "")) == float(text)
 
@@ -39,13 +43,20 @@ def test_it_is_well_formed_and_all_ids_are_its_own(folder):
     assert text.startswith("<!DOCTYPE html>\n<html lang=") and text.isascii()
     assert [name for name, count in Counter(shown.ids).items() if count > 1] == []
     assert shown.used <= set(shown.ids) and len(shown.used) > 10
-    assert shown.tags["svg"] == 4 and shown.tags["h1"] == shown.tags["main"] == shown.tags["title"] == 1
+    assert (
+        shown.tags["svg"] == 4
+        and shown.tags["h1"] == shown.tags["main"] == shown.tags["title"] == 1
+    )
     assert all(value is None or "\n" not in value for _, _, value in shown.attributes)
 
 
 def test_nothing_on_it_asks_for_anything(folder):
     text, shown = (folder / "report.html").read_text(), page_of(folder)
-    links = [(tag, value) for tag, key, value in shown.attributes if key in ("src", "href", "srcset", "data", "action")]
+    links = [
+        (tag, value)
+        for tag, key, value in shown.attributes
+        if key in ("src", "href", "srcset", "data", "action")
+    ]
     assert {value.partition("#")[0] for _, value in links} == {"", "data:,"}
     style = re.search("<style>(.*?)</style>", text, re.DOTALL)[1]
     assert "url(" not in style and "@import" not in style and "http" not in style
@@ -65,11 +76,16 @@ def test_hostile_texts():
     escaped = "&#34;&gt;&lt;a b=&#39;c&#39;&gt;&amp;"
     assert cell.render(text="\"><a b='c'>&") == f'<td title="{escaped}">{escaped}</td>'
     replaced = r"a\x00b\x1bc\ud800d\uffffe\u202ef"
-    assert cell.render(text="a\x00b\x1bc\ud800d\uffffe\u202ef") == f'<td title="{replaced}">{replaced}</td>'
+    assert (
+        cell.render(text="a\x00b\x1bc\ud800d\uffffe\u202ef")
+        == f'<td title="{replaced}">{replaced}</td>'
+    )
 
 
 def test_a_bound_learned_all_at_once_is_seen_beside_every_protocol(tmp_path):
-    bound = fake_run(tmp_path / "bound", strategy="offline", protocol="class_instance")  # what its config.yaml has
+    bound = fake_run(
+        tmp_path / "bound", strategy="offline", protocol="class_instance"
+    )  # what its config.yaml has
     iid = fake_run(tmp_path / "iid", protocol="class_iid")
     report(bound, iid, output=tmp_path / "one")
     one = page_of(tmp_path / "one")
@@ -78,12 +94,23 @@ def test_a_bound_learned_all_at_once_is_seen_beside_every_protocol(tmp_path):
     assert {line["group"] for line in csv_of(tmp_path / "one")} == {"crumb", "offline"}
     assert {line["protocol"] for line in csv_of(tmp_path / "one")} == {"class_iid"}
 
-    report(bound, iid, fake_run(tmp_path / "instance", protocol="class_instance"), output=tmp_path / "both")
+    report(
+        bound,
+        iid,
+        fake_run(tmp_path / "instance", protocol="class_instance"),
+        output=tmp_path / "both",
+    )
     both = page_of(tmp_path / "both")
     for place in (0, 1):
-        assert "offline" in " ".join(row["group"]["text"] for row in both.tables[f"curves-table-{place}"])
+        assert "offline" in " ".join(
+            row["group"]["text"] for row in both.tables[f"curves-table-{place}"]
+        )
     assert "curves-table-2" not in both.tables
-    labels = {"crumb, protocol=class_iid", "crumb, protocol=class_instance", "offline, protocol=joint"}
+    labels = {
+        "crumb, protocol=class_iid",
+        "crumb, protocol=class_instance",
+        "offline, protocol=joint",
+    }
     assert {line["group"] for line in csv_of(tmp_path / "both")} == labels
 
 
@@ -93,12 +120,29 @@ def test_one_run_has_its_classes_and_settings(tmp_path):
     assert "cup, pear" in shown.text and "dog, car" in shown.text
     settings = {row["setting"]["text"]: row for row in shown.tables["settings-same"]}
     assert settings["replay_weight"]["value"]["text"] == "5.0"
-    assert settings["replay_weight"]["meaning"]["text"].startswith("factor of the replay loss; default 5")
+    assert settings["replay_weight"]["meaning"]["text"].startswith(
+        "factor of the replay loss; default 5"
+    )
     assert "settings-differ" not in shown.tables
     matrix = shown.tables["table-2"]  # after summary and curves
-    assert [cell["text"] for cell in matrix[0].values()] == ["exp 1", "100.0", "", "100.0"]
-    assert [cell["text"] for cell in matrix[1].values()] == ["exp 2", "60.0", "80.0", "70.0"]
-    assert [cell["style"] for cell in matrix[1].values()] == [None, "--share:60.0%", "--share:80.0%", None]
+    assert [cell["text"] for cell in matrix[0].values()] == [
+        "exp 1",
+        "100.0",
+        "",
+        "100.0",
+    ]
+    assert [cell["text"] for cell in matrix[1].values()] == [
+        "exp 2",
+        "60.0",
+        "80.0",
+        "70.0",
+    ]
+    assert [cell["style"] for cell in matrix[1].values()] == [
+        None,
+        "--share:60.0%",
+        "--share:80.0%",
+        None,
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +167,28 @@ def column(browser, table: str, name: str) -> list[str]:
     return browser.evaluate(code)
 
 
-def test_opens_without_errors_and_requests_with_tables_filled_and_figures_visible(opened, folder):
+def test_opens_without_errors_and_requests_with_tables_filled_and_figures_visible(
+    opened, folder
+):
     opened.evaluate("document.body.scrollHeight")
     seen: dict[str, list] = {}
     for event in opened.events:
         seen.setdefault(event["method"], []).append(event.get("params"))
     requests = [one["request"]["url"] for one in seen["Network.requestWillBeSent"]]
     # The icon is an empty data: address, which is answered without a request.
-    assert [url for url in requests if not url.startswith("data:")] == [(folder / "report.html").as_uri()]
-    assert not {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"} & set(seen), seen
+    assert [url for url in requests if not url.startswith("data:")] == [
+        (folder / "report.html").as_uri()
+    ]
+    assert not {
+        "Runtime.exceptionThrown",
+        "Runtime.consoleAPICalled",
+        "Log.entryAdded",
+    } & set(seen), seen
     assert opened.evaluate("performance.getEntriesByType('resource').length") == 0
     assert opened.evaluate("window.attacked") is None
-    rows = opened.evaluate("[...document.querySelectorAll('table')].map(table => table.tBodies[0].rows.length)")
+    rows = opened.evaluate(
+        "[...document.querySelectorAll('table')].map(table => table.tBodies[0].rows.length)"
+    )
     assert len(rows) >= 10 and min(rows) > 0
     boxes = opened.evaluate("""[...document.querySelectorAll('figure svg')].map(svg => [
         svg.getBoundingClientRect().width, svg.getBoundingClientRect().height, svg.getBBox().width,
@@ -149,9 +203,19 @@ def test_a_click_sorts_and_another_reverses(opened):
     head = "#summary-table th[data-name=final_accuracy]"
     for order, reverse in (("ascending", False), ("descending", True)):
         opened.click(f"{head} button")
-        means = [float(text.split(" ")[0]) for text in column(opened, "summary-table", "final_accuracy")]
-        assert means == sorted([70.0, 25.0, 90.0, 55.0, 5.5], reverse=reverse)  # 5.50 before 25.00: as numbers
-        assert opened.evaluate(f"document.querySelector('{head}').getAttribute('aria-sort')") == order
+        means = [
+            float(text.split(" ")[0])
+            for text in column(opened, "summary-table", "final_accuracy")
+        ]
+        assert means == sorted(
+            [70.0, 25.0, 90.0, 55.0, 5.5], reverse=reverse
+        )  # 5.50 before 25.00: as numbers
+        assert (
+            opened.evaluate(
+                f"document.querySelector('{head}').getAttribute('aria-sort')"
+            )
+            == order
+        )
     opened.click("#summary-table th[data-name=runs] button")
     sorted_by = "document.querySelectorAll('#summary-table th:not([aria-sort=none])[aria-sort]').length"
     assert opened.evaluate(sorted_by) == 1
@@ -162,7 +226,10 @@ def test_a_click_sorts_and_another_reverses(opened):
     [
         (["1,000", "10", "9", "-1"], ["-1", "9", "10", "1,000"]),
         (["12.3 ± 4.5", "9.9 ± 50", ""], ["9.9 ± 50", "12.3 ± 4.5", ""]),
-        (["none", "0.001", "3e-4", "class10", "class9"], ["3e-4", "0.001", "class9", "class10", "none"]),
+        (
+            ["none", "0.001", "3e-4", "class10", "class9"],
+            ["3e-4", "0.001", "class9", "class10", "none"],
+        ),
     ],
 )
 def test_kinds_of_cells(browser, tmp_path, cells, expected):
@@ -181,17 +248,40 @@ CONTRAST = """((a, b) => {
     return (bright + 0.05) / (dark + 0.05) })"""
 
 
-def test_texts_stand_out_in_light_and_dark_and_a_narrow_window_scrolls_tables_alone(opened):
+def test_texts_stand_out_in_light_and_dark_and_a_narrow_window_scrolls_tables_alone(
+    opened,
+):
     """WCAG AA asks for 4.5 between text and ground."""
     for scheme in ("light", "dark"):
-        opened.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        for selector in ("td", "h2", "thead th", ".notes", "figcaption", "summary", "a"):
+        opened.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
+        for selector in (
+            "td",
+            "h2",
+            "thead th",
+            ".notes",
+            "figcaption",
+            "summary",
+            "a",
+        ):
             pair = f"getComputedStyle(document.querySelector('main {selector}, nav {selector}')).color"
-            ground = "getComputedStyle(document.querySelector('section')).backgroundColor"
+            ground = (
+                "getComputedStyle(document.querySelector('section')).backgroundColor"
+            )
             assert opened.evaluate(f"{CONTRAST}({pair}, {ground})") > 4.5, selector
         body = "getComputedStyle(document.body).backgroundColor"
-        assert opened.evaluate(f"{CONTRAST}({body}, 'rgb(0, 0, 0)') < 3") == (scheme == "dark")
-    opened.send("Emulation.setDeviceMetricsOverride", width=400, height=800, deviceScaleFactor=1, mobile=False)
+        assert opened.evaluate(f"{CONTRAST}({body}, 'rgb(0, 0, 0)') < 3") == (
+            scheme == "dark"
+        )
+    opened.send(
+        "Emulation.setDeviceMetricsOverride",
+        width=400,
+        height=800,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
     assert opened.evaluate("document.documentElement.scrollWidth") <= 400
     opened.send("Emulation.clearDeviceMetricsOverride")
 
@@ -213,11 +303,23 @@ class Stub:
         frames = [path for path, _ in clip.frames]
         label, confidence = clip.path.split()[:2]
         known = None if label == "a" else confidence > "0.5"
-        yield Answer(label, float(confidence), known, (("other", 0.1),), clip.path, clip.label, (None,) * len(frames))
+        yield Answer(
+            label,
+            float(confidence),
+            known,
+            (("other", 0.1),),
+            clip.path,
+            clip.label,
+            (None,) * len(frames),
+        )
 
 
 def clip(path, label=None, colours=((9, 9, 9),)):
-    return Clip(path, label, iter([(path, Image.new("RGB", (40, 20), colour)) for colour in colours]))
+    return Clip(
+        path,
+        label,
+        iter([(path, Image.new("RGB", (40, 20), colour)) for colour in colours]),
+    )
 
 
 def sheet_of(*clips, most=300):
@@ -229,7 +331,9 @@ def sheet_of(*clips, most=300):
 
 
 def images(page):
-    return [value for tag, key, value in page.attributes if (tag, key) == ("img", "src")]
+    return [
+        value for tag, key, value in page.attributes if (tag, key) == ("img", "src")
+    ]
 
 
 def pixels(uri):
@@ -240,17 +344,34 @@ def test_mistakes_come_first_and_the_most_confident_on_top():
     asked = [("a 0.7 w", "a"), ("b 0.6 x", "a"), ("b 0.9 y", "a"), ("b 0.8 z", "b")]
     page = Page(sheet_of(*(clip(*one) for one in asked), most=3).page("mine", []))
     places = [page.text.index(path) for path in ("b 0.9 y", "b 0.6 x", "a 0.7 w")]
-    assert "Images are shown of 3 of the 4 answers" in page.text and "b 0.8 z" not in page.text
-    assert places == sorted(places) and len(images(page)) == 3 and "2 of 4 right (50.0 %) The true class" in page.text
+    assert (
+        "Images are shown of 3 of the 4 answers" in page.text
+        and "b 0.8 z" not in page.text
+    )
+    assert (
+        places == sorted(places)
+        and len(images(page)) == 3
+        and "2 of 4 right (50.0 %) The true class" in page.text
+    )
     (row,) = page.tables["confused"]
-    assert [row[name]["text"] for name in ("truth", "answer", "images")] == ["a", "b", "2"]
+    assert [row[name]["text"] for name in ("truth", "answer", "images")] == [
+        "a",
+        "b",
+        "2",
+    ]
     assert "There are no heat maps" in page.text
 
 
 def test_unknown_images_are_named_so_and_unlabelled_ones_are_not_counted():
     page = Page(sheet_of(clip("b 0.4 x"), clip("a 0.4 y")).page("mine", []))
-    assert "unknown (nearest: b)" in page.text and "unknown (nearest: a)" not in page.text
-    assert "1 of 2 unknown" in page.text and " %) The true class" not in page.text and "Confusion" not in page.text
+    assert (
+        "unknown (nearest: b)" in page.text and "unknown (nearest: a)" not in page.text
+    )
+    assert (
+        "1 of 2 unknown" in page.text
+        and " %) The true class" not in page.text
+        and "Confusion" not in page.text
+    )
 
 
 @pytest.mark.parametrize("count", [1, 200])

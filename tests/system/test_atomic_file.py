@@ -14,13 +14,26 @@ from filelock import FileLock
 
 from crumb_avalanche.system import atomic_file, folder_lock
 from crumb_avalanche.system.atomic_file import atomic_write
-from crumb_avalanche.system.folder_lock import LOCK, NO_FLOCK, FolderInUseError, in_use, locked, locked_file
+from crumb_avalanche.system.folder_lock import (
+    LOCK,
+    NO_FLOCK,
+    FolderInUseError,
+    in_use,
+    locked,
+    locked_file,
+)
 from crumb_avalanche.system.tensor_file import write_tensors
 
 
-def test_the_file_appears_at_the_end_and_its_contents_are_on_the_disk_before(tmp_path, monkeypatch):
+def test_the_file_appears_at_the_end_and_its_contents_are_on_the_disk_before(
+    tmp_path, monkeypatch
+):
     path, synced = tmp_path / "new" / "folder" / "file.txt", []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((os.fstat(descriptor).st_size, path.exists())))
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda descriptor: synced.append((os.fstat(descriptor).st_size, path.exists())),
+    )
     with atomic_write(path) as unfinished:
         unfinished.write_text("first")
         assert not path.exists()
@@ -28,7 +41,9 @@ def test_the_file_appears_at_the_end_and_its_contents_are_on_the_disk_before(tmp
     assert path.read_text() == "first" and list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()]
+)
 def test_an_error_leaves_what_was_there(tmp_path, error):
     path = tmp_path / "file.txt"
     path.write_text("first")
@@ -50,7 +65,9 @@ def test_two_writers_do_not_interfere(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
-def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(tmp_path, monkeypatch):
+def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(
+    tmp_path, monkeypatch
+):
     path, asked = tmp_path / "mine.safetensors", []
     left = tmp_path / f"{path.name}.{threading.get_native_id()}.part"
     left.touch(0o600)
@@ -76,9 +93,14 @@ def test_a_new_file_has_usual_permissions_and_an_existing_one_keeps_its_own(tmp_
     monkeypatch.setattr(os, "chown", of_others)
     for group, mode in ((66, 0o640), (77, 0o600)):
         before = real([stat.S_IFREG | 0o640, 0, 0, 1, 55, group, 0, 0, 0, 0])
-        monkeypatch.setattr(atomic_file, "replaceable", lambda path, before=before: before)
+        monkeypatch.setattr(
+            atomic_file, "replaceable", lambda path, before=before: before
+        )
         write_tensors(path, {"rows": torch.ones(2)}, {})
-        assert stat.S_IMODE(path.stat().st_mode) == mode and asked[-2:] == [(55, group), (-1, group)]
+        assert stat.S_IMODE(path.stat().st_mode) == mode and asked[-2:] == [
+            (55, group),
+            (-1, group),
+        ]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and devices of POSIX")
@@ -89,15 +111,23 @@ def test_a_link_is_followed_and_what_is_no_file_is_refused(tmp_path):
     for text in ("new", "newer"):  # the target is absent, then there
         with atomic_write(tmp_path / "link") as unfinished:
             unfinished.write_text(text)
-        assert (tmp_path / "other" / "file").read_text() == text and (tmp_path / "link").is_symlink()
+        assert (tmp_path / "other" / "file").read_text() == text and (
+            tmp_path / "link"
+        ).is_symlink()
         assert os.listdir(tmp_path / "other") == ["file"]
     with (tmp_path / "link").open() as begun:
         with atomic_write(tmp_path / "link") as unfinished:
             unfinished.write_text("newest")
-        assert begun.read() == "newer", "who reads meanwhile has the old file, not a part of the new one"
+        assert begun.read() == "newer", (
+            "who reads meanwhile has the old file, not a part of the new one"
+        )
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
-    for name, words in (("loop", "loop|Too many levels"), ("other", "a directory"), ("pipe", "a pipe or a device")):
+    for name, words in (
+        ("loop", "loop|Too many levels"),
+        ("other", "a directory"),
+        ("pipe", "a pipe or a device"),
+    ):
         with pytest.raises(OSError, match=words), atomic_write(tmp_path / name):
             pass
     assert sorted(os.listdir(tmp_path)) == ["link", "loop", "middle", "other", "pipe"]
@@ -112,7 +142,12 @@ def test_old_leftovers_are_removed(tmp_path):
     for name in ("[a].txt", "[b].txt"):
         with atomic_write(tmp_path / name) as unfinished:
             unfinished.touch()
-    assert set(os.listdir(tmp_path)) == {*old[1:], "[b].txt.7.part", "[a].txt", "[b].txt"}
+    assert set(os.listdir(tmp_path)) == {
+        *old[1:],
+        "[b].txt.7.part",
+        "[a].txt",
+        "[b].txt",
+    }
 
 
 @pytest.fixture(params=["flock", NO_FLOCK[0]])
@@ -120,9 +155,7 @@ def mechanism(request, monkeypatch):
     """What the file system offers: ``flock``, or an error of it; returns code that does the same in a process."""
     if request.param == "flock":
         return ""
-    code = (
-        f"import fcntl\ndef flock(file, operation):\n raise OSError({request.param}, 'no locks')\nfcntl.flock = flock\n"
-    )
+    code = f"import fcntl\ndef flock(file, operation):\n raise OSError({request.param}, 'no locks')\nfcntl.flock = flock\n"
     monkeypatch.setattr("fcntl.flock", lambda *_: None)  # undone at the end
     exec(code)
     return code
@@ -141,7 +174,10 @@ def test_one_holder_at_a_time(tmp_path, mechanism):
     with locked(folder):
         assert in_use(folder)
     (tmp_path / "link").symlink_to("folder/file")
-    with locked_file(tmp_path / "link"), pytest.raises(FolderInUseError, match="changed by"):
+    with (
+        locked_file(tmp_path / "link"),
+        pytest.raises(FolderInUseError, match="changed by"),
+    ):
         locked_file(folder / "file").__enter__()
     assert not os.listdir(folder)
 
@@ -168,9 +204,14 @@ def test_many_contenders_never_share_a_folder(tmp_path):
 def test_the_lock_of_a_killed_process_is_free(tmp_path, mechanism):
     code = mechanism + "import sys; from crumb_avalanche.system.folder_lock import *; "
     code += "exec('with locked(Path(sys.argv[1])): print(flush=True); time.sleep(60)')"
-    holder = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE
+    )
     assert holder.stdout.read(1) == b"\n" and in_use(tmp_path)
-    with pytest.raises(FolderInUseError, match="in use by another process"), locked(tmp_path):
+    with (
+        pytest.raises(FolderInUseError, match="in use by another process"),
+        locked(tmp_path),
+    ):
         pass
     holder.kill()
     holder.communicate()
@@ -181,7 +222,9 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path, mechanism):
 
 def test_locked_waits_for_in_use(tmp_path, monkeypatch):
     """``in_use`` holds the lock for a moment itself."""
-    monkeypatch.setattr(folder_lock, "PATIENCE", 60)  # a thread may start late on a busy machine
+    monkeypatch.setattr(
+        folder_lock, "PATIENCE", 60
+    )  # a thread may start late on a busy machine
     with FileLock(tmp_path / LOCK, thread_local=False) as asking:
         timer = threading.Timer(0.05, asking.release)
         timer.start()

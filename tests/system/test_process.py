@@ -10,7 +10,11 @@ import pytest
 import torch
 
 from crumb_avalanche.system import progress
-from crumb_avalanche.system.process import get_rng_state, limit_openmp_spin, set_rng_state
+from crumb_avalanche.system.process import (
+    get_rng_state,
+    limit_openmp_spin,
+    set_rng_state,
+)
 from crumb_avalanche.system.progress import bytes_text, counted, progress_bar
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
@@ -33,7 +37,9 @@ def test_the_state_survives_a_file(tmp_path):
     write_state(tmp_path / "rng.safetensors", get_rng_state(), {})
     expected = torch.rand(3), np.random.rand(3), random.random()
     set_rng_state(read_state(tmp_path / "rng.safetensors")[0])
-    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(np.random.rand(3), expected[1])
+    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(
+        np.random.rand(3), expected[1]
+    )
     assert random.random() == expected[2]
 
 
@@ -41,17 +47,23 @@ def test_the_state_survives_a_file(tmp_path):
 def test_rng_states_of_as_many_gpus_as_there_are(monkeypatch, here):
     now, taken = get_rng_state(), []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: taken.append((state, device)))
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, device: taken.append((state, device))
+    )
     states = {**now, "cuda": ["of 0", "of 1"]}
     words = rf"of 2 GPUs, but {here} are here.*use 2 GPUs"
-    with pytest.warns(UserWarning, match=words) if here < 2 else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning, match=words) if here < 2 else contextlib.nullcontext()
+    ):
         set_rng_state(states)
     assert taken == [("of 0", 0), ("of 1", 1)][:here]
 
 
 def test_gpus_that_are_not_in_use_are_not_asked(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: pytest.fail("this initialises them"))
+    monkeypatch.setattr(
+        torch.cuda, "device_count", lambda: pytest.fail("this initialises them")
+    )
     state = get_rng_state()
     assert state["cuda"] == []
     set_rng_state(state)
@@ -69,10 +81,16 @@ def printed(monkeypatch, seconds, **options):
 
 def test_a_line_every_few_seconds_and_one_at_the_end(monkeypatch):
     lines = printed(monkeypatch, 6).splitlines()
-    assert lines[-1].startswith("training: 40/60 images, ") and lines[-1].endswith("s/ images")
+    assert lines[-1].startswith("training: 40/60 images, ") and lines[-1].endswith(
+        "s/ images"
+    )
     assert 2 <= len(lines) <= 4 and "\r" not in "".join(lines)
-    assert len(printed(monkeypatch, 1).splitlines()) == 1 and not printed(monkeypatch, 6, show=False)
-    quick = printed(monkeypatch, 2, unit="B", initial=20, scale=True)  # what was done before is no part of the rate
+    assert len(printed(monkeypatch, 1).splitlines()) == 1 and not printed(
+        monkeypatch, 6, show=False
+    )
+    quick = printed(
+        monkeypatch, 2, unit="B", initial=20, scale=True
+    )  # what was done before is no part of the rate
     assert quick.splitlines()[-1] == "training: 60.0/60.0B, 2.00B/s"
 
 
@@ -82,11 +100,22 @@ def test_a_new_text_is_a_line_if_wanted(monkeypatch):
     with progress_bar(3, "sweep", " runs") as bar:
         for text in ("run0", "run1", "run2"):
             bar.set_postfix_str(text, refresh=text != "run1")
-    assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == ["run0", "run2"]
+    assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == [
+        "run0",
+        "run2",
+    ]
 
 
 def test_numbers_are_written_in_words_and_units():
-    sizes = [bytes_text(count) for count in (999, 999_700, 2_268_000, 1_500_000_000_000)]
+    sizes = [
+        bytes_text(count) for count in (999, 999_700, 2_268_000, 1_500_000_000_000)
+    ]
     assert sizes == ["999 B", "1 MB", "2.27 MB", "1.5 TB"]
     cases = [(0, "image"), (1, "image"), (1234, "image"), (2, "class"), (2, "memory")]
-    assert [counted(*case) for case in cases] == ["0 images", "1 image", "1,234 images", "2 classes", "2 memories"]
+    assert [counted(*case) for case in cases] == [
+        "0 images",
+        "1 image",
+        "1,234 images",
+        "2 classes",
+        "2 memories",
+    ]

@@ -36,7 +36,9 @@ def test_every_number_is_finite_and_has_limits(settings):
             with pytest.raises(ValueError, match=rf"{name} is .*; give .*(less|more)"):
                 checked(name, value, hint)
         for value in (float("nan"), float("inf")) if kind is float else ():
-            with pytest.raises(ValueError, match=f"{name} is {value}; give a finite number"):
+            with pytest.raises(
+                ValueError, match=f"{name} is {value}; give a finite number"
+            ):
                 checked(name, value, hint)
 
 
@@ -62,14 +64,19 @@ def test_every_number_is_finite_and_has_limits(settings):
     ],
 )
 def test_what_is_refused_and_why(hint, value, words):
-    with pytest.raises(ValueError, match=f"size is {value!r}; {words}|size is .*; {words}"):
+    with pytest.raises(
+        ValueError, match=f"size is {value!r}; {words}|size is .*; {words}"
+    ):
         checked("size", value, hint)
 
 
 def test_what_is_accepted():
     given = ((1, Factor), (0, Share), (None, Count | None))
     assert [checked("x", value, hint) for value, hint in given] == [1, 0, None]
-    assert type(checked("x", 1, Factor)) is float and checked("x", "last", Number | str | None) == "last"
+    assert (
+        type(checked("x", 1, Factor)) is float
+        and checked("x", "last", Number | str | None) == "last"
+    )
     assert checked("x", [1], list[int]) == [1], "other types are not checked here"
     with pytest.raises(TypeError, match=r"size is 2.0; give a whole number"):
         check_count("size", 2.0)
@@ -83,4 +90,6 @@ def test_a_dataclass_is_checked_when_it_is_made_and_changed():
     assert Settings(2) == Settings(2.0) and type(Settings(2).rate) is float
     with pytest.raises(ValueError, match=r"rate is 0; give more than 0"):
         replace(Settings(), rate=0)
-    assert get_args(Positive)[1].__repr__() == "> 0", "as the help of a command shows it"
+    assert get_args(Positive)[1].__repr__() == "> 0", (
+        "as the help of a command shows it"
+    )

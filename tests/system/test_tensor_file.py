@@ -28,11 +28,23 @@ from crumb_avalanche.system.tensor_file import (
     write_tensors,
 )
 
-PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+PLAIN = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+)
 KEYS = st.text(max_size=3) | st.integers()
 STATES = st.recursive(
-    PLAIN | st.integers(0, 3).map(lambda n: torch.arange(n)) | st.integers(0, 3).map(lambda n: np.arange(n) / 2),
-    lambda inner: st.lists(inner, max_size=3) | st.tuples(inner, inner) | st.dictionaries(KEYS, inner, max_size=3),
+    PLAIN
+    | st.integers(0, 3).map(lambda n: torch.arange(n))
+    | st.integers(0, 3).map(lambda n: np.arange(n) / 2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(KEYS, inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -40,7 +52,12 @@ STATES = st.recursive(
 def same(a, b):
     """Whether two states hold equal values of equal types, in the same order."""
     if isinstance(a, torch.Tensor | np.ndarray):
-        return type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+        return (
+            type(a) is type(b)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and bool((a == b).all())
+        )
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
@@ -56,7 +73,12 @@ def test_unflatten_is_the_inverse_of_flatten(state):
 def test_a_state_comes_back_from_a_file(tmp_path):
     """Also tensors that share memory, and names that meet."""
     row = torch.arange(4.0)
-    state = {"weights": torch.eye(3).half(), 7: [1, (2.5, None)], "random": 2**100, "rows": np.zeros((0, 4), np.int16)}
+    state = {
+        "weights": torch.eye(3).half(),
+        7: [1, (2.5, None)],
+        "random": 2**100,
+        "rows": np.zeros((0, 4), np.int16),
+    }
     state |= {"a": {"b": row}, "a.b": row[1:], "c": row.t(), "__metadata__": row[:2]}
     write_state(tmp_path / "a.safetensors", state, {"format": "test-1"})
     found, metadata = read_state(tmp_path / "a.safetensors")
@@ -69,11 +91,16 @@ def test_values_that_a_file_cannot_hold_are_named(tmp_path):
     with pytest.raises(StateError, match=r"names is an array of <U1"):
         flatten({"names": np.array(["a"])})
     with pytest.raises(StateError, match=r"complex128.*convert"):
-        write_tensors(tmp_path / "a.safetensors", {"x": torch.ones(2, dtype=torch.complex128)}, {})
+        write_tensors(
+            tmp_path / "a.safetensors", {"x": torch.ones(2, dtype=torch.complex128)}, {}
+        )
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("tree", [{"tuple": 5}, {"dict": [[1]]}, {"tensor": ["x"]}, {"array": "y"}, {"set": []}, {}])
+@pytest.mark.parametrize(
+    "tree",
+    [{"tuple": 5}, {"dict": [[1]]}, {"tensor": ["x"]}, {"array": "y"}, {"set": []}, {}],
+)
 def test_trees_of_another_program_are_refused(tree):
     with pytest.raises(StateError, match="unknown node"):
         unflatten(tree, {"x": torch.ones(1)})
@@ -81,17 +108,31 @@ def test_trees_of_another_program_are_refused(tree):
 
 def test_strides_and_shared_memory(tmp_path):
     rows = torch.arange(6.0).reshape(2, 3)
-    tensors = {"rows": rows, "turned": rows.t(), "same": rows, "second": rows[1], "wide": torch.ones(1).expand(4)}
-    tensors["maps"] = torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    tensors = {
+        "rows": rows,
+        "turned": rows.t(),
+        "same": rows,
+        "second": rows[1],
+        "wide": torch.ones(1).expand(4),
+    }
+    tensors["maps"] = (
+        torch.arange(24.0)
+        .view(1, 2, 3, 4)
+        .contiguous(memory_format=torch.channels_last)
+    )
     write_tensors(tmp_path / "a.safetensors", tensors, {})
     found, _ = read_tensors(tmp_path / "a.safetensors")
-    assert found.keys() == tensors.keys() and all(same(found[name], tensors[name]) for name in tensors)
+    assert found.keys() == tensors.keys() and all(
+        same(found[name], tensors[name]) for name in tensors
+    )
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
     notes = {name: f'"{name}"\\ \n\t\x01 \x7f é 漢' for name in "abcdefgh"}
     for number in range(4):
-        write_state(tmp_path / f"{number}.safetensors", {"x": torch.ones(3), "é": 1}, notes)
+        write_state(
+            tmp_path / f"{number}.safetensors", {"x": torch.ones(3), "é": 1}, notes
+        )
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert read_state(tmp_path / "0.safetensors")[1] == notes
 
@@ -109,7 +150,11 @@ def test_a_file_without_one_of_its_checksum_entries_is_damaged(tmp_path, strippe
 
 def test_every_flipped_byte_is_found(tmp_path):
     path = tmp_path / "a.safetensors"
-    state = {"weights": torch.randn(40, 40), "codes": torch.arange(500, dtype=torch.uint8), "clock": {"steps": 12}}
+    state = {
+        "weights": torch.randn(40, 40),
+        "codes": torch.arange(500, dtype=torch.uint8),
+        "clock": {"steps": 12},
+    }
     write_state(path, state, {"format": "test-1"})
     whole = path.read_bytes()
     draws = random.Random(0)
@@ -118,18 +163,29 @@ def test_every_flipped_byte_is_found(tmp_path):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << draws.randrange(8)
         path.write_bytes(damaged)
-        words = "tensor '.*' of .* is damaged" if place == last else re.escape(str(path))
+        words = (
+            "tensor '.*' of .* is damaged" if place == last else re.escape(str(path))
+        )
         with pytest.raises(TensorFileError, match=words):
             read_state(path)
 
 
 def test_another_spelling_of_the_header_is_damage(tmp_path):
     path = tmp_path / "a.safetensors"
-    write_tensors(path, {"x": torch.ones(3), "y": torch.zeros(3)}, {"format": "test-1", "note": "1/2"})
+    write_tensors(
+        path,
+        {"x": torch.ones(3), "y": torch.zeros(3)},
+        {"format": "test-1", "note": "1/2"},
+    )
     whole = path.read_bytes()
     size = int.from_bytes(whole[:8], "little")
     header = whole[8 : 8 + size]
-    spellings = [(b"} ", b"}\t"), (b"} ", b" }"), (b"1/2", rb"1\/2"), (b'"note":"1', rb'"note":"\u0031')]
+    spellings = [
+        (b"} ", b"}\t"),
+        (b"} ", b" }"),
+        (b"1/2", rb"1\/2"),
+        (b'"note":"1', rb'"note":"\u0031'),
+    ]
     for old, new in spellings:
         other = header.replace(old, new)
         assert other != header
@@ -145,12 +201,20 @@ def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
     def replaced(*arguments):
         opened.append(len(opened))
         if len(opened) in (2, 4):  # after the metadata were read
-            write_tensors(path, {"x": torch.full((3,), float(len(opened)))}, {"number": str(len(opened))})
+            write_tensors(
+                path,
+                {"x": torch.full((3,), float(len(opened)))},
+                {"number": str(len(opened))},
+            )
         return safe_open(*arguments)
 
     monkeypatch.setattr(tensor_file, "safe_open", replaced)
     found, metadata = read_tensors(path)
-    assert metadata == {"number": "4"} and found["x"].tolist() == [4, 4, 4] and len(opened) == 6
+    assert (
+        metadata == {"number": "4"}
+        and found["x"].tolist() == [4, 4, 4]
+        and len(opened) == 6
+    )
 
 
 def test_no_file_and_a_damaged_header_are_errors(tmp_path):

@@ -35,19 +35,42 @@ PHOTO = PHOTO.getvalue()
 
 
 @pytest.mark.parametrize(
-    "form", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "MPO", "QOI", "DDS"]
+    "form",
+    [
+        "JPEG",
+        "PNG",
+        "GIF",
+        "BMP",
+        "TIFF",
+        "WEBP",
+        "AVIF",
+        "PPM",
+        "JPEG2000",
+        "MPO",
+        "QOI",
+        "DDS",
+    ],
 )
 def test_photos_without_a_known_extension_are_told_by_their_content(tmp_path, form):
     for mode in ("L", "RGB"):
         try:
             Image.new(mode, (40, 30)).save(tmp_path / mode, form)
-        except (OSError, KeyError, ValueError):  # a mode or format that this Pillow cannot write
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+        ):  # a mode or format that this Pillow cannot write
             continue
         (tmp_path / f"{mode}.scan_1").write_bytes((tmp_path / mode).read_bytes())
-        assert kind_of(tmp_path / mode) == kind_of(tmp_path / f"{mode}.scan_1") == "image"
+        assert (
+            kind_of(tmp_path / mode) == kind_of(tmp_path / f"{mode}.scan_1") == "image"
+        )
 
 
-@pytest.mark.parametrize("content", [b"", b"import x from 'y';\n" * 90, b"P", b"RIFF\0\0\0\0WAVEfmt ", b"BM25\n"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"import x from 'y';\n" * 90, b"P", b"RIFF\0\0\0\0WAVEfmt ", b"BM25\n"],
+)
 def test_other_content_is_ignored(tmp_path, content):
     (tmp_path / "a.ts").write_bytes(content)
     assert kind_of(tmp_path / "a.ts") is None
@@ -59,28 +82,61 @@ def test_what_is_ignored_is_described():
     expected = "3 .heic (convert them to JPEG or PNG), 2 .txt, 1 without extension and 4 hidden or system"
     assert ignored_files(ignored) == expected and ignored_files(Counter()) == ""
     assert ignored_files(Counter({".a\x1b[2J": 1})) == "1 .a\\x1b[2J"
-    assert ignored_files(Counter({f".{number}": 1 for number in range(99)})).endswith(", 1 .7 and 91 others")
+    assert ignored_files(Counter({f".{number}": 1 for number in range(99)})).endswith(
+        ", 1 .7 and 91 others"
+    )
 
 
 names = st.sampled_from(["cup", "mug", "tea cup", "Straße", "a.b", "x10", "x9"])
 photos = st.dictionaries(
-    st.sampled_from(["1.png", "10.JPG", "2.jfif", "3", "a.scan", "b.gif"]), st.just(PHOTO), max_size=2
+    st.sampled_from(["1.png", "10.JPG", "2.jfif", "3", "a.scan", "b.gif"]),
+    st.just(PHOTO),
+    max_size=2,
 )
 others = st.dictionaries(
-    st.sampled_from(["labels.txt", "a.json", "b.heic", "c.dng", ".hidden.png", "Thumbs.db", "noise.xyz"]),
+    st.sampled_from(
+        [
+            "labels.txt",
+            "a.json",
+            "b.heic",
+            "c.dng",
+            ".hidden.png",
+            "Thumbs.db",
+            "noise.xyz",
+        ]
+    ),
     st.just(b"?"),
     max_size=1,
 )
 clutter = st.dictionaries(
-    st.sampled_from(["@eaDir", "#recycle", ".Trashes", "__MACOSX", "$RECYCLE.BIN", "lost+found", ".thumbnails"]),
+    st.sampled_from(
+        [
+            "@eaDir",
+            "#recycle",
+            ".Trashes",
+            "__MACOSX",
+            "$RECYCLE.BIN",
+            "lost+found",
+            ".thumbnails",
+        ]
+    ),
     st.just({"1.png": PHOTO}),
     max_size=1,
 )
-files = st.builds(lambda *parts: {name: one for part in parts for name, one in part.items()}, photos, others, clutter)
+files = st.builds(
+    lambda *parts: {name: one for part in parts for name, one in part.items()},
+    photos,
+    others,
+    clutter,
+)
 
 
 def folder(inside):
-    return st.builds(lambda folders, some: {**folders, **some}, st.dictionaries(names, inside, max_size=2), files)
+    return st.builds(
+        lambda folders, some: {**folders, **some},
+        st.dictionaries(names, inside, max_size=2),
+        files,
+    )
 
 
 trees = folder(folder(folder(files)))
@@ -98,11 +154,17 @@ def write(root, tree):
 def clips_in(tree, path=""):
     """Photos by folder, at any depth, without what systems make."""
     found = {}
-    mine = {f"{path}{name}" for name, inside in tree.items() if inside == PHOTO and name[0] != "."}
+    mine = {
+        f"{path}{name}"
+        for name, inside in tree.items()
+        if inside == PHOTO and name[0] != "."
+    }
     if mine:
         found[path.rstrip("/")] = mine
     for name, inside in tree.items():
-        if isinstance(inside, dict) and not name.startswith((".", "@", "#", "$", "_", "lost")):
+        if isinstance(inside, dict) and not name.startswith(
+            (".", "@", "#", "$", "_", "lost")
+        ):
             found |= clips_in(inside, f"{path}{name}/")
     return found
 
@@ -119,41 +181,79 @@ def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
         try:
             found = list(clips_of(root))
         except ValueError as error:
-            assert not expected and "holds no photo and no video" in str(error) and "\n" not in str(error)
+            assert (
+                not expected
+                and "holds no photo and no video" in str(error)
+                and "\n" not in str(error)
+            )
             found = []
         relative = {
-            Path(clip.path).relative_to(root).as_posix(): {Path(f).relative_to(root).as_posix() for f in clip.files}
+            Path(clip.path).relative_to(root).as_posix(): {
+                Path(f).relative_to(root).as_posix() for f in clip.files
+            }
             for clip in found
         }
         assert relative == {path or ".": some for path, some in expected.items()}
         for clip in found:
-            assert clip.label == (Path(clip.path).relative_to(root).parts[0] if labelled else None)
+            assert clip.label == (
+                Path(clip.path).relative_to(root).parts[0] if labelled else None
+            )
         try:
             table = ClipFolderFrames(root, held_out=0)
         except FrameTableError as error:
             assert "\n" not in str(error) and str(root) in str(error)
         else:
-            assert set(table.path) == set().union(*expected.values()) and len(table) == len(set(table.path))
+            assert set(table.path) == set().union(*expected.values()) and len(
+                table
+            ) == len(set(table.path))
             for row, path in enumerate(table.path):
                 *parts, _ = path.split("/")
-                assert table.class_name[row] == parts[0] and table.object_name[row] in parts
+                assert (
+                    table.class_name[row] == parts[0]
+                    and table.object_name[row] in parts
+                )
 
 
 HOSTILE = st.text(
-    st.sampled_from("a=+-@'\t\r\n\x1b[]\x07\x9b\u202e\u2066\u200b\u200d\ufeff\u00ad\u3164\udcffé") | st.characters()
+    st.sampled_from(
+        "a=+-@'\t\r\n\x1b[]\x07\x9b\u202e\u2066\u200b\u200d\ufeff\u00ad\u3164\udcffé"
+    )
+    | st.characters()
 )
-SEEN = ["mug", "tea cup", "Straße", "カップ", "a\u00a0b", "葛\U000e0100城", "1\ufe0f\u20e3", "❤\ufe0f", "\u0600١"]
+SEEN = [
+    "mug",
+    "tea cup",
+    "Straße",
+    "カップ",
+    "a\u00a0b",
+    "葛\U000e0100城",
+    "1\ufe0f\u20e3",
+    "❤\ufe0f",
+    "\u0600١",
+]
 # Joiners where writing needs them: emoji, Persian, Hindi, Bengali, Malayalam.
 SEEN += ["👩\u200d🚀", "👨🏽\u200d🚀", "❤\ufe0f\u200d🔥"]
 SEEN += ["می\u200cخواهم", "क\u094d\u200dष", "র\u200d\u09cdয", "ന\u0d4d\u200d"]
-UNSEEN = ["cup\x1b[2J", "a\nb", "a\rb", "a\x9bb", "\u202egpj", "cup\u200d", "c\u200cup", "c\u200bup", "\ufeffcup"]
+UNSEEN = [
+    "cup\x1b[2J",
+    "a\nb",
+    "a\rb",
+    "a\x9bb",
+    "\u202egpj",
+    "cup\u200d",
+    "c\u200cup",
+    "c\u200bup",
+    "\ufeffcup",
+]
 UNSEEN += ["c\u00adup", "cup\ufe0f", "\u3164", "a\u2028b", "\u2800"]
 UNSEEN += ["a\udcff", "\u2066a\u2069", "a\uffff", "\U000e0041"]
 
 
 @pytest.mark.parametrize("text", SEEN)
 def test_writing_of_many_scripts_stays_as_it_is(text):
-    assert printable(text) == text and all(is_seen(text, place) for place in range(len(text)))
+    assert printable(text) == text and all(
+        is_seen(text, place) for place in range(len(text))
+    )
 
 
 @pytest.mark.parametrize("text", UNSEEN, ids=ascii)
@@ -177,12 +277,17 @@ def test_a_cell_of_a_spreadsheet_is_no_formula_and_reads_back(text):
 
 
 def test_rows_for_a_spreadsheet():
-    rows = [["=1+1", "+x", "-x", "@x", "\tx", "\rx", "'=x", "x", "-1.5", "+3", -1.5, None]]
+    rows = [
+        ["=1+1", "+x", "-x", "@x", "\tx", "\rx", "'=x", "x", "-1.5", "+3", -1.5, None]
+    ]
     assert csv_text(rows) == "'=1+1,'+x,'-x,'@x,'\tx,\"'\rx\",''=x,x,-1.5,+3,-1.5,\n"
 
 
 def test_a_listed_error_has_a_line_for_each_item():
-    assert str(ListedError("two\nfiles", ["a\x1b", "b\nc"])) == "two\\nfiles:\n  a\\x1b\n  b\\nc"
+    assert (
+        str(ListedError("two\nfiles", ["a\x1b", "b\nc"]))
+        == "two\\nfiles:\n  a\\x1b\n  b\\nc"
+    )
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -193,11 +298,17 @@ def test_a_stream_escapes_what_it_is_given(encoding):
     stream.writelines(["c\u202e\n"])
     stream.flush()
     letter = "é" if encoding == "utf-8" else r"\xe9"
-    assert raw.getvalue().decode(encoding) == f"a\\x1b[2J{letter}\\udcff\tb\\r\nc\\u202e\n"
+    assert (
+        raw.getvalue().decode(encoding) == f"a\\x1b[2J{letter}\\udcff\tb\\r\nc\\u202e\n"
+    )
 
 
 def test_the_traceback_of_an_error_that_ends_the_program_is_escaped():
     code = "from benchmarks_toybox_ilab.tables.text import safe_output\n"
     code += "with safe_output(): raise RuntimeError(chr(27) + '[2J')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1 and "RuntimeError: \\x1b[2J" in done.stderr and "\x1b" not in done.stderr
+    assert (
+        done.returncode == 1
+        and "RuntimeError: \\x1b[2J" in done.stderr
+        and "\x1b" not in done.stderr
+    )

@@ -19,10 +19,19 @@ from crumb_avalanche.system import tensor_file
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
 from crumb_avalanche.training import checkpoint
-from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder, CheckpointPlugin, Position
+from crumb_avalanche.training.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointPlugin,
+    Position,
+)
 
 SETTINGS = {"learning_rate": 0.001, "strategy": "crumb"}
-TENSORS = {"t0": torch.arange(6.0).view(2, 3), "t1": torch.tensor(7), "t2": torch.empty(0)}
+TENSORS = {
+    "t0": torch.arange(6.0).view(2, 3),
+    "t1": torch.tensor(7),
+    "t2": torch.empty(0),
+}
 
 
 @pytest.fixture
@@ -74,9 +83,16 @@ def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
     files.path(3).write_bytes(files.path(3).read_bytes()[:40])
     with pytest.warns(UserWarning, match="is damaged"):
         assert files.newest().notes == {"place": 1}
-    tensor_file.write_state(files.path(1), TENSORS, {"format": "of another program", "settings": "{}", "notes": "{}"})
+    tensor_file.write_state(
+        files.path(1),
+        TENSORS,
+        {"format": "of another program", "settings": "{}", "notes": "{}"},
+    )
     words = r"all checkpoints in .* are damaged; remove that folder"
-    with pytest.warns(UserWarning, match="its format is of another"), pytest.raises(CheckpointError, match=words):
+    with (
+        pytest.warns(UserWarning, match="its format is of another"),
+        pytest.raises(CheckpointError, match=words),
+    ):
         files.newest()
 
 
@@ -100,12 +116,22 @@ def test_a_full_disk_leaves_the_earlier_ones(files, monkeypatch):
 @given(data=st.data())
 def test_100_crafted_checkpoints(tmp_path_factory, data):
     """One that somebody wrote by hand, with right checksums, is read as it is or passed over with a line."""
-    parts = {"settings": SETTINGS, "notes": {"place": 1}, "state": {**TENSORS, "list": [1, {"a": 2}]}}
+    parts = {
+        "settings": SETTINGS,
+        "notes": {"place": 1},
+        "state": {**TENSORS, "list": [1, {"a": 2}]},
+    }
     changed = crafted(data.draw, parts)
     files = CheckpointFolder(tmp_path_factory.mktemp("crafted"), SETTINGS)
     try:
-        about = {name: json_of(changed[name]) for name in ("settings", "notes") if name in changed}
-        tensor_file.write_state(files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about})
+        about = {
+            name: json_of(changed[name])
+            for name in ("settings", "notes")
+            if name in changed
+        }
+        tensor_file.write_state(
+            files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about}
+        )
     except (ValueError, RecursionError, TypeError):
         return  # no file can hold it
     with warnings.catch_warnings(record=True) as said:
@@ -121,7 +147,15 @@ def test_100_crafted_checkpoints(tmp_path_factory, data):
 
 COMPUTED = "crumb with replay_compute"
 THOROUGH = (COMPUTED, "crumb", "remind", "icarl", "rda")
-QUICK = (*THOROUGH, "er", "gss", "bic", "rainbow_memory", "si", "aanets")  # that keep most, each in its own way
+QUICK = (
+    *THOROUGH,
+    "er",
+    "gss",
+    "bic",
+    "rainbow_memory",
+    "si",
+    "aanets",
+)  # that keep most, each in its own way
 OTHERS = [name for name in (*STRATEGIES, *VARIANTS) if name not in QUICK]
 EXPERIENCES = 2
 BUDGET = 8 * 3 * 16**2
@@ -134,10 +168,14 @@ def build(name, make_model, make_stream, save, every=1):
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream()
-    model = calibrate(make_model(codebook=entry.codebook), stream.train_stream[0].dataset)
+    model = calibrate(
+        make_model(codebook=entry.codebook), stream.train_stream[0].dataset
+    )
     count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
     answers, checkpoints = Answers(), CheckpointPlugin(save, every)
-    strategy = built(entry.name, model, count, settings, method=method, plugins=[answers])
+    strategy = built(
+        entry.name, model, count, settings, method=method, plugins=[answers]
+    )
     strategy.plugins.append(checkpoints)
     return strategy, stream, answers, checkpoints
 
@@ -156,24 +194,37 @@ def snapshot(strategy):
     return json.dumps(tree), tensors
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
     joint = name in STRATEGIES and STRATEGIES[name].joint
     saved = []
 
     def keep(position):
-        saved.append((position, copy.deepcopy({"strategy": strategy.state_dict(), "random": get_rng_state()})))
+        saved.append(
+            (
+                position,
+                copy.deepcopy(
+                    {"strategy": strategy.state_dict(), "random": get_rng_state()}
+                ),
+            )
+        )
 
     strategy, stream, answers, _ = build(name, make_model, make_stream, keep)
     learn_from(0, strategy, stream, joint, keep)
     tree, tensors = snapshot(strategy)
     chosen = [saved[len(saved) - 3]]  # in the second experience
-    if name in THOROUGH:  # in the second epoch of the first experience, and between the two
+    if (
+        name in THOROUGH
+    ):  # in the second epoch of the first experience, and between the two
         chosen += [saved[5], next(one for one in saved if one[0] == Position(1))]
     for position, kept in chosen:
         write_state(tmp_path / "state.safetensors", kept, {})
         found, _ = read_state(tmp_path / "state.safetensors")
-        strategy, stream, again, checkpoints = build(name, make_model, make_stream, lambda position: None, every=0)
+        strategy, stream, again, checkpoints = build(
+            name, make_model, make_stream, lambda position: None, every=0
+        )
 
         def restore(strategy=strategy, found=found):
             strategy.load_state_dict(found["strategy"])
@@ -187,4 +238,6 @@ def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
         assert again.given == answers.given, position
         assert again_tree == tree, position
         assert again_tensors.keys() == tensors.keys()
-        assert all(torch.equal(again_tensors[key], tensors[key]) for key in tensors), position
+        assert all(torch.equal(again_tensors[key], tensors[key]) for key in tensors), (
+            position
+        )

@@ -11,7 +11,11 @@ from torch.nn.functional import cross_entropy
 from watched import BATCH, MEM_SIZE, PAPER, SGD, same_weights, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
-from crumb_avalanche.memory.selection import ClassBalancedReservoir, EveryJth, ReferenceRule
+from crumb_avalanche.memory.selection import (
+    ClassBalancedReservoir,
+    EveryJth,
+    ReferenceRule,
+)
 from crumb_avalanche.training.criterion import SeenClassesLoss
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 
@@ -29,7 +33,10 @@ class SameMasks(nn.Module):
     def forward(self, inputs):
         if not self.training:
             return inputs
-        kept = [torch.rand(one.shape, generator=self.generator) >= self.share for one in inputs]
+        kept = [
+            torch.rand(one.shape, generator=self.generator) >= self.share
+            for one in inputs
+        ]
         return inputs * torch.stack(kept) / (1 - self.share)
 
 
@@ -62,7 +69,9 @@ class LoggedSGD(torch.optim.SGD):
 
     def step(self, closure=None):
         weights = self.param_groups[0]["params"]
-        self.gradients.append([weight.grad.clone() for weight in weights if weight.grad is not None])
+        self.gradients.append(
+            [weight.grad.clone() for weight in weights if weight.grad is not None]
+        )
         return super().step(closure)
 
 
@@ -86,9 +95,15 @@ class LoggedBuffer(CodeBuffer):
         return self.drawn[-1]
 
 
-def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, fused, clamp):
+def plain_loop(
+    model, stream, buffer, alpha, beta, replay_weight, replay_steps, fused, clamp
+):
     """CRUMB on ``model``'s own layers, without any of the library's code but the logged choices of ``buffer``."""
-    extractor, plastic, blocks = model.feature_extractor, model.plastic_layers, model.codebook.blocks
+    extractor, plastic, blocks = (
+        model.feature_extractor,
+        model.plastic_layers,
+        model.codebook.blocks,
+    )
     optimizer, losses = LoggedSGD([*plastic.parameters(), blocks]), []
     chosen, drawn = iter(buffer.chosen), iter(buffer.drawn)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
@@ -96,7 +111,9 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
     seen = []
 
     def encode(maps):
-        pieces = maps.detach().unflatten(1, (-1, blocks.shape[1])).movedim(2, -1)  # (B, G, H, W, d)
+        pieces = (
+            maps.detach().unflatten(1, (-1, blocks.shape[1])).movedim(2, -1)
+        )  # (B, G, H, W, d)
         return (pieces @ (blocks / blocks.norm(dim=1, keepdim=True)).t()).argmax(-1)
 
     def rebuild(codes):
@@ -124,35 +141,51 @@ def plain_loop(model, stream, buffer, alpha, beta, replay_weight, replay_steps, 
 
     for number, experience in enumerate(stream.train_stream):
         seen += sorted(set(experience.dataset.targets))
-        images = torch.stack([experience.dataset[i][0] for i in range(len(experience.dataset))])
+        images = torch.stack(
+            [experience.dataset[i][0] for i in range(len(experience.dataset))]
+        )
         maps = extractor((images / 255 - mean[:, None, None]) / std[:, None, None])
         labels = list(experience.dataset.targets)
-        places = [range(len(labels))[start : start + BATCH] for start in range(0, len(labels), BATCH)]
+        places = [
+            range(len(labels))[start : start + BATCH]
+            for start in range(0, len(labels), BATCH)
+        ]
         epochs = EPOCHS if number == 0 else 1
         for epoch in range(epochs):
             for place in places:
-                batch, batch_labels = maps[list(place)], labels[place.start : place.stop]
+                batch, batch_labels = (
+                    maps[list(place)],
+                    labels[place.start : place.stop],
+                )
                 codes = encode(batch)
                 loss = beta * loss_of(rebuild(codes), batch_labels)
                 if alpha:
                     loss = loss + alpha * loss_of(batch, batch_labels)
                 if number and fused:
-                    loss = loss + sum(replay_loss(batch_labels) for _ in range(replay_steps))
+                    loss = loss + sum(
+                        replay_loss(batch_labels) for _ in range(replay_steps)
+                    )
                 step(loss)
                 if number and not fused:
                     for _ in range(replay_steps):
                         step(replay_loss(batch_labels))
                 if epoch == epochs - 1 and not buffer.rule.second_pass:
-                    memory |= {slot: (batch_labels[i], codes[i]) for i, slot in next(chosen)[0]}
+                    memory |= {
+                        slot: (batch_labels[i], codes[i]) for i, slot in next(chosen)[0]
+                    }
         if buffer.rule.second_pass:
             for place in places:
                 with torch.no_grad():
                     codes = encode(maps[list(place)])
                 pairs, finished = next(chosen)
-                memory |= {slot: (labels[place.start + i], codes[i]) for i, slot in pairs}
+                memory |= {
+                    slot: (labels[place.start + i], codes[i]) for i, slot in pairs
+                }
                 if finished:
                     break
-    assert not list(chosen) and not list(drawn)  # nothing happened that is not in this loop
+    assert not list(chosen) and not list(
+        drawn
+    )  # nothing happened that is not in this loop
     return memory, losses, optimizer.gradients
 
 
@@ -171,7 +204,15 @@ def test_two_experiences_equal_the_plain_loop(make_model, make_stream, rule, cha
     model, plain = with_dropout(make_model()), with_dropout(make_model())
     buffer, steps = LoggedBuffer(MEM_SIZE, rule()), Losses()
     optimizer = LoggedSGD([*model.plastic_layers.parameters(), model.codebook.blocks])
-    train(model, make_stream(), buffer, [steps], optimizer=optimizer, first_epochs=EPOCHS, **arguments)
+    train(
+        model,
+        make_stream(),
+        buffer,
+        [steps],
+        optimizer=optimizer,
+        first_epochs=EPOCHS,
+        **arguments,
+    )
     memory, losses, gradients = plain_loop(
         plain,
         make_stream(),
@@ -179,13 +220,19 @@ def test_two_experiences_equal_the_plain_loop(make_model, make_stream, rule, cha
         alpha=arguments["direct_weight"],
         beta=arguments["codebook_weight"],
         clamp=arguments["clamp_gradients"],
-        **{name: arguments[name] for name in ("replay_weight", "replay_steps", "fused")},
+        **{
+            name: arguments[name] for name in ("replay_weight", "replay_steps", "fused")
+        },
     )
     assert len(losses) >= 30
-    torch.testing.assert_close(torch.tensor(steps.values), torch.tensor(losses), **CLOSE)
+    torch.testing.assert_close(
+        torch.tensor(steps.values), torch.tensor(losses), **CLOSE
+    )
     torch.testing.assert_close(optimizer.gradients, gradients, **CLOSE)
     same_weights(model, plain, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(model.codebook.blocks, make_model().codebook.blocks, atol=1e-3)  # something was learned
+    assert not torch.allclose(
+        model.codebook.blocks, make_model().codebook.blocks, atol=1e-3
+    )  # something was learned
     # The buffer holds what the loop remembers.
     for label, members in buffer.slots.by_class.items():
         for slot in members:
@@ -217,22 +264,34 @@ def one_hot_loss(logits, labels):
     return functional.binary_cross_entropy_with_logits(logits, targets)
 
 
-# Each as it is made for some classes: from the weights of these, and the function that numbers a class among them.
+# Each as it is made for some classes: from the weights of these, and the function that
+# numbers a class among them.
 CRITERIA = {
     "cross-entropy": lambda weights, place: nn.CrossEntropyLoss(),
     "weights": lambda weights, place: nn.CrossEntropyLoss(weights),
-    "weights and smoothing": lambda weights, place: nn.CrossEntropyLoss(weights, label_smoothing=0.3),
-    "ignored class": lambda weights, place: nn.CrossEntropyLoss(ignore_index=place(3), label_smoothing=0.1),
-    "sum": lambda weights, place: nn.CrossEntropyLoss(reduction="sum", label_smoothing=0.1),
+    "weights and smoothing": lambda weights, place: nn.CrossEntropyLoss(
+        weights, label_smoothing=0.3
+    ),
+    "ignored class": lambda weights, place: nn.CrossEntropyLoss(
+        ignore_index=place(3), label_smoothing=0.1
+    ),
+    "sum": lambda weights, place: nn.CrossEntropyLoss(
+        reduction="sum", label_smoothing=0.1
+    ),
     "log-likelihood": lambda weights, place: nn.NLLLoss(weights),
     "margins": lambda weights, place: nn.MultiMarginLoss(weight=weights),
     "one-hot": lambda weights, place: one_hot_loss,
     "partial": lambda weights, place: functools.partial(
-        functional.cross_entropy, weight=weights, label_smoothing=0.2, ignore_index=place(5)
+        functional.cross_entropy,
+        weight=weights,
+        label_smoothing=0.2,
+        ignore_index=place(5),
     ),
     "focal": lambda weights, place: Focal(weights),
     "bound method": lambda weights, place: Focal(weights).forward,
-    "function": lambda weights, place: lambda z, y: ((z.amax(1) - z.gather(1, y[:, None])[:, 0]) / z.shape[1]).sum(),
+    "function": lambda weights, place: (
+        lambda z, y: ((z.amax(1) - z.gather(1, y[:, None])[:, 0]) / z.shape[1]).sum()
+    ),
 }
 
 
@@ -240,7 +299,9 @@ def loss_among(name, classes, logits, labels):
     """The loss of a criterion that was made for some classes alone."""
     classes = sorted(classes)
     criterion = CRITERIA[name](WEIGHTS[classes], classes.index)
-    return criterion(logits[:, classes], torch.tensor([classes.index(label) for label in labels]))
+    return criterion(
+        logits[:, classes], torch.tensor([classes.index(label) for label in labels])
+    )
 
 
 def seen_classes(seen=SEEN):
@@ -251,19 +312,28 @@ def seen_classes(seen=SEEN):
 
 @pytest.fixture
 def logits():
-    return torch.randn(5, CLASSES, generator=torch.Generator().manual_seed(0)).mul(2).requires_grad_()
+    return (
+        torch.randn(5, CLASSES, generator=torch.Generator().manual_seed(0))
+        .mul(2)
+        .requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_a_loss_is_over_the_seen_classes(name, logits):
     criterion, plugin = CRITERIA[name](WEIGHTS, int), seen_classes()
-    loss = SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), torch.tensor(LABELS))
+    loss = SeenClassesLoss(criterion, plugin.unseen)(
+        plugin.mask(logits), torch.tensor(LABELS)
+    )
     torch.testing.assert_close(loss, loss_among(name, SEEN, logits, LABELS))
     loss.backward()
     unseen = sorted(set(range(CLASSES)) - set(SEEN))
     assert not logits.grad[:, unseen].any() and logits.grad.isfinite().all()
-    before = SeenClassesLoss(criterion, seen_classes([]).unseen)(logits, torch.tensor(LABELS))
-    # Before training all outputs count, and the criterion is as before, with all its weights.
+    before = SeenClassesLoss(criterion, seen_classes([]).unseen)(
+        logits, torch.tensor(LABELS)
+    )
+    # Before training all outputs count, and the criterion is as before, with all its
+    # weights.
     torch.testing.assert_close(before, loss_among(name, range(CLASSES), logits, LABELS))
 
 
@@ -273,17 +343,29 @@ def test_in_evaluation_an_image_of_an_unseen_class_costs_little(name, logits):
     loss = SeenClassesLoss(CRITERIA[name](WEIGHTS, int), plugin.unseen)
     answers = plugin.mask_answers(logits.detach())
     known = loss_among(name, SEEN, logits.detach(), LABELS)
-    torch.testing.assert_close(loss(answers, torch.tensor(LABELS)), known, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        loss(answers, torch.tensor(LABELS)), known, rtol=1e-4, atol=1e-5
+    )
     foreign = loss(answers[:1], torch.tensor([2]))
-    torch.testing.assert_close(foreign, loss_among(name, [*SEEN, 2], answers[:1], [2]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        foreign, loss_among(name, [*SEEN, 2], answers[:1], [2]), rtol=1e-4, atol=1e-5
+    )
     assert abs(foreign) < 40
 
 
 @pytest.mark.parametrize(
-    "criterion", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(WEIGHTS), nn.CrossEntropyLoss(label_smoothing=0.1)]
+    "criterion",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(WEIGHTS),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+    ],
 )
 def test_targets_of_all_classes_are_cut(criterion, logits):
-    plugin, targets = seen_classes(), torch.rand(5, CLASSES, generator=torch.Generator().manual_seed(1))
+    plugin, targets = (
+        seen_classes(),
+        torch.rand(5, CLASSES, generator=torch.Generator().manual_seed(1)),
+    )
     loss = SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), targets)
     weights = None if criterion.weight is None else criterion.weight[SEEN]
     cut = nn.CrossEntropyLoss(weights, label_smoothing=criterion.label_smoothing)
@@ -294,13 +376,21 @@ def test_a_criterion_that_cannot_be_cut_says_what_to_do(logits):
     plugin, labels, factors = seen_classes(), torch.tensor(LABELS), WEIGHTS.clone()
 
     def with_a_table(outputs, targets):
-        return (functional.cross_entropy(outputs, targets, reduction="none") * factors[targets]).mean()
+        return (
+            functional.cross_entropy(outputs, targets, reduction="none")
+            * factors[targets]
+        ).mean()
 
     def of_seven(outputs, targets):
-        return functional.binary_cross_entropy_with_logits(outputs, functional.one_hot(targets, CLASSES).float())
+        return functional.binary_cross_entropy_with_logits(
+            outputs, functional.one_hot(targets, CLASSES).float()
+        )
 
     for criterion, words in (
-        (with_a_table, "the criterion uses factors, which has an entry for each of the 7 classes"),
+        (
+            with_a_table,
+            "the criterion uses factors, which has an entry for each of the 7 classes",
+        ),
         (of_seven, "fails on the outputs of the 3 classes seen of 7"),
         (nn.CrossEntropyLoss(reduction="none"), r"a loss of shape \(5,\)"),
     ):

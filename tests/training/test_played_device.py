@@ -22,7 +22,9 @@ def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
         train(models[1], make_stream(), CodeBuffer(7), device=DEVICE)
     for name, weight in models[0].state_dict().items():
         if name != "calibrated":
-            torch.testing.assert_close(models[1].state_dict()[name].held, weight, msg=name)
+            torch.testing.assert_close(
+                models[1].state_dict()[name].held, weight, msg=name
+            )
 
 
 @pytest.mark.parametrize("name", ["ewc", "si", "mas", "lwf"])
@@ -32,10 +34,18 @@ def test_what_a_penalty_keeps_is_where_it_is_computed(make_model, make_stream, n
     settings = LearningSettings(learning_rate=0.05, first_epochs=1)
     for model, device in zip(models, (torch.device("cpu"), DEVICE)):
         with PlayedDevice() if device is DEVICE else nullcontext():
-            strategy = build_strategy(name, model, settings, device=device, evaluator=EvaluationPlugin(loggers=[]))
+            strategy = build_strategy(
+                name,
+                model,
+                settings,
+                device=device,
+                evaluator=EvaluationPlugin(loggers=[]),
+            )
             for experience in make_stream().train_stream:
                 strategy.train(experience)
-    for (name, weight), same in zip(models[0].named_parameters(), models[1].parameters()):
+    for (name, weight), same in zip(
+        models[0].named_parameters(), models[1].parameters()
+    ):
         torch.testing.assert_close(same.held, weight, msg=name)
 
 
@@ -45,7 +55,12 @@ def test_a_loss_of_memories_that_is_read_late_stops_too(make_model, make_stream)
             strategy.model.plastic_layers.head.weight.detach().fill_(torch.inf)
 
     model = make_model()
-    with PlayedDevice(), pytest.raises(TrainingDivergedError, match="the loss became nan in experience 1"):
+    with (
+        PlayedDevice(),
+        pytest.raises(
+            TrainingDivergedError, match="the loss became nan in experience 1"
+        ),
+    ):
         train(model, make_stream(), CodeBuffer(7), [Break()], device=DEVICE)
     assert all(weight.held.isfinite().all() for weight in model.parameters())
 
@@ -55,7 +70,14 @@ def test_a_run_on_a_cpu_touches_no_gpu(monkeypatch, crumb, tiny, tmp_path):
         raise AssertionError("a GPU was touched")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("_lazy_init", "synchronize", "get_rng_state", "set_rng_state", "current_device", "Event"):
+    for name in (
+        "_lazy_init",
+        "synchronize",
+        "get_rng_state",
+        "set_rng_state",
+        "current_device",
+        "Event",
+    ):
         monkeypatch.setattr(torch.cuda, name, touched)
     code, _, err = crumb(*tiny, "--device", "cpu", "--output", tmp_path / "run")
     assert code == 0, err
@@ -63,7 +85,12 @@ def test_a_run_on_a_cpu_touches_no_gpu(monkeypatch, crumb, tiny, tmp_path):
 
 DEVICE = torch.device("meta")
 aten = torch.ops.aten
-MIXED = {aten.copy_, aten.index, aten.index_put, aten.index_put_}  # take tensors of the CPU, too
+MIXED = {
+    aten.copy_,
+    aten.index,
+    aten.index_put,
+    aten.index_put_,
+}  # take tensors of the CPU, too
 
 
 class OnDevice(Tensor):
@@ -74,8 +101,15 @@ class OnDevice(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor):
         """Wrap a tensor in CPU memory."""
-        layout = dict(strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype, device=DEVICE)
-        wrapper = Tensor._make_wrapper_subclass(cls, held.shape, requires_grad=False, **layout)
+        layout = dict(
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=DEVICE,
+        )
+        wrapper = Tensor._make_wrapper_subclass(
+            cls, held.shape, requires_grad=False, **layout
+        )
         wrapper.held = held
         return wrapper
 
@@ -101,7 +135,11 @@ def _moved(index):
     if isinstance(index, tuple):
         return tuple(map(_moved, index))
     index = torch.tensor(index) if isinstance(index, list) else index
-    return OnDevice(index) if isinstance(index, Tensor) and not isinstance(index, OnDevice) else index
+    return (
+        OnDevice(index)
+        if isinstance(index, Tensor) and not isinstance(index, OnDevice)
+        else index
+    )
 
 
 def run(function, arguments, keywords):
@@ -110,10 +148,14 @@ def run(function, arguments, keywords):
     inputs: list[OnDevice] = []
     others: list[Tensor] = []
     tree_map_only(
-        Tensor, lambda one: (inputs if isinstance(one, OnDevice) else others).append(one), (arguments, keywords)
+        Tensor,
+        lambda one: (inputs if isinstance(one, OnDevice) else others).append(one),
+        (arguments, keywords),
     )
     if inputs and packet not in MIXED and any(other.dim() for other in others):
-        raise RuntimeError(f"{packet.__name__} has tensors of the device and of the CPU, which no GPU takes")
+        raise RuntimeError(
+            f"{packet.__name__} has tensors of the device and of the CPU, which no GPU takes"
+        )
     to = keywords.get("device")
     on_device = bool(inputs) if to is None else torch.device(to).type == DEVICE.type
     if to is not None:
@@ -124,8 +166,14 @@ def run(function, arguments, keywords):
         result = result.clone() if result is given[0][0] else result
     if not on_device:
         return result
-    known = {id(tensor.held): tensor for tensor in inputs}  # an operation in place returns its input
-    return tree_map_only(Tensor, lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor), result)
+    known = {
+        id(tensor.held): tensor for tensor in inputs
+    }  # an operation in place returns its input
+    return tree_map_only(
+        Tensor,
+        lambda tensor: known[id(tensor)] if id(tensor) in known else OnDevice(tensor),
+        result,
+    )
 
 
 class PlayedDevice(TorchDispatchMode):

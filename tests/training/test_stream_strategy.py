@@ -48,10 +48,18 @@ def test_a_wrong_label_or_number_is_an_error():
         with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
             build(**{name: 0})
     for limit in (0, math.nan):
-        with pytest.raises(ValueError, match=f"clamp_gradients is {limit}; give a number above 0, or None"):
+        with pytest.raises(
+            ValueError,
+            match=f"clamp_gradients is {limit}; give a number above 0, or None",
+        ):
             build(clamp_gradients=limit)
-    for state, words in (({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")):
-        with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
+    for state, words in (
+        ({"model": {}}, "lacks optimizer, clock"),
+        (None, "is of type NoneType"),
+    ):
+        with pytest.raises(
+            StateError, match=f"this is no state of a strategy: it {words}"
+        ):
             build().load_state_dict(state)
 
 
@@ -61,15 +69,25 @@ def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
     plugin.seen = [3, 1]
     logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 2 + scale
     before, answers = logits.clone(), plugin.mask_answers(logits)
-    assert torch.equal(logits, before) and torch.equal(answers[:, [1, 3]], logits[:, [1, 3]])
+    assert torch.equal(logits, before) and torch.equal(
+        answers[:, [1, 3]], logits[:, [1, 3]]
+    )
     among_seen = plugin.mask(logits)
     if abs(scale) < 1e4:
         assert torch.equal(answers.argmax(1), among_seen.argmax(1))
         labels = torch.full((50,), 2)
         costs = nn.functional.cross_entropy(answers.double(), labels, reduction="none")
-        torch.testing.assert_close(costs, torch.full_like(costs, -math.log(UNSEEN_PROBABILITY)), rtol=0, atol=1e-3)
+        torch.testing.assert_close(
+            costs,
+            torch.full_like(costs, -math.log(UNSEEN_PROBABILITY)),
+            rtol=0,
+            atol=1e-3,
+        )
         labels[:] = 3
-        costs, before = (nn.functional.cross_entropy(one.double(), labels) for one in (answers, among_seen))
+        costs, before = (
+            nn.functional.cross_entropy(one.double(), labels)
+            for one in (answers, among_seen)
+        )
         assert 0 <= costs - before < 3.1e-6
     assert set(answers.argmax(1).tolist()) <= {1, 3}
 
@@ -87,7 +105,11 @@ def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
 def test_numbers_of_epochs(make_stream, arguments, event, number, counts):
     trace, setting = Trace(), SupervisedPlugin()
     if event is not None:
-        setattr(setting, event, lambda strategy, **kwargs: setattr(strategy, "train_epochs", number))
+        setattr(
+            setting,
+            event,
+            lambda strategy, **kwargs: setattr(strategy, "train_epochs", number),
+        )
     strategy = build([trace, setting], **arguments)
     for experience in make_stream(classes_per_experience=1).train_stream[:3]:
         strategy.train(experience)
@@ -95,21 +117,37 @@ def test_numbers_of_epochs(make_stream, arguments, event, number, counts):
 
 
 @pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
-@pytest.mark.parametrize(("kind", "own"), [(StreamStrategy, {}), (CRUMBStrategy, {"mem_size": 3})])
+@pytest.mark.parametrize(
+    ("kind", "own"), [(StreamStrategy, {}), (CRUMBStrategy, {"mem_size": 3})]
+)
 def test_positional_arguments_are_those_of_the_host(kind, own, make_model):
     model = make_model()
     names = list(inspect.signature(Naive).parameters)[:10]
     shown, base = (inspect.signature(one).parameters for one in (kind, StreamStrategy))
-    assert list(shown)[:10] == names and not hasattr(vars(kind)["__init__"], "__signature__")
+    assert list(shown)[:10] == names and not hasattr(
+        vars(kind)["__init__"], "__signature__"
+    )
     assert [shown[name] for name in names] == [base[name] for name in names]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    criterion, plugin, evaluator = nn.CrossEntropyLoss(), SupervisedPlugin(), EvaluationPlugin(loggers=[])
+    criterion, plugin, evaluator = (
+        nn.CrossEntropyLoss(),
+        SupervisedPlugin(),
+        EvaluationPlugin(loggers=[]),
+    )
     given = [model, optimizer, criterion, 6, 2, 7, "cpu", [plugin], evaluator, 1]
     for count in (3, 10):
         strategy = kind(*given[:count], **own)
-        assert strategy.model is model and strategy.optimizer is optimizer and strategy._criterion is criterion
+        assert (
+            strategy.model is model
+            and strategy.optimizer is optimizer
+            and strategy._criterion is criterion
+        )
         assert strategy.eval_every == (1 if count == 10 else -1)
-    assert (strategy.train_mb_size, strategy.train_epochs, strategy.eval_mb_size) == (6, 2, 7)
+    assert (strategy.train_mb_size, strategy.train_epochs, strategy.eval_mb_size) == (
+        6,
+        2,
+        7,
+    )
     assert plugin in strategy.plugins and strategy.evaluator is evaluator
     with pytest.raises(TypeError, match="multiple values for argument 'train_mb_size'"):
         kind(*given[:4], train_mb_size=6, **own)
@@ -118,33 +156,58 @@ def test_positional_arguments_are_those_of_the_host(kind, own, make_model):
 def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_stream):
     stream, models = make_stream(), [make_model(), make_model()]
     head = models[1].plastic_layers.head
-    parts = [[*head.parameters()], [weight for name, weight in models[1].named_parameters() if "head" not in name]]
-    trainable = [{"params": [weight for weight in part if weight.requires_grad]} for part in parts]
+    parts = [
+        [*head.parameters()],
+        [weight for name, weight in models[1].named_parameters() if "head" not in name],
+    ]
+    trainable = [
+        {"params": [weight for weight in part if weight.requires_grad]}
+        for part in parts
+    ]
     for model, weights in zip(models, (models[0].parameters(), trainable)):
-        strategy = make(StreamStrategy, model, optimizer=torch.optim.SGD(weights, lr=0.05))
+        strategy = make(
+            StreamStrategy, model, optimizer=torch.optim.SGD(weights, lr=0.05)
+        )
         strategy.train(stream.train_stream)
     for one, other in zip(models[0].parameters(), models[1].parameters()):
         assert torch.equal(one, other)
     strategy.load_state_dict(strategy.state_dict())
-    groups = [{"params": [weight]} for weight in models[0].plastic_layers.head.parameters()]
+    groups = [
+        {"params": [weight]} for weight in models[0].plastic_layers.head.parameters()
+    ]
     some = make(StreamStrategy, models[0], optimizer=torch.optim.SGD(groups))
-    with pytest.raises(ValueError, match=r"the optimizer has 2 groups of weights, and none has .*: add it to one"):
+    with pytest.raises(
+        ValueError,
+        match=r"the optimizer has 2 groups of weights, and none has .*: add it to one",
+    ):
         some.train(stream.train_stream[0])
 
 
 def test_answers_are_classes_of_the_experience_under_test():
     settings = {"learning_rate": 0.1}
     (hinted, stream), (plain, _) = (
-        taught("finetune", plugins=one, settings=settings) for one in ([TaskIncrementalPlugin()], [])
+        taught("finetune", plugins=one, settings=settings)
+        for one in ([TaskIncrementalPlugin()], [])
     )
     # Training is untouched.
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(hinted.model.parameters(), plain.model.parameters()))
+    assert all(
+        torch.equal(ours, theirs)
+        for ours, theirs in zip(hinted.model.parameters(), plain.model.parameters())
+    )
     others_answered = 0
     for number, known in enumerate(stream.original_classes_in_exp):
         classes, others = sorted(known), sorted({0, 1, 2, 3} - known)
-        ours, theirs = (outputs_of(one, stream.test_stream[number : number + 1])[0] for one in (hinted, plain))
-        assert torch.equal(ours[:, classes], theirs[:, classes]) and ours[:, others].max() < -1e4
-        others_answered += int((theirs[:, others].amax(1) > theirs[:, classes].amax(1)).sum())
+        ours, theirs = (
+            outputs_of(one, stream.test_stream[number : number + 1])[0]
+            for one in (hinted, plain)
+        )
+        assert (
+            torch.equal(ours[:, classes], theirs[:, classes])
+            and ours[:, others].max() < -1e4
+        )
+        others_answered += int(
+            (theirs[:, others].amax(1) > theirs[:, classes].amax(1)).sum()
+        )
     assert others_answered  # without the hint
 
 
@@ -156,13 +219,19 @@ class NaNAt(SupervisedPlugin):
         self.iteration, self.value, self.weights = iteration, value, []
 
     def before_backward(self, strategy, **kwargs):
-        self.weights.append([p.detach().clone() for p in strategy.model.parameters() if p.requires_grad])
+        self.weights.append(
+            [p.detach().clone() for p in strategy.model.parameters() if p.requires_grad]
+        )
         if strategy.clock.train_exp_iterations == self.iteration:
             strategy.loss = strategy.loss * self.value
 
 
-@pytest.mark.parametrize("iteration, value", [(0, float("nan")), (1, float("inf")), (3, float("nan"))])
-def test_a_diverged_training_goes_back_to_the_last_good_weights(model, make_stream, iteration, value):
+@pytest.mark.parametrize(
+    "iteration, value", [(0, float("nan")), (1, float("inf")), (3, float("nan"))]
+)
+def test_a_diverged_training_goes_back_to_the_last_good_weights(
+    model, make_stream, iteration, value
+):
     fault = NaNAt(iteration, value)
     strategy = make(StreamStrategy, model, fault)
     words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
@@ -175,7 +244,9 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(model, make_stre
     assert not iteration or not all(map(torch.equal, kept, fault.weights[iteration]))
 
 
-def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(make_model, make_stream):
+def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(
+    make_model, make_stream
+):
     class Fault(SupervisedPlugin):
         def on_replay_loss(self, strategy, **kwargs):
             strategy.replay_loss = strategy.replay_loss * float("nan")
@@ -185,8 +256,12 @@ def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(m
         train(model, make_stream(), CodeBuffer(7), [Fault()])
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
     model, fault = make_model(codebook=False), NaNAt(1)
-    make(StreamStrategy, model, fault, divergence_guard=False).train(make_stream().train_stream[0])
-    assert len(fault.weights) == 4 and any(weight.isnan().any() for weight in model.parameters())
+    make(StreamStrategy, model, fault, divergence_guard=False).train(
+        make_stream().train_stream[0]
+    )
+    assert len(fault.weights) == 4 and any(
+        weight.isnan().any() for weight in model.parameters()
+    )
 
 
 def test_running_statistics_go_back_too(make_model):
@@ -220,11 +295,17 @@ class Watch(SupervisedPlugin):
         self.outputs.append(strategy.mb_output)
 
 
-def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_path, make_model, make_stream):
+def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(
+    tmp_path, make_model, make_stream
+):
     results = []
     for cached in (True, False):
         model, stream, watch = make_model(), make_stream(), Watch()
-        plugins = [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))] if cached else []
+        plugins = (
+            [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))]
+            if cached
+            else []
+        )
         strategy = make(StreamStrategy, model, *plugins, watch, first_epochs=2)
         strategy.train(stream.train_stream[0])
         strategy.eval(stream.test_stream[:1])
@@ -242,12 +323,21 @@ def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(tmp_
 
 def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
     images = as_classification_dataset(LabelledImages(pixels, torch.arange(6) % 4))
-    strategy = make(StreamStrategy, model, FeatureCache(MapStore(tmp_path, model, 10, "toy")))
-    with pytest.raises(ValueError, match=re.escape("give the data sets a DataAttribute 'frame_row' with the number")):
+    strategy = make(
+        StreamStrategy, model, FeatureCache(MapStore(tmp_path, model, 10, "toy"))
+    )
+    with pytest.raises(
+        ValueError,
+        match=re.escape(
+            "give the data sets a DataAttribute 'frame_row' with the number"
+        ),
+    ):
         strategy.train(benchmark_from_datasets(train=[images]).train_stream[0])
 
 
-LEARNERS = [name for name, entry in STRATEGIES.items() if entry.gradient and not entry.joint]
+LEARNERS = [
+    name for name, entry in STRATEGIES.items() if entry.gradient and not entry.joint
+]
 
 
 class ForeignPass(SupervisedPlugin):
@@ -256,7 +346,9 @@ class ForeignPass(SupervisedPlugin):
     def __init__(self):
         super().__init__()
         self.passes = 0
-        self.noise = torch.randint(0, 256, (9, 3, 16, 16), generator=torch.Generator().manual_seed(9)).byte()
+        self.noise = torch.randint(
+            0, 256, (9, 3, 16, 16), generator=torch.Generator().manual_seed(9)
+        ).byte()
 
     def look(self, strategy, **kwargs):
         assert strategy.model.training
@@ -265,7 +357,9 @@ class ForeignPass(SupervisedPlugin):
                 strategy.model(self.noise[:size])
                 self.passes += 1
 
-    before_forward = after_forward = after_backward = before_update = after_update = look
+    before_forward = after_forward = after_backward = before_update = after_update = (
+        look
+    )
 
 
 @pytest.mark.parametrize("name", [*LEARNERS, "fused"])
@@ -283,7 +377,10 @@ def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream
     assert foreign[0].passes > 0
     one, two = results
     weights = two.model.state_dict()
-    assert all(torch.equal(value, weights[key]) for key, value in one.model.state_dict().items())
+    assert all(
+        torch.equal(value, weights[key])
+        for key, value in one.model.state_dict().items()
+    )
     if one.storage_policy is not None and one.storage_policy.rows is not None:
         assert torch.equal(one.storage_policy.rows, two.storage_policy.rows)
         assert torch.equal(one.storage_policy.labels, two.storage_policy.labels)
@@ -294,7 +391,9 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
         batches = 0
 
         def before_backward(self, strategy, **kwargs):
-            assert torch.equal(self.batch.feature_map, strategy.model.features(strategy.mb_x))
+            assert torch.equal(
+                self.batch.feature_map, strategy.model.features(strategy.mb_x)
+            )
             assert self.batch.codes is None and self.batch.labels is strategy.mb_y
             assert torch.equal(self.batch.pixels([1, 0]), strategy.mb_x[[1, 0]])
             self.batches += 1
@@ -311,9 +410,17 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
 def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream):
     seen, own = SeenClassesPlugin, partial(CRUMBStrategy, mem_size=4)
     for kind, plugins, words in (
-        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4))], r"was not handed .*different classes.*seen="),
+        (
+            Naive,
+            [seen(), CRUMBPlugin(CodeBuffer(4))],
+            r"was not handed .*different classes.*seen=",
+        ),
         (Naive, [seen(), CRUMBPlugin(CodeBuffer(4), seen=seen())], "different classes"),
-        (Naive, [CRUMBPlugin(CodeBuffer(4), seen=seen())], r"not in the strategy's plugin list.*plugins=\[seen"),
+        (
+            Naive,
+            [CRUMBPlugin(CodeBuffer(4), seen=seen())],
+            r"not in the strategy's plugin list.*plugins=\[seen",
+        ),
         (own, [seen()], "SeenClassesPlugin"),
     ):
         with pytest.raises(ValueError, match=words):

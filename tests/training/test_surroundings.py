@@ -4,9 +4,19 @@ import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
-from avalanche.benchmarks.utils import DataAttribute, as_classification_dataset, make_avalanche_dataset
+from avalanche.benchmarks.utils import (
+    DataAttribute,
+    as_classification_dataset,
+    make_avalanche_dataset,
+)
 from avalanche.distributed import DistributedHelper
-from avalanche.training.supervised import Cumulative, FromScratchTraining, GDumb, JointTraining, Naive
+from avalanche.training.supervised import (
+    Cumulative,
+    FromScratchTraining,
+    GDumb,
+    JointTraining,
+    Naive,
+)
 from small_models import CLASSES, SIZE, coloured, make_model
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
@@ -23,9 +33,15 @@ from crumb_avalanche.training.plugins import SeenClassesPlugin
 EXACT = dict(rtol=0, atol=0)
 
 
-def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pixels, monkeypatch):
+def test_maps_codes_and_calibration_ignore_autocast(
+    make_model, make_stream, pixels, monkeypatch
+):
     monkeypatch.setattr(search, "_suits_faiss", lambda vectors: False)
-    plain, other, images = make_model(), make_model(), make_stream().train_stream[0].dataset
+    plain, other, images = (
+        make_model(),
+        make_model(),
+        make_stream().train_stream[0].dataset,
+    )
     for model in (plain, other):
         model.codebook.blocks.data.zero_()
     calibrate(plain, images)
@@ -34,16 +50,25 @@ def test_maps_codes_and_calibration_ignore_autocast(make_model, make_stream, pix
         maps, codes = other.features(pixels), other.encode(other.features(pixels))
         logits = other.eval()(pixels)
     same_weights(plain, other, **EXACT)
-    assert torch.equal(maps, plain.features(pixels)) and torch.equal(codes, plain.encode(maps))
-    assert not torch.equal(logits, plain.eval()(pixels))  # P is what autocast was asked for
+    assert torch.equal(maps, plain.features(pixels)) and torch.equal(
+        codes, plain.encode(maps)
+    )
+    assert not torch.equal(
+        logits, plain.eval()(pixels)
+    )  # P is what autocast was asked for
 
 
 def test_a_model_stays_float32(make_model, make_stream):
-    with pytest.raises(TypeError, match=r"weights of a SplitModel stay float32.*set_precision\('bf16'\)"):
+    with pytest.raises(
+        TypeError,
+        match=r"weights of a SplitModel stay float32.*set_precision\('bf16'\)",
+    ):
         make_model().half()
     model = make_model()
     model.plastic_layers.half()
-    with pytest.raises(TypeError, match=r"plastic_layers.conv.weight is torch.*call .float\(\)"):
+    with pytest.raises(
+        TypeError, match=r"plastic_layers.conv.weight is torch.*call .float\(\)"
+    ):
         train(model, make_stream(), CodeBuffer(7))
     model.float()
     train(model, make_stream(), CodeBuffer(7))
@@ -62,7 +87,11 @@ def labelled_stream(dtype):
     parts = []
     for chosen in (labels < 2, labels >= 2):
         data = TensorDataset(images[chosen], labels[chosen].to(dtype))
-        parts.append(make_avalanche_dataset(data, data_attributes=[DataAttribute(data.tensors[1], "targets")]))
+        parts.append(
+            make_avalanche_dataset(
+                data, data_attributes=[DataAttribute(data.tensors[1], "targets")]
+            )
+        )
     return benchmark_from_datasets(train=parts, test=parts)
 
 
@@ -73,19 +102,30 @@ def test_labels_may_be_whole_numbers_of_any_size(make_model):
         stream = labelled_stream(dtype)
         train(models[-1], stream, CodeBuffer(7)).eval(stream.test_stream)
     same_weights(*models, **EXACT)
-    with pytest.raises(TypeError, match=r"the labels of a batch are torch.float32 of shape"):
+    with pytest.raises(
+        TypeError, match=r"the labels of a batch are torch.float32 of shape"
+    ):
         train(make_model(), labelled_stream(torch.float32), CodeBuffer(7))
 
 
 def in_host(host, model, buffer, **arguments):
     """A strategy of Avalanche with CRUMB and its mask, and the losses of its steps."""
     seen, losses = SeenClassesPlugin(), Losses(lambda strategy: 0)
-    plugin = CRUMBPlugin(buffer, codebook_weight=float(isinstance(buffer, CodeBuffer)), direct_weight=1, seen=seen)
-    return make(host, model, seen, plugin, losses, criterion=nn.CrossEntropyLoss(), **arguments), losses
+    plugin = CRUMBPlugin(
+        buffer,
+        codebook_weight=float(isinstance(buffer, CodeBuffer)),
+        direct_weight=1,
+        seen=seen,
+    )
+    return make(
+        host, model, seen, plugin, losses, criterion=nn.CrossEntropyLoss(), **arguments
+    ), losses
 
 
 @pytest.mark.parametrize("host", [Cumulative, JointTraining])
-def test_strategies_that_train_on_all_experiences_take_the_plugin(host, model, make_stream):
+def test_strategies_that_train_on_all_experiences_take_the_plugin(
+    host, model, make_stream
+):
     strategy, losses = in_host(host, model, CodeBuffer(8))
     stream = make_stream().train_stream
     for part in [stream] if host is JointTraining else stream:
@@ -95,10 +135,17 @@ def test_strategies_that_train_on_all_experiences_take_the_plugin(host, model, m
     assert [slots.count(label) for label in range(4)] == [2] * 4
 
 
-@pytest.mark.parametrize("host, more", [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})])
-def test_a_model_that_is_put_back_cannot_have_codes(host, more, make_model, make_stream):
+@pytest.mark.parametrize(
+    "host, more", [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})]
+)
+def test_a_model_that_is_put_back_cannot_have_codes(
+    host, more, make_model, make_stream
+):
     strategy, _ = in_host(host, make_model(), CodeBuffer(8), **more)
-    with pytest.raises(ValueError, match=r"puts the model back to its first weights .* or give it an ImageBuffer"):
+    with pytest.raises(
+        ValueError,
+        match=r"puts the model back to its first weights .* or give it an ImageBuffer",
+    ):
         strategy.train(make_stream().train_stream[0])
     strategy, losses = in_host(host, make_model(), ImageBuffer(8), **more)
     for experience in make_stream().train_stream:
@@ -108,14 +155,22 @@ def test_a_model_that_is_put_back_cannot_have_codes(host, more, make_model, make
 
 def test_training_without_gradients_says_so(model, make_stream):
     for context in (torch.no_grad, torch.inference_mode):
-        with context(), pytest.raises(ValueError, match=r"has no gradient: call train outside of torch\.no_grad"):
+        with (
+            context(),
+            pytest.raises(
+                ValueError,
+                match=r"has no gradient: call train outside of torch\.no_grad",
+            ),
+        ):
             train(model, make_stream(), CodeBuffer(7))
     with pytest.raises(ValueError, match="leave requires_grad of some weights"):
         train(model.requires_grad_(False), make_stream(), CodeBuffer(7))
 
 
 @pytest.mark.parametrize("case", ["device", "dtype", "inference mode"])
-def test_defaults_of_torch_and_an_evaluation_in_inference_mode_do_not_matter(case, make_model, make_stream):
+def test_defaults_of_torch_and_an_evaluation_in_inference_mode_do_not_matter(
+    case, make_model, make_stream
+):
     models = [make_model(), make_model()]
     streams = [make_stream(), make_stream()]
     train(models[0], streams[0], CodeBuffer(7)).eval(streams[0].test_stream)
@@ -134,9 +189,14 @@ def test_defaults_of_torch_and_an_evaluation_in_inference_mode_do_not_matter(cas
 
 
 def test_one_of_several_processes_is_refused(model, make_stream, monkeypatch):
-    monkeypatch.setattr(type(DistributedHelper), "world_size", property(lambda helper: 2))
+    monkeypatch.setattr(
+        type(DistributedHelper), "world_size", property(lambda helper: 2)
+    )
     before = model.plastic_layers.head.weight.clone()
-    with pytest.raises(RuntimeError, match=r"one of 2 processes.*train in one process, without torchrun"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"one of 2 processes.*train in one process, without torchrun",
+    ):
         in_host(Naive, model, CodeBuffer(7))[0].train(make_stream().train_stream[0])
     assert torch.equal(model.plastic_layers.head.weight, before)
 
@@ -145,7 +205,9 @@ class Pixels(Dataset):
     """Twelve random images of two classes, black and white pixels among them, passed through a transform."""
 
     def __init__(self, transform=None):
-        self.images = torch.randint(0, 256, (12, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
+        self.images = torch.randint(
+            0, 256, (12, 3, 16, 16), generator=torch.Generator().manual_seed(0)
+        ).byte()
         self.images[:, :, 0, 0], self.images[:, :, 0, 1] = 0, 255
         self.targets = [number % 2 for number in range(12)]
         self.transform = transform
@@ -155,7 +217,9 @@ class Pixels(Dataset):
 
     def __getitem__(self, index):
         image = self.images[index].float() / 255
-        return (image if self.transform is None else self.transform(image)), self.targets[index]
+        return (
+            image if self.transform is None else self.transform(image)
+        ), self.targets[index]
 
 
 def stored(transform, told=None):
@@ -166,7 +230,9 @@ def stored(transform, told=None):
     if told:
         model.set_normalization(*told)
     strategy = make(CRUMBStrategy, model, storage_policy=buffer, **DIRECT)
-    strategy.train(benchmark_from_datasets(train=[dataset], test=[dataset]).train_stream[0])
+    strategy.train(
+        benchmark_from_datasets(train=[dataset], test=[dataset]).train_stream[0]
+    )
     return model, buffer.rows, pixels.images
 
 
@@ -174,8 +240,13 @@ def test_the_normalisation_is_told_and_a_pixel_out_of_range_is_an_error():
     scaled = lambda image: image * 255  # noqa: E731
     model, rows, pixels = stored(scaled, told=([0.0], [1 / 255]))
     assert torch.equal(rows, pixels)
-    torch.testing.assert_close(model.features(rows), model.features(pixels.float()), rtol=1e-3, atol=1e-3)
-    with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization"):
+    torch.testing.assert_close(
+        model.features(rows), model.features(pixels.float()), rtol=1e-3, atol=1e-3
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"pixels would be from .* not 0 to 255.*mean \[0.485.*set_normalization",
+    ):
         stored(scaled)
 
 
@@ -185,7 +256,12 @@ ROW = 3  # of the table; in the first experience
 def damaged_stream(value=None):
     """The usual stream, with a value put into one of its images."""
     table = ToyShapesFrames(
-        classes=CLASSES, objects_per_class=2, sessions=2, frames_per_clip=5, size=SIZE, held_out_sessions=(1,)
+        classes=CLASSES,
+        objects_per_class=2,
+        sessions=2,
+        frames_per_clip=5,
+        size=SIZE,
+        held_out_sessions=(1,),
     )
     usual, damaged = imagenet_transform(SIZE), table.read(ROW)
 
@@ -198,10 +274,14 @@ def damaged_stream(value=None):
     return make_benchmark(table, "class_instance", 0, 2, transform, transform)
 
 
-@pytest.mark.parametrize("name, value", [("slda", "nan"), ("crumb", 3e38), ("er", "inf")])
+@pytest.mark.parametrize(
+    "name, value", [("slda", "nan"), ("crumb", 3e38), ("er", "inf")]
+)
 def test_nothing_is_accumulated_of_a_batch_with_a_damaged_image(name, value, model):
     stream = damaged_stream(float(value))
-    strategy = built(name, model, 8, {"batch_size": 21})  # the first batch is the experience
+    strategy = built(
+        name, model, 8, {"batch_size": 21}
+    )  # the first batch is the experience
     words = r"1 of \d+ images have feature maps .*\(number \d+ of its batch\).*finite and at most 1e\+12"
     with pytest.raises(BadFeaturesError, match=words):
         for experience in stream.train_stream:

@@ -13,8 +13,12 @@ av = pytest.importorskip("av")
 # Parts of the light of a white page, and what they are in 8 bits of sRGB.
 LIGHT = [0, 0.05, 0.18, 0.5, 1, 4]
 SEEN = [0, 63, 118, 188, 255, 255]
-# Signals of the same light in HDR, where the page has 203 nits: by the formulas of ITU-R BT.2100.
-PQ, HLG = [0, 0.3009, 0.4109, 0.5096, 0.5807, 0.7291], [0, 0.2558, 0.4362, 0.6323, 0.75, 0.9681]
+# Signals of the same light in HDR, where the page has 203 nits: by the formulas of
+# ITU-R BT.2100.
+PQ, HLG = (
+    [0, 0.3009, 0.4109, 0.5096, 0.5807, 0.7291],
+    [0, 0.2558, 0.4362, 0.6323, 0.75, 0.9681],
+)
 TRANSFERS = {16: PQ, 18: HLG}
 
 
@@ -37,7 +41,11 @@ def greys(signals, transfer):
     """A frame of 10 bits of greys beside each other, in the limited range, with BT.2020 primaries."""
     frame = av.VideoFrame(32 * len(signals), 32, "yuv420p10le")
     for place, plane in enumerate(frame.planes):
-        values = [64 + 876 * signal for signal in signals] if place == 0 else [512] * len(signals)
+        values = (
+            [64 + 876 * signal for signal in signals]
+            if place == 0
+            else [512] * len(signals)
+        )
         line = np.repeat(np.rint(values).astype(np.uint16), 32 if place == 0 else 16)
         pixels = np.zeros((plane.height, plane.line_size // 2), np.uint16)
         pixels[:, : len(line)] = line
@@ -50,14 +58,22 @@ def greys(signals, transfer):
 @pytest.mark.parametrize("transfer", [16, 18])
 def test_hdr_looks_as_on_a_page(tmp_path, transfer):
     frame = greys(TRANSFERS[transfer], transfer)
-    seen = {"colorspace": 9, "color_range": 1, "color_trc": transfer, "color_primaries": 9}
+    seen = {
+        "colorspace": 9,
+        "color_range": 1,
+        "color_trc": transfer,
+        "color_primaries": 9,
+    }
     path = write(tmp_path / "a.mkv", "ffv1", "yuv420p10le", [frame], **seen)
     (image,) = sampled_frames(path, 1)
-    assert np.asarray(image, int)[16, 16::32] == pytest.approx(np.repeat(SEEN, 3).reshape(-1, 3), abs=2)
+    assert np.asarray(image, int)[16, 16::32] == pytest.approx(
+        np.repeat(SEEN, 3).reshape(-1, 3), abs=2
+    )
 
 
 def test_colours_of_hdr_and_of_wide_gamut():
-    # The red of sRGB in BT.2020, linear: (0.6274, 0.0691, 0.0164); its signals by the formulas.
+    # The red of sRGB in BT.2020, linear: (0.6274, 0.0691, 0.0164); its signals by the
+    # formulas.
     red = np.rint(np.array([[[0.5325, 0.327, 0.2201]]]) * 65535).astype(np.uint16)
     assert srgb(red, 16, 9)[0, 0].tolist() == pytest.approx([255, 0, 0], abs=6)
     # Of Display P3, with sRGB's curve: (0.9175, 0.2003, 0.1386).
@@ -87,13 +103,21 @@ def test_matrices_and_ranges(matrix, full, expected):
     assert np.asarray(picture(frame, None))[20, 20] == pytest.approx(expected, abs=3)
 
 
-@pytest.mark.parametrize(("name", "codec", "pixel_format"), [("a.mov", "png", "rgba"), ("a.mkv", "ffv1", "yuva420p")])
+@pytest.mark.parametrize(
+    ("name", "codec", "pixel_format"),
+    [("a.mov", "png", "rgba"), ("a.mkv", "ffv1", "yuva420p")],
+)
 def test_transparency_is_laid_on_white(tmp_path, name, codec, pixel_format):
     pixels = np.zeros((48, 64, 4), np.uint8)
     pixels[..., 0], pixels[..., 3] = 200, 255
     pixels[:, 32:] = (0, 180, 90, 0)  # colours that nobody sees
-    frames = [av.VideoFrame.from_ndarray(pixels, format="rgba").reformat(format=pixel_format) for _ in range(3)]
-    found = list(sampled_frames(write(tmp_path / name, codec, pixel_format, frames), 10))
+    frames = [
+        av.VideoFrame.from_ndarray(pixels, format="rgba").reformat(format=pixel_format)
+        for _ in range(3)
+    ]
+    found = list(
+        sampled_frames(write(tmp_path / name, codec, pixel_format, frames), 10)
+    )
     assert len(found) == 3
     for image in found:
         assert image.getpixel((10, 24)) == pytest.approx((200, 0, 0), abs=3)
@@ -101,11 +125,15 @@ def test_transparency_is_laid_on_white(tmp_path, name, codec, pixel_format):
 
 
 def test_hdr_is_refused_where_it_would_be_read_wrong(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.mkv", "ffv1", "yuv420p10le", [greys(PQ, 16)], color_trc=16)
+    path = write(
+        tmp_path / "a.mkv", "ffv1", "yuv420p10le", [greys(PQ, 16)], color_trc=16
+    )
 
     class OldFrame:
         pass
 
     monkeypatch.setattr(av, "VideoFrame", OldFrame)
-    with pytest.raises(VideoError, match=r"is HDR, which PyAV .* pip install -U av, or save it as SDR"):
+    with pytest.raises(
+        VideoError, match=r"is HDR, which PyAV .* pip install -U av, or save it as SDR"
+    ):
         next(sampled_frames(path, 1))

@@ -15,9 +15,15 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.video import extract as video
 from benchmarks_toybox_ilab.video import sampling
 from benchmarks_toybox_ilab.video.extract import Job, extract_many
-from benchmarks_toybox_ilab.video.sampling import Clock, VideoError, sampled_frames, seconds_of
+from benchmarks_toybox_ilab.video.sampling import (
+    Clock,
+    VideoError,
+    sampled_frames,
+    seconds_of,
+)
 
-# Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the origin goes; 1 is 65536.
+# Display matrices: x' = ax + cy, y' = bx + dy as a, b, 0, c, d, 0, then where the
+# origin goes; 1 is 65536.
 ONE = 1 << 16
 CLOCKWISE = (0, ONE, 0, -ONE, 0, 0, 0, 0, 1 << 30)
 COUNTERCLOCKWISE = (0, -ONE, 0, ONE, 0, 0, 0, 0, 1 << 30)
@@ -31,7 +37,9 @@ def clips(tmp_path_factory):
     pytest.importorskip("av")
     folder = tmp_path_factory.mktemp("clips")
     whole = write_video(folder / "whole.mp4", faststart=True)
-    (folder / "cut.mp4").write_bytes(whole.read_bytes()[: whole.stat().st_size * 3 // 4])
+    (folder / "cut.mp4").write_bytes(
+        whole.read_bytes()[: whole.stat().st_size * 3 // 4]
+    )
     return folder
 
 
@@ -46,15 +54,24 @@ def shown(folder, names):
 
 def files(folder):
     """Every file below a folder, hidden or not."""
-    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in Path(folder).rglob("*")
+        if path.is_file()
+    )
 
 
 def jobs(clips, out, names):
     """One job for each name, on copies of the clips: whole0, cut1 ..."""
     for name in names:
         (out / "videos").mkdir(parents=True, exist_ok=True)
-        shutil.copy(clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4")
-    return [Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_") for name in names]
+        shutil.copy(
+            clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4"
+        )
+    return [
+        Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_")
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize(
@@ -70,27 +87,44 @@ def jobs(clips, out, names):
 )
 def test_one_frame_per_second(tmp_path, name, codec):
     pytest.importorskip("av")
-    clip = write_video(tmp_path / name, seconds=3.2, rate=25 if name.endswith("mpg") else 10, codec=codec)
+    clip = write_video(
+        tmp_path / name,
+        seconds=3.2,
+        rate=25 if name.endswith("mpg") else 10,
+        codec=codec,
+    )
     names = extract(clip, tmp_path / "out")
     assert names == ["1.png", "2.png", "3.png", "4.png"]
-    assert shown(tmp_path / "out", names) == ([0, 25, 50, 75] if name.endswith("mpg") else [0, 10, 20, 30])
+    assert shown(tmp_path / "out", names) == (
+        [0, 25, 50, 75] if name.endswith("mpg") else [0, 10, 20, 30]
+    )
     with Image.open(tmp_path / "out" / "1.png") as image:
         assert image.size == (64, 48) and image.format == "PNG" and image.mode == "RGB"
 
 
 @pytest.mark.parametrize(
     ("fps", "expected"),
-    [(2, [0, 5, 10, 15, 20, 25]), (0.5, [0, 20]), (1 / 3, [0]), (4, [0, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25, 28])],
+    [
+        (2, [0, 5, 10, 15, 20, 25]),
+        (0.5, [0, 20]),
+        (1 / 3, [0]),
+        (4, [0, 3, 5, 8, 10, 13, 15, 18, 20, 23, 25, 28]),
+    ],
 )
 def test_other_rates(clips, tmp_path, fps, expected):
-    assert shown(tmp_path, extract(clips / "whole.mp4", tmp_path, "", fps, digits=6)) == expected
+    assert (
+        shown(tmp_path, extract(clips / "whole.mp4", tmp_path, "", fps, digits=6))
+        == expected
+    )
 
 
 def test_a_variable_rate_follows_the_time_stamps(tmp_path):
     pytest.importorskip("av")
-    # Since the first: 0, 100, 900, 997, 1002, 1100, 3400 ms. 997 is near enough to 1 s; 2 and 3 s are not over before
-    # 3400.
-    clip = write_video(tmp_path / "clip.mp4", stamps=[500, 600, 1400, 1497, 1502, 1600, 3900])
+    # Since the first: 0, 100, 900, 997, 1002, 1100, 3400 ms. 997 is near enough to 1 s;
+    # 2 and 3 s are not over before 3400.
+    clip = write_video(
+        tmp_path / "clip.mp4", stamps=[500, 600, 1400, 1497, 1502, 1600, 3900]
+    )
     assert shown(tmp_path, extract(clip, tmp_path)) == [0, 3, 6, 6]
 
 
@@ -112,7 +146,8 @@ def test_time_stamps_that_are_missing_or_jump(stamps, times):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"), [((224, 112), (224, 112)), (24, (32, 24)), (512, (64, 48)), (None, (64, 48))]
+    ("size", "expected"),
+    [((224, 112), (224, 112)), (24, (32, 24)), (512, (64, 48)), (None, (64, 48))],
 )
 def test_sizes(clips, tmp_path, size, expected):
     names = extract(clips / "whole.mp4", tmp_path, "", size=size)
@@ -123,7 +158,12 @@ def test_sizes(clips, tmp_path, size, expected):
 
 @pytest.mark.parametrize(
     ("matrix", "corner"),
-    [(CLOCKWISE, (0, -1)), (COUNTERCLOCKWISE, (-1, 0)), (UPSIDE_DOWN, (-1, -1)), (MIRRORED, (0, -1))],
+    [
+        (CLOCKWISE, (0, -1)),
+        (COUNTERCLOCKWISE, (-1, 0)),
+        (UPSIDE_DOWN, (-1, -1)),
+        (MIRRORED, (0, -1)),
+    ],
 )
 @pytest.mark.parametrize("size", [None, 24])
 def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
@@ -135,7 +175,10 @@ def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     assert name == "100%_a_01.png"
     with Image.open(tmp_path / name) as image:
         turned = matrix[0] == 0
-        expected = {None: (48, 64) if turned else (64, 48), 24: (24, 32) if turned else (32, 24)}
+        expected = {
+            None: (48, 64) if turned else (64, 48),
+            24: (24, 32) if turned else (32, 24),
+        }
         assert image.size == expected.get(size, size)
         bright = np.asarray(image.convert("L"))
     corners = {(y, x): int(bright[y, x]) for y in (0, -1) for x in (0, -1)}
@@ -147,11 +190,23 @@ def test_a_bad_file_is_named_and_leaves_nothing(clips, tmp_path):
     webm = write_video(tmp_path / "whole.webm").read_bytes()
     write_sound(tmp_path / "sound.mp4")
     for name, content, words in (
-        ("random.mp4", np.random.default_rng(0).bytes(5000), "random.mp4 cannot be opened: Invalid data"),
+        (
+            "random.mp4",
+            np.random.default_rng(0).bytes(5000),
+            "random.mp4 cannot be opened: Invalid data",
+        ),
         ("empty.mp4", b"", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
         ("sound.mp4", None, "sound.mp4 has no video stream, but only audio"),
-        ("header.mp4", whole[: whole.index(b"mdat") + 8], "header.mp4 (has no frame that can|cannot) be decoded"),
-        ("webm.webm", webm[: len(webm) // 2], r"webm is truncated: it should last 3.0 s, but ends after [012]\.\d s"),
+        (
+            "header.mp4",
+            whole[: whole.index(b"mdat") + 8],
+            "header.mp4 (has no frame that can|cannot) be decoded",
+        ),
+        (
+            "webm.webm",
+            webm[: len(webm) // 2],
+            r"webm is truncated: it should last 3.0 s, but ends after [012]\.\d s",
+        ),
         ("missing.mp4", None, "there is no video file .*missing.mp4"),
         (
             "cut.mp4",
@@ -192,9 +247,18 @@ def write_noise(path):
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     with av.open(str(path), "w") as container:
         stream = container.add_stream("mpeg2video", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 64, 64, "yuv420p", 2_000_000
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
+            64,
+            64,
+            "yuv420p",
+            2_000_000,
+        )
         for frame in range(8):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.roll(noise, 3 * frame, 1), "rgb24")))
+            container.mux(
+                stream.encode(
+                    av.VideoFrame.from_ndarray(np.roll(noise, 3 * frame, 1), "rgb24")
+                )
+            )
         container.mux(stream.encode())
     return path.read_bytes()
 
@@ -208,7 +272,11 @@ def decoded(path):
 
 
 def test_errors_that_the_decoder_would_hide_are_raised(tmp_path, monkeypatch):
-    whole, path, hidden = write_noise(tmp_path / "whole.mpg"), tmp_path / "damaged.mpg", 0
+    whole, path, hidden = (
+        write_noise(tmp_path / "whole.mpg"),
+        tmp_path / "damaged.mpg",
+        0,
+    )
     good = decoded(tmp_path / "whole.mpg")
     for seed in range(30):
         random = np.random.default_rng(seed)
@@ -223,9 +291,13 @@ def test_errors_that_the_decoder_would_hide_are_raised(tmp_path, monkeypatch):
     assert hidden
 
 
-def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path, monkeypatch):
+def test_a_finished_clip_is_not_touched_until_something_changes(
+    clips, tmp_path, monkeypatch
+):
     saved, save = [], video._save
-    monkeypatch.setattr(video, "_save", lambda image, path: saved.append(path) or save(image, path))
+    monkeypatch.setattr(
+        video, "_save", lambda image, path: saved.append(path) or save(image, path)
+    )
     clip = shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
 
     def written(fps=1.0, size=None):
@@ -235,7 +307,12 @@ def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path,
 
     assert [written(), written()] == [3, 0]
     assert [written(fps=2), written(fps=2)] == [6, 0]
-    assert [written(), written(size=24), written(size=(24, 24)), written(size=(24, 24))] == [3, 3, 3, 0]
+    assert [
+        written(),
+        written(size=24),
+        written(size=(24, 24)),
+        written(size=(24, 24)),
+    ] == [3, 3, 3, 0]
     assert len(files(tmp_path / "out")) == 4  # none is left of the six
     assert [written(), written()] == [3, 0]
     os.utime(clip, ns=(0, 10**18))
@@ -254,8 +331,20 @@ def test_a_finished_clip_is_not_touched_until_something_changes(clips, tmp_path,
 
 
 def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
-    other = [".b.1.part/b_1.png", ".a.b.1.part/a.b_1.png", "b_7.png", "a_b.png", "xa_1.png"]
-    for name in (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png", *other):
+    other = [
+        ".b.1.part/b_1.png",
+        ".a.b.1.part/a.b_1.png",
+        "b_7.png",
+        "a_b.png",
+        "xa_1.png",
+    ]
+    for name in (
+        ".a.1234.part/a_1.png",
+        ".a.1234.part/marker",
+        "a_9.png",
+        "a_2.png",
+        *other,
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"left")
     names = extract(clips / "whole.mp4", tmp_path, "a_")
@@ -266,25 +355,39 @@ def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
 
 def test_frames_that_cannot_be_written(clips, tmp_path):
     (tmp_path / "out").write_bytes(b"a file")
-    with pytest.raises(FrameTableError, match=r"whole.mp4 cannot be written to .*out: File exists. Make the folder"):
+    with pytest.raises(
+        FrameTableError,
+        match=r"whole.mp4 cannot be written to .*out: File exists. Make the folder",
+    ):
         extract(clips / "whole.mp4", tmp_path / "out")
 
 
-def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(clips, tmp_path):
+def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(
+    clips, tmp_path
+):
     names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
     failures = {}
     for workers in (1, 2):
         todo = jobs(clips, tmp_path / str(workers), names)
-        todo.append(Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_"))
+        todo.append(
+            Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_")
+        )
         bar = NotedBar()
         failures[workers] = extract_many(todo, workers, bar)
-        assert [path.name for path, _ in failures[workers]] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
+        assert [path.name for path, _ in failures[workers]] == [
+            "cut1.mp4",
+            "cut4.mp4",
+            "none.mp4",
+        ]
         assert all(str(path) in message for path, message in failures[workers])
         assert bar.numbers == [(n, 6) for n in range(7)] and bar.text == "9 images"
     serial, parallel = tmp_path / "1" / "frames", tmp_path / "2" / "frames"
     assert files(serial) == files(parallel) and len(files(serial)) == 3 * 4
     frames = [name for name in files(serial) if name.endswith(".png")]
-    assert all((serial / name).read_bytes() == (parallel / name).read_bytes() for name in frames)
+    assert all(
+        (serial / name).read_bytes() == (parallel / name).read_bytes()
+        for name in frames
+    )
 
 
 def test_an_interrupt_keeps_finished_clips(clips, tmp_path):

@@ -1,12 +1,13 @@
 """Toy shapes: a stream of video-like clips that are rendered when read, without any download.
 
-Twenty categories; each has objects that differ in proportions, colour and pattern; each object has clips (sessions) in
-which it rotates, tilts, moves and changes its size smoothly, each clip with its own light and cluttered background. As
-in CORe50, the test set consists of whole sessions: known objects with unseen light, motion and background.
+Twenty categories; each has objects that differ in proportions, colour and pattern; each
+object has clips (sessions) in which it rotates, tilts, moves and changes its size
+smoothly, each clip with its own light and cluttered background. As in CORe50, the test
+set consists of whole sessions: known objects with unseen light, motion and background.
 
-Colour carries no information about the class: objects with the same number have nearly the same hue and brightness in
-every class, and light and background belong to the clip. A frame is drawn from its path alone, such as
-`star/object2/session1/frame07`.
+Colour carries no information about the class: objects with the same number have nearly
+the same hue and brightness in every class, and light and background belong to the clip.
+A frame is drawn from its path alone, such as `star/object2/session1/frame07`.
 """
 
 import re
@@ -18,7 +19,13 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.datasets.registry import Benchmark, FrameBenchmark, StreamKeywords, Unpack, register
+from benchmarks_toybox_ilab.datasets.registry import (
+    Benchmark,
+    FrameBenchmark,
+    StreamKeywords,
+    Unpack,
+    register,
+)
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
     DRAWING,
@@ -34,20 +41,27 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 PRETRAINING_CLASSES: tuple[str, ...] = (
     "bottle", "chair", "crescent", "gear", "hammer", "house", "ladder", "leaf", "ring", "star",
 )  # fmt: skip
-STREAM_CLASSES: tuple[str, ...] = tuple(name for name in CLASSES if name not in PRETRAINING_CLASSES)
+STREAM_CLASSES: tuple[str, ...] = tuple(
+    name for name in CLASSES if name not in PRETRAINING_CLASSES
+)
 
-_PATH = re.compile(r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?:-(\d+)px)?(-dots)?")
+_PATH = re.compile(
+    r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?:-(\d+)px)?(-dots)?"
+)
 
 
 @dataclass(frozen=True)
 class ToyShapesReader:
     """Draw the frame that a path names; picklable and stateless.
 
-    A path is `star/object2/session1/frame07`; the suffix `-of30` stands for a clip of 30 frames instead of 15, `-128px`
-    for an image of 128 instead of 64 pixels per side, and `-dots` for an image drawn as dots.
+    A path is `star/object2/session1/frame07`; the suffix `-of30` stands for a clip of
+    30 frames instead of 15, `-128px` for an image of 128 instead of 64 pixels per side,
+    and `-dots` for an image drawn as dots.
     """
 
-    drawing: int = field(default=DRAWING, init=False)  # in the repr, so that caches notice changed pixels
+    drawing: int = field(
+        default=DRAWING, init=False
+    )  # in the repr, so that caches notice changed pixels
 
     def __call__(self, path: str) -> Image.Image:
         """Draw the frame as an RGB image.
@@ -63,7 +77,12 @@ class ToyShapesReader:
                 "Take the paths from ToyShapesFrames(...).path."
             )
         name, *numbers, frames, pixels, dots = match.groups()
-        image = render(name, *map(int, numbers), int(pixels or SIZE), int(frames or FRAMES_PER_CLIP))
+        image = render(
+            name,
+            *map(int, numbers),
+            int(pixels or SIZE),
+            int(frames or FRAMES_PER_CLIP),
+        )
         return as_dots(image, str(path)) if dots else image
 
 
@@ -88,17 +107,27 @@ def ToyShapesFrames(
         frames_per_clip: Number of frames per clip.
         size: Side of the images in pixels.
         held_out_sessions: Numbers of the test sessions, counted from 0; may be empty.
-        dots: Draw the shapes as dots along their edges, unlike the images that networks are pretrained on.
+        dots: Draw the shapes as dots along their edges, unlike the images that networks
+            are pretrained on.
 
     Raises:
-        ValueError: If a class is unknown, a number is out of range, or no session remains for training.
+        ValueError: If a class is unknown, a number is out of range, or no session
+            remains for training.
     """
     chosen = CLASSES if classes is None else check_classes(classes)
-    counts = {"objects_per_class": objects_per_class, "sessions": sessions, "frames_per_clip": frames_per_clip}
+    counts = {
+        "objects_per_class": objects_per_class,
+        "sessions": sessions,
+        "frames_per_clip": frames_per_clip,
+    }
     for name, number in counts.items():
         whole_number(name, number, 1)
     whole_number("size", size, 16)
-    held_out_sessions = (held_out_sessions,) if isinstance(held_out_sessions, int) else tuple(held_out_sessions)
+    held_out_sessions = (
+        (held_out_sessions,)
+        if isinstance(held_out_sessions, int)
+        else tuple(held_out_sessions)
+    )
     held_out = set(held_out_sessions)
     if not held_out < set(range(sessions)):
         raise ValueError(
@@ -106,7 +135,9 @@ def ToyShapesFrames(
             f"to {sessions - 1}, and at least one session must remain for training; hold out fewer, or raise sessions."
         )
     digits = max(2, len(str(frames_per_clip - 1)))
-    suffix = f"-of{frames_per_clip}" * (frames_per_clip != FRAMES_PER_CLIP) + f"-{size}px" * (size != SIZE)
+    suffix = f"-of{frames_per_clip}" * (
+        frames_per_clip != FRAMES_PER_CLIP
+    ) + f"-{size}px" * (size != SIZE)
     suffix += "-dots" * dots
     frames = [
         Frame(
@@ -122,16 +153,22 @@ def ToyShapesFrames(
         for session in range(sessions)
         for frame in range(frames_per_clip)
     ]
-    return FrameTable(frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes")
+    return FrameTable(
+        frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes"
+    )
 
 
 def _streamed(name: str, **settings: object) -> Benchmark:
     """A benchmark of the ten streamed shapes; the other ten are for pretraining."""
     layout = Layout(name, "toy shapes", tree="", source="made by this package")
-    return Benchmark(layout, partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings), 2, 21, 15)
+    return Benchmark(
+        layout, partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings), 2, 21, 15
+    )
 
 
-register(_streamed("toy_shapes_short", frames_per_clip=5))  # a third of the frames, for quick trials
+register(
+    _streamed("toy_shapes_short", frames_per_clip=5)
+)  # a third of the frames, for quick trials
 register(_streamed("toy_dots", dots=True))
 
 
@@ -152,7 +189,17 @@ def ToyShapes(
 ) -> FrameBenchmark:
     """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in.
 
-    See `ToyShapesFrames` and `Benchmark.stream`; `dataset_root` is ignored, there are no files.
+    See `ToyShapesFrames` and `Benchmark.stream`; `dataset_root` is ignored, there are
+    no files.
     """
-    own = dict(classes=classes, objects_per_class=objects_per_class, sessions=sessions, frames_per_clip=frames_per_clip)
-    return BENCHMARK.stream(None, {**own, "size": size, "held_out_sessions": held_out_sessions, "dots": dots}, **host)
+    own = dict(
+        classes=classes,
+        objects_per_class=objects_per_class,
+        sessions=sessions,
+        frames_per_clip=frames_per_clip,
+    )
+    return BENCHMARK.stream(
+        None,
+        {**own, "size": size, "held_out_sessions": held_out_sessions, "dots": dots},
+        **host,
+    )

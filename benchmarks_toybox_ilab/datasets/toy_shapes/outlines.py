@@ -1,9 +1,10 @@
 """The outlines of the toy shapes: functions from random numbers to polygons.
 
-Each function draws one category. It takes `u`, where `u(low, high)` returns a uniform random number for the object, and
-returns a list of `Part`. Coordinates have any scale (x to the right, y down, as in an image): `outline` centres the
-drawing and scales it to the square from -1 to 1. Proportions, optional pieces and the numbers of teeth, rungs and
-points vary within a category; the features that make it recognisable do not.
+Each function draws one category. It takes `u`, where `u(low, high)` returns a uniform
+random number for the object, and returns a list of `Part`. Coordinates have any scale
+(x to the right, y down, as in an image): `outline` centres the drawing and scales it to
+the square from -1 to 1. Proportions, optional pieces and the numbers of teeth, rungs
+and points vary within a category; the features that make it recognisable do not.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,9 @@ filled, cut_out, painted = (partial(_part, role) for role in (FILL, HOLE, DETAIL
 
 def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
     """Points on an ellipse; angles in degrees, clockwise in the image, from the right."""
-    angle = np.radians(np.linspace(start, stop, steps, endpoint=abs(stop - start) < 360))
+    angle = np.radians(
+        np.linspace(start, stop, steps, endpoint=abs(stop - start) < 360)
+    )
     return np.stack([cx + rx * np.cos(angle), cy + ry * np.sin(angle)], axis=1)
 
 
@@ -52,7 +55,12 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
-    half = np.linspace(width, width if end_width is None else end_width, len(path))[:, None] / 2
+    half = (
+        np.linspace(width, width if end_width is None else end_width, len(path))[
+            :, None
+        ]
+        / 2
+    )
     normal = np.stack([-tangent[:, 1], tangent[:, 0]], axis=1) * half
     return np.concatenate([path + normal, (path - normal)[::-1]])
 
@@ -63,14 +71,20 @@ def _arrow(u: Uniform) -> list[Part]:
     sweep = u(-0.02, 0.22)  # how far the barbs point backwards
     notch = u(-0.05, 0.15)
     upper = [(1, 0), (neck - sweep, -head), (neck, -shaft), (tail, -shaft)]
-    return [filled(upper + [(tail + notch, 0)] + [(x, -y) for x, y in reversed(upper[1:])])]
+    return [
+        filled(upper + [(tail + notch, 0)] + [(x, -y) for x, y in reversed(upper[1:])])
+    ]
 
 
 def _bottle(u: Uniform) -> list[Part]:
     neck, body, length, slope = u(0.1, 0.17), u(0.3, 0.46), u(0.4, 0.7), u(0.12, 0.4)
     top, shoulder, base = -1.0, -1.0 + length, u(0.85, 1.1)
     bulge = body * u(0.85, 1.0)
-    bend = [(neck, shoulder), (body * 0.8, shoulder + slope * 0.6), (body, shoulder + slope)]
+    bend = [
+        (neck, shoulder),
+        (body * 0.8, shoulder + slope * 0.6),
+        (body, shoulder + slope),
+    ]
     rim = neck * u(1.2, 1.5)
     label = sorted((shoulder + slope + u(0.1, 0.25), base - u(0.15, 0.35)))
     return [
@@ -88,11 +102,20 @@ def _chair(u: Uniform) -> list[Part]:
         filled(ribbon([(back - lean, -1), (back, seat)], thick)),
         filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
         filled(ribbon([(back, seat), (back - splay, legs)], thick)),
-        filled(ribbon([(depth / 2 - thick / 2, seat), (depth / 2 - thick / 2 + splay, legs)], thick)),
+        filled(
+            ribbon(
+                [(depth / 2 - thick / 2, seat), (depth / 2 - thick / 2 + splay, legs)],
+                thick,
+            )
+        ),
     ]
     if u(0, 1) < 0.5:
         rung = seat + (legs - seat) * u(0.5, 0.7)
-        parts.append(filled(box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)))
+        parts.append(
+            filled(
+                box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)
+            )
+        )
     return parts
 
 
@@ -103,7 +126,13 @@ def _crescent(u: Uniform) -> list[Part]:
     x, y = np.cos(np.radians(tip)), np.sin(np.radians(tip))
     centre = x + bite * y
     radius, inner = np.hypot(x - centre, y), np.degrees(np.arctan2(y, x - centre))
-    return [filled(np.concatenate([outer, arc(centre, 0, radius, radius, 360 - inner, inner, 30)]))]
+    return [
+        filled(
+            np.concatenate(
+                [outer, arc(centre, 0, radius, radius, 360 - inner, inner, 30)]
+            )
+        )
+    ]
 
 
 def _cross(u: Uniform) -> list[Part]:
@@ -112,7 +141,9 @@ def _cross(u: Uniform) -> list[Part]:
     arms = []
     for turn, reach in enumerate((1.0, long, 1.0, 1.0)):
         angle = np.radians(90 * turn)
-        spin = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+        spin = np.array(
+            [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        )
         arms.append(np.array([(root, -root), (reach, -tip), (reach, tip)]) @ spin)
     return [filled(np.concatenate(arms))]
 
@@ -138,7 +169,12 @@ def _gear(u: Uniform) -> list[Part]:
     width, taper = u(0.42, 0.56), u(0.6, 0.95)
     pitch, points = 360 / teeth, []
     for tooth in range(teeth):
-        for radius, share in ((root, -width), (1, -width * taper), (1, width * taper), (root, width)):
+        for radius, share in (
+            (root, -width),
+            (1, -width * taper),
+            (1, width * taper),
+            (root, width),
+        ):
             angle = np.radians(pitch * (tooth + share / 2))
             points.append((radius * np.cos(angle), radius * np.sin(angle)))
     return [filled(points), cut_out(arc(0, 0, hole, hole, steps=24))]
@@ -150,11 +186,23 @@ def _hammer(u: Uniform) -> list[Part]:
     top, hold = -1.0, -1.0 + length * 0.62
     return [
         filled(
-            [(-grip * 0.8, top), (grip * 0.8, top), (grip * u(0.9, 1.3), top + length), (-grip * 1.1, top + length)]
+            [
+                (-grip * 0.8, top),
+                (grip * 0.8, top),
+                (grip * u(0.9, 1.3), top + length),
+                (-grip * 1.1, top + length),
+            ]
         ),
         filled(box(-face, top - head, 0.15, top + head)),
         filled(box(-face - 0.08, top - head * 1.25, -face + 0.12, top + head * 1.25)),
-        filled([(0.1, top - head), (claw, top - head * 0.4 + droop), (claw + 0.04, top + droop), (0.1, top + head)]),
+        filled(
+            [
+                (0.1, top - head),
+                (claw, top - head * 0.4 + droop),
+                (claw + 0.04, top + droop),
+                (0.1, top + head),
+            ]
+        ),
         painted(box(-grip * 1.3, hold, grip * 1.3, top + length)),
     ]
 
@@ -162,7 +210,15 @@ def _hammer(u: Uniform) -> list[Part]:
 def _heart(u: Uniform) -> list[Part]:
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     x = np.sin(t) ** 3 * u(0.9, 1.15)
-    y = -(13 * np.cos(t) - u(4.0, 6.0) * np.cos(2 * t) - 2 * np.cos(3 * t) - np.cos(4 * t)) / 16
+    y = (
+        -(
+            13 * np.cos(t)
+            - u(4.0, 6.0) * np.cos(2 * t)
+            - 2 * np.cos(3 * t)
+            - np.cos(4 * t)
+        )
+        / 16
+    )
     points = np.stack([x, y * u(0.9, 1.1)], axis=1)
     parts = [filled(points)]
     if u(0, 1) < 0.4:
@@ -204,7 +260,9 @@ def _key(u: Uniform) -> list[Part]:
 def _ladder(u: Uniform) -> list[Part]:
     rungs, half, rail, taper = int(u(4, 7.99)), u(0.3, 0.42), u(0.1, 0.15), u(0.65, 1.0)
     thick = u(0.08, 0.12)
-    parts = [filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)]
+    parts = [
+        filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)
+    ]
     for y in np.linspace(-0.85, 0.85, rungs):
         width = half * (taper + (1 - taper) * (y + 1) / 2)
         parts.append(filled(box(-width, y - thick / 2, width, y + thick / 2)))
@@ -220,7 +278,14 @@ def _leaf(u: Uniform) -> list[Part]:
     middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
     stem = np.array([(-1.25, -bend * 0.5), (-1.05, -bend * 0.2), (-0.85, 0)])
     parts = [
-        filled(np.concatenate([middle - np.stack([0 * x, side], 1), (middle + np.stack([0 * x, side], 1))[::-1]])),
+        filled(
+            np.concatenate(
+                [
+                    middle - np.stack([0 * x, side], 1),
+                    (middle + np.stack([0 * x, side], 1))[::-1],
+                ]
+            )
+        ),
         filled(ribbon(stem, 0.09)),
         painted(ribbon(middle[:-2], 0.07, 0.03)),
     ]
@@ -233,7 +298,12 @@ def _leaf(u: Uniform) -> list[Part]:
 
 def _lightning(u: Uniform) -> list[Part]:
     top, mid, drop, lean = u(0.28, 0.42), u(0.2, 0.36), u(-0.12, 0.08), u(0.1, 0.3)
-    right = [(lean - top * 0.6, -1), (lean + top, -1), (0.12 + drop, -0.22), (mid + 0.28, -0.3)]
+    right = [
+        (lean - top * 0.6, -1),
+        (lean + top, -1),
+        (0.12 + drop, -0.22),
+        (mid + 0.28, -0.3),
+    ]
     left = [(-lean - 0.2, 1), (-0.08, 0.14 + drop), (-mid - 0.22, 0.24)]
     return [filled(right + left)]
 
@@ -255,7 +325,11 @@ def _mug(u: Uniform) -> list[Part]:
 
 
 def _ring(u: Uniform) -> list[Part]:
-    squash, hole, power = u(0.8, 1.0), u(0.5, 0.75), u(0.65, 1.0)  # the power ranges from a rounded square to a circle
+    squash, hole, power = (
+        u(0.8, 1.0),
+        u(0.5, 0.75),
+        u(0.65, 1.0),
+    )  # the power ranges from a rounded square to a circle
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     unit = np.stack([np.cos(t), np.sin(t)], 1)
     outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
@@ -285,7 +359,9 @@ def _star(u: Uniform) -> list[Part]:
 
 def _tree(u: Uniform) -> list[Part]:
     trunk, foot = u(0.09, 0.17), u(0.9, 1.1)
-    parts = [filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])]
+    parts = [
+        filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])
+    ]
     if u(0, 1) < 0.5:  # a conifer: tiers of triangles
         tiers, width = int(u(2, 4.99)), u(0.55, 0.75)
         step = 1.5 / (tiers + 1)
@@ -299,27 +375,59 @@ def _tree(u: Uniform) -> list[Part]:
         for tuft in range(tufts):
             a = 2 * np.pi * tuft / tufts
             radius = crown * u(0.75, 1.0)
-            parts.append(filled(arc(0.42 * np.cos(a), -0.35 + 0.36 * np.sin(a), radius, radius, steps=16)))
-    parts.append(painted([(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]))
+            parts.append(
+                filled(
+                    arc(
+                        0.42 * np.cos(a),
+                        -0.35 + 0.36 * np.sin(a),
+                        radius,
+                        radius,
+                        steps=16,
+                    )
+                )
+            )
+    parts.append(
+        painted(
+            [(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]
+        )
+    )
     return parts
 
 
 def _umbrella(u: Uniform) -> list[Part]:
-    height, pole, scallops, hook = u(0.65, 0.95), u(0.07, 0.11), int(u(3, 6)), u(0.15, 0.24)
+    height, pole, scallops, hook = (
+        u(0.65, 0.95),
+        u(0.07, 0.11),
+        int(u(3, 6)),
+        u(0.15, 0.24),
+    )
     side = 1 if u(0, 1) < 0.5 else -1
     end = u(0.75, 0.95)
     dome = arc(0, 0, 1, height, 180, 360, 28)
     radius = 1 / scallops
-    hem = [arc(1 - radius * (2 * i + 1), 0, radius, radius * u(0.4, 0.7), 0, -180, 9)[1:-1] for i in range(scallops)]
+    hem = [
+        arc(1 - radius * (2 * i + 1), 0, radius, radius * u(0.4, 0.7), 0, -180, 9)[1:-1]
+        for i in range(scallops)
+    ]
     curl = arc(hook, end, hook, hook, 180, 0, 12)
     parts = [
         filled(np.concatenate([dome, *hem])),
-        filled(ribbon(np.concatenate([[(0, -0.2), (0, end - 0.2)], curl]) * (side, 1), pole)),
+        filled(
+            ribbon(
+                np.concatenate([[(0, -0.2), (0, end - 0.2)], curl]) * (side, 1), pole
+            )
+        ),
         filled(box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)),
     ]
     for i in range(1, scallops):
         x = 1 - 2 * radius * i
-        parts.append(painted(ribbon([(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)], 0.05)))
+        parts.append(
+            painted(
+                ribbon(
+                    [(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)], 0.05
+                )
+            )
+        )
     return parts
 
 
@@ -327,7 +435,9 @@ _DRAWN = (
     _arrow, _bottle, _chair, _crescent, _cross, _fish, _gear, _hammer, _heart, _house,
     _key, _ladder, _leaf, _lightning, _mug, _ring, _spiral, _star, _tree, _umbrella,
 )  # fmt: skip
-OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {draw.__name__[1:]: draw for draw in _DRAWN}
+OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {
+    draw.__name__[1:]: draw for draw in _DRAWN
+}
 
 
 def outline(class_name: str, u: Uniform) -> list[Part]:
@@ -335,4 +445,7 @@ def outline(class_name: str, u: Uniform) -> list[Part]:
     parts = OUTLINES[class_name](u)
     everything = np.concatenate([points for role, points in parts if role == FILL])
     low, high = everything.min(axis=0), everything.max(axis=0)
-    return [Part(role, (points - (low + high) / 2) * (2 / (high - low).max())) for role, points in parts]
+    return [
+        Part(role, (points - (low + high) / 2) * (2 / (high - low).max()))
+        for role, points in parts
+    ]
