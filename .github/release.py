@@ -157,7 +157,7 @@ def check_files() -> str:
         needed = {
             "crumb_avalanche/py.typed",
             "benchmarks_toybox_ilab/py.typed",
-            "crumb_avalanche/learner/page/page.html",
+            "crumb_avalanche/serve/page/page.html",
         }
         if absent := {name for name in needed if name not in names}:
             raise Failure(f"the wheel lacks {sorted(absent)}")

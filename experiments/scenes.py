@@ -40,9 +40,9 @@ from scipy import ndimage
 from support.common_options import run_script
 from support.statistics import interval
 
-from crumb_avalanche.learner.boxes import cut_out
+from crumb_avalanche.images.boxes import cut_out
+from crumb_avalanche.images.looks import middle
 from crumb_avalanche.learner.learner import LOOKS, Learner
-from crumb_avalanche.learner.looks import middle
 from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings

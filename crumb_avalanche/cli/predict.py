@@ -14,8 +14,8 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.teach import start_runtime
+from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.runs.command_settings import PredictSettings
@@ -127,7 +127,7 @@ def answers_of(
     """
     sources: list[str | Clip] = list(settings.sources)
     if settings.camera is not None:
-        from crumb_avalanche.learner.camera import camera_clip
+        from crumb_avalanche.images.camera import camera_clip
 
         sources.append(camera_clip(settings.camera, settings.seconds))
     boxes = {} if settings.boxes is None else read_boxes(Path(settings.boxes))

@@ -11,16 +11,16 @@ from pathlib import Path
 import torch
 
 from crumb_avalanche.cli.teach import opened
-from crumb_avalanche.learner.access import (
+from crumb_avalanche.learner.file import holds_weights, refuse_folder
+from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
+from crumb_avalanche.serve.access import (
     check_certificate,
     own_certificate,
     print_qr_code,
     token_of,
 )
-from crumb_avalanche.learner.file import holds_weights, refuse_folder
-from crumb_avalanche.learner.listening import LOOPBACK, listen, load_server, run
-from crumb_avalanche.learner.shared import SharedLearner
-from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
+from crumb_avalanche.serve.listening import LOOPBACK, listen, load_server, run
+from crumb_avalanche.serve.shared import SharedLearner
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import counted
 
@@ -28,7 +28,7 @@ from crumb_avalanche.system.progress import counted
 def main(settings: ServeSettings) -> None:
     """Serve until interrupted; print the address."""
     load_server()
-    from crumb_avalanche.learner.server import application  # which needs the extra
+    from crumb_avalanche.serve.server import application  # which needs the extra
 
     certificate, key = settings.certificate, settings.key
     if (certificate is None) != (key is None):
@@ -88,8 +88,8 @@ def shared_learner(
 
 def connect(settings: ConnectSettings) -> None:
     """Answer messages until interrupted; print each."""
-    from crumb_avalanche.connect.mqtt import Bridge  # which needs the extra
-    from crumb_avalanche.connect.mqtt import run as answer
+    from crumb_avalanche.serve.mqtt import Bridge  # which needs the extra
+    from crumb_avalanche.serve.mqtt import run as answer
 
     if not settings.topic:
         raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")

@@ -10,16 +10,16 @@ import torch
 
 from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.clips import (
+from crumb_avalanche.images.clips import (
     Clip,
     check_class_folders,
     label_of,
     only_class_folder,
 )
+from crumb_avalanche.images.looks import Looks
+from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import LOOKS, Learner
-from crumb_avalanche.learner.looks import Looks
-from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.runs.command_settings import (
     ConnectSettings,
@@ -74,7 +74,7 @@ def main(settings: TeachSettings) -> None:
                 lesson = learner.teach_nothing(settings.nothing, **plain)
             else:
                 if settings.camera is not None:
-                    from crumb_avalanche.learner.camera import camera_clip
+                    from crumb_avalanche.images.camera import camera_clip
 
                     source = camera_clip(settings.camera, settings.seconds)
                 lesson = learner.teach(

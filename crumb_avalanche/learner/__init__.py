@@ -1,1 +1,1 @@
-"""What people teach and ask: network, classes, images, clips, lessons, answers, unknowns, files (runs' too), server."""
+"""Learners that are taught and asked: classifier, confidence, lessons, and the file."""

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import (
@@ -14,7 +15,6 @@ from crumb_avalanche.learner.evidence import (
     evidence,
     evidence_by_location,
 )
-from crumb_avalanche.learner.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.nothing import (
     DRAWN,
     EACH_LESSON,

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche import __version__
+from crumb_avalanche.images.looks import WHOLE
+from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.looks import WHOLE
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.runtimes import OPSET, onnx_bytes
 from crumb_avalanche.system.atomic_file import atomic_write
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from crumb_avalanche import __version__
+from crumb_avalanche.images.looks import LookWeights
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.lesson import Lesson, now
-from crumb_avalanche.learner.looks import LookWeights
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (
     DAMAGED,

@@ -11,9 +11,8 @@ from typing import Any
 
 import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
-from crumb_avalanche.learner.boxes import in_box
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
-from crumb_avalanche.learner.clips import (
+from crumb_avalanche.images.boxes import in_box
+from crumb_avalanche.images.clips import (
     BadImage,
     Clip,
     OnBad,
@@ -22,6 +21,9 @@ from crumb_avalanche.learner.clips import (
     label_of,
     path_of,
 )
+from crumb_avalanche.images.looks import Looks
+from crumb_avalanche.images.sources import clips_of
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
 from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
 from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
 from crumb_avalanche.learner.lesson import (
@@ -32,12 +34,10 @@ from crumb_avalanche.learner.lesson import (
     learn,
     name_of,
 )
-from crumb_avalanche.learner.looks import Looks
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
-from crumb_avalanche.learner.sources import clips_of
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.system.tensor_file import digest_of
 

@@ -14,8 +14,8 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.images.clips import BadImage, Clip, Frames, path_of
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.clips import BadImage, Clip, Frames, path_of
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.system.progress import counted
 

@@ -14,19 +14,19 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.folders import is_video
-from crumb_avalanche.learner.answer import Answer, ClassInfo
-from crumb_avalanche.learner.boxes import Detector, boxes_of, cut_out
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
-from crumb_avalanche.learner.clips import BadImage, Clip, OnBad, warn
-from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.sources import (
+from crumb_avalanche.images.boxes import Detector, boxes_of, cut_out
+from crumb_avalanche.images.clips import BadImage, Clip, OnBad, warn
+from crumb_avalanche.images.sources import (
     AT_A_TIME,
     batches,
     clips_of,
     clips_to_ask,
     is_array,
 )
+from crumb_avalanche.learner.answer import Answer, ClassInfo
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
 from crumb_avalanche.learner.watch import Watched, frames_of, same_classes, together
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime

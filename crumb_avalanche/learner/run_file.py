@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from crumb_avalanche.images.looks import WHOLE
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP
 from crumb_avalanche.learner.lesson import now
-from crumb_avalanche.learner.looks import WHOLE
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_header, check_run_header
 from crumb_avalanche.models.backbones import split_backbone

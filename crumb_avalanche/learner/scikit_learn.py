@@ -11,8 +11,8 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
+from crumb_avalanche.images.sources import batches, clips_of
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.sources import batches, clips_of
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from crumb_avalanche.images.sources import array_images, is_array, pixels_image
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.evidence import Evidence
-from crumb_avalanche.learner.sources import array_images, is_array, pixels_image
 
 Timed = Iterator[tuple[float, Callable[[], Image.Image]]]
 
@@ -86,7 +86,7 @@ def frames_of(
             f"the source is {type(source).__name__}; give predict a single image, and watch a stream of them"
         )
     if isinstance(source, int | str | os.PathLike):
-        from crumb_avalanche.learner.camera import camera_frames, shown_device
+        from crumb_avalanche.images.camera import camera_frames, shown_device
 
         device = source if isinstance(source, int) else os.fsdecode(source)
         file = isinstance(device, str) and os.path.isfile(device)

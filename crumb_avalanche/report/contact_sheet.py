@@ -14,9 +14,9 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from crumb_avalanche.images.clips import BadImage, Frames, OnBad
+from crumb_avalanche.images.sources import clips_to_ask
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.learner.clips import BadImage, Frames, OnBad
-from crumb_avalanche.learner.sources import clips_to_ask
 from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
 from crumb_avalanche.system.progress import counted, listed
 

@@ -334,13 +334,13 @@ class CRUMBStrategy(StreamStrategy):
     Args:
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and
             calibrated on the first experience if that was not done.
-        optimizer, criterion, train_mb_size, train_epochs, eval_mb_size, device,
-            evaluator, eval_every: see ``StreamStrategy``.
+        optimizer, criterion, train_mb_size, train_epochs: see ``StreamStrategy``.
+        eval_mb_size, device, evaluator, eval_every: see ``StreamStrategy``.
         plugins: run before CRUMB's own replay step.
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
-        direct_weight, codebook_weight, replay_weight, replay_steps, fused,
-            replay_compute: see ``CRUMBPlugin``.
+        direct_weight, codebook_weight, replay_weight: see ``CRUMBPlugin``.
+        replay_steps, fused, replay_compute: see ``CRUMBPlugin``.
         stream_arguments: all others, such as ``first_epochs``; see ``StreamStrategy``.
 
     Raises:

@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 from pathlib import Path
 
 from site_parts.csv_tables import ROOT
@@ -16,10 +15,11 @@ PACKAGES = {
             "memory",
             "training",
             "methods",
+            "images",
             "learner",
-            "connect",
             "runs",
             "report",
+            "serve",
             "cli",
         ],
     ),
@@ -69,10 +69,13 @@ def exported() -> dict[str, dict[str, str]]:
     """Return the exported names of each package, each with the full name of what it stands for."""
     homes = {}
     for package in PACKAGES:
-        places = importlib.import_module(package)._HOMES
-        homes[package] = {
-            name: f"{home}.{name}" for name, home in sorted(places.items())
-        }
+        stub = (ROOT / package / "__init__.pyi").read_text(encoding="utf-8")
+        targets = {}
+        for node in ast.parse(stub).body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    targets[alias.name] = f"{package}.{node.module}.{alias.name}"
+        homes[package] = dict(sorted(targets.items()))
     return homes
 
 

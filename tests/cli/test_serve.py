@@ -19,13 +19,13 @@ from fake_videos import write_video
 from PIL import Image
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.learner.access import (
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.serve.access import (
     check_certificate,
     own_certificate,
     print_qr_code,
     token_of,
 )
-from crumb_avalanche.learner.learner import Learner
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")

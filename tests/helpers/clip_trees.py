@@ -5,7 +5,7 @@ import os
 import numpy as np
 from PIL import Image
 
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.images.sources import clips_of
 
 TREE = (
     "cup/blue/desk/1.png",

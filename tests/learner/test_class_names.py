@@ -9,7 +9,7 @@ from benchmarks_toybox_ilab.tables.names import (
     check_name,
     check_near,
 )
-from crumb_avalanche.learner.clips import Clip, check_class_folders
+from crumb_avalanche.images.clips import Clip, check_class_folders
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import torch
 from PIL import Image
 from real_data import TEST_DATA
 
+from crumb_avalanche.images.looks import Looks
+from crumb_avalanche.images.sources import batches, clips_of
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import learn
-from crumb_avalanche.learner.looks import Looks
-from crumb_avalanche.learner.sources import batches, clips_of
 
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"

@@ -13,8 +13,8 @@ from fake_videos import write_video
 from PIL import Image
 from small_lessons import images, taught
 
+from crumb_avalanche.images.camera import CameraError
 from crumb_avalanche.learner import watch
-from crumb_avalanche.learner.camera import CameraError
 from crumb_avalanche.learner.predictor import NothingTaughtError
 
 

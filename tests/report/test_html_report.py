@@ -13,8 +13,8 @@ from fake_runs import ATTACK, Page, csv_of, fake_run, mixed, page_of, page_with,
 from markupsafe import escape
 from PIL import Image
 
+from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer, ClassInfo
-from crumb_avalanche.learner.clips import BadImage, Clip
 from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
 from crumb_avalanche.report.page import environment
 

@@ -27,7 +27,7 @@ from benchmarks_toybox_ilab.tables.text import (
     printable,
     spreadsheet_cell,
 )
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.images.sources import clips_of
 
 PHOTO = BytesIO()
 Image.new("RGB", (2, 2)).save(PHOTO, "PNG")

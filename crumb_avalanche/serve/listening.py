@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-from crumb_avalanche.learner.access import needed
+from crumb_avalanche.serve.access import needed
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # each may hold an upload; uvicorn would run out of file descriptors and log without end

@@ -18,7 +18,7 @@ from PIL import Image
 from crumb_avalanche.learner.learner import Learner
 
 pytest.importorskip("huggingface_hub")
-from crumb_avalanche.connect import hub
+from crumb_avalanche.serve import hub
 
 PROGRAM = """
 import sys

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
-from crumb_avalanche.learner.boxes import boxes_of, cut_out
+from crumb_avalanche.images.boxes import boxes_of, cut_out
+from crumb_avalanche.images.looks import Looks, LookWeights
 from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.looks import Looks, LookWeights
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 SIDE, CHOSEN = 32, (0.75, 0.5)

@@ -21,7 +21,7 @@ from benchmarks_toybox_ilab.video.sampling import (
     load_av,
     picture,
 )
-from crumb_avalanche.learner.clips import Clip, Frames
+from crumb_avalanche.images.clips import Clip, Frames
 
 PATIENCE = 10.0  # seconds without a frame before giving up
 _TOLERANCE = 0.005  # seconds; time stamps are rounded

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from crumb_avalanche.learner.clips import Clip, Frames
+from crumb_avalanche.images.clips import Clip, Frames
 
 Box = tuple[
     float, float, float, float

@@ -14,8 +14,8 @@ from PIL import Image, ImageDraw
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables import folders
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, natural_key
-from crumb_avalanche.learner.clips import BadImage, Clip, class_folders
-from crumb_avalanche.learner.sources import batches, clips_of
+from crumb_avalanche.images.clips import BadImage, Clip, class_folders
+from crumb_avalanche.images.sources import batches, clips_of
 
 FOUND = [
     ("cup/blue/desk", TREE[:2]),

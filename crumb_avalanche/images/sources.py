@@ -34,7 +34,7 @@ from benchmarks_toybox_ilab.tables.image import (
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
-from crumb_avalanche.learner.clips import (
+from crumb_avalanche.images.clips import (
     BadImage,
     Clip,
     Frames,

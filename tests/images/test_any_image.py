@@ -16,7 +16,7 @@ from PIL import Image
 from raw_images import chunk, write_png, write_tiff
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.images.sources import clips_of
 
 # Format: channels that it may have (1 grey, 2 with alpha, 3 colours, 4 with alpha), and
 #     bits of a channel.

@@ -23,11 +23,11 @@ from benchmarks_toybox_ilab.tables.image import (
 )
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.learner.boxes import in_box
-from crumb_avalanche.learner.clips import Clip, Frames
+from crumb_avalanche.images.boxes import in_box
+from crumb_avalanche.images.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
-from crumb_avalanche.learner.messages import (
+from crumb_avalanche.serve.messages import (
     Changed,
     Class,
     Classes,

@@ -23,7 +23,8 @@ from benchmarks_toybox_ilab.tables.names import (
     check_name,
     check_near,
 )
-from crumb_avalanche.learner.messages import (
+from crumb_avalanche.learner.predictor import NothingTaughtError
+from crumb_avalanche.serve.messages import (
     Changed,
     Classes,
     Forgotten,
@@ -31,8 +32,7 @@ from crumb_avalanche.learner.messages import (
     Learned,
     Listed,
 )
-from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.shared import (
+from crumb_avalanche.serve.shared import (
     BusyError,
     SaveError,
     SharedLearner,

@@ -15,9 +15,9 @@ from fake_videos import frame_number, write_video
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
-from crumb_avalanche.learner import camera, sources
-from crumb_avalanche.learner.camera import CameraError, camera_clip
-from crumb_avalanche.learner.sources import clips_of
+from crumb_avalanche.images import camera, sources
+from crumb_avalanche.images.camera import CameraError, camera_clip
+from crumb_avalanche.images.sources import clips_of
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ pytest.importorskip("aiomqtt")
 import aiomqtt
 
 from crumb_avalanche.cli.serve import connect
-from crumb_avalanche.connect.mqtt import Bridge
-from crumb_avalanche.learner.access import own_certificate
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.shared import BusyError, SharedLearner
 from crumb_avalanche.runs.command_settings import ConnectSettings
+from crumb_avalanche.serve.access import own_certificate
+from crumb_avalanche.serve.mqtt import Bridge
+from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
 EVENTS, RATE = (
@@ -207,7 +207,7 @@ def test_a_stop_ends_the_command_also_where_interrupts_are_ignored(
         signal.raise_signal(signal.SIGTERM)
         await asyncio.sleep(60)
 
-    monkeypatch.setattr("crumb_avalanche.connect.mqtt.run", stops)
+    monkeypatch.setattr("crumb_avalanche.serve.mqtt.run", stops)
     lock, close, locked = (
         learner_file.with_name(".mine.safetensors.lock"),
         SharedLearner.close,

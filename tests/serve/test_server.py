@@ -19,11 +19,11 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from crumb_avalanche.learner import lesson as lesson_module
-from crumb_avalanche.learner import shared as shared_module
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Doubt
-from crumb_avalanche.learner.server import MOST_BYTES, PAGE, application, page
-from crumb_avalanche.learner.shared import BusyError, SharedLearner
+from crumb_avalanche.serve import shared as shared_module
+from crumb_avalanche.serve.server import MOST_BYTES, PAGE, application, page
+from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 DOCS = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
 ORIGIN, TOKEN = "http://127.0.0.1:8000", "the-token"

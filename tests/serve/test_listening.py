@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from crumb_avalanche.learner import listening
-from crumb_avalanche.learner.listening import listen, run
+from crumb_avalanche.serve import listening
+from crumb_avalanche.serve.listening import listen, run
 
 uvicorn = pytest.importorskip("uvicorn")
 

@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError('a broker needs aiomqtt: pip install -e ".[mqtt]"') from error
 
-from crumb_avalanche.learner.shared import BusyError, SharedLearner
+from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 MOST_BYTES = 20_000_000  # of an image
 MOST_EVENTS = 10_000  # of which the journal holds that they were answered

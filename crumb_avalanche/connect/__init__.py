@@ -1,1 +1,0 @@
-"""Adapters between a learner and other programs, each with an extra of its own."""

@@ -1,0 +1,1 @@
+"""Where pixels come from: photos, folders, videos, arrays and cameras, and looks."""
