@@ -63,8 +63,8 @@ class StreamStrategy(SupervisedTemplate):
         optimizer: over the model's parameters; the paper's is SGD with learning rate
             1e-3 and momentum 0.9.
         criterion: loss of ``(logits, labels)``; default cross-entropy.
-        train_mb_size, train_epochs, eval_mb_size, device, plugins, evaluator,
-            eval_every: as for every Avalanche strategy.
+        train_mb_size, train_epochs, eval_mb_size: as for every Avalanche strategy.
+        device, plugins, evaluator, eval_every: as for every Avalanche strategy.
         clamp_gradients: see ``ClampGradients``; ``None`` clamps nothing.
         first_epochs: epochs on the first experience, if not ``train_epochs`` (the paper
             trains 10); see ``EpochSchedule``.
