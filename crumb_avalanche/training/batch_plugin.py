@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class BatchPlugin(StatefulPlugin):
             ``after_training_iteration``; else ``None``.
     """
 
-    kept = ("_position",)
+    kept: ClassVar[tuple[str, ...]] = ("_position",)
 
     def __init__(self):
         super().__init__()
@@ -48,6 +49,12 @@ class BatchPlugin(StatefulPlugin):
         self._records: list[ForwardRecord] = []
         self._handle = None
         self._position = 0  # of the batch in the epoch, in images
+
+    @property
+    def current(self) -> StreamBatch:
+        """The batch of the iteration, in hooks where there must be one."""
+        assert self.batch is not None, "only from after_forward on"
+        return self.batch
 
     def before_training_epoch(self, strategy, **kwargs):
         self._position = 0
