@@ -4,7 +4,7 @@ r"""Calibration of probabilities, and images of what was never taught.
     --features FOLDER
 
 A learner is taught lesson by lesson; each lesson is predicted before it is learned, and
-nothing else calibrates it (`learner.calibration`). CIFAR-100 and Tiny-ImageNet (50
+nothing else calibrates it (`learner.confidence`). CIFAR-100 and Tiny-ImageNet (50
 classes each, 10 of them left out) are for development. ETH-80 (2 of 8 classes left out:
 all 28 pairs) and sign digits (3 of 10; held-out people) are reported; shares are of
 images of held-out objects, people or photos. With --photos, two classes of the scenes

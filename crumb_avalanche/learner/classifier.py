@@ -8,7 +8,7 @@ from torch import Tensor
 
 from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import (
     WHITENED,
     Evidence,

@@ -15,7 +15,7 @@ import torch
 
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import LookWeights
-from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.lesson import Lesson, now
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
 from crumb_avalanche.learner.run_file import (

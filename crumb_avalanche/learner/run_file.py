@@ -16,8 +16,8 @@ from torch import Tensor
 
 from crumb_avalanche.images.looks import WHOLE
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.calibration import Confidence
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.lesson import now
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.schema import check_header, check_run_header

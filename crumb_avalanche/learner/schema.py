@@ -14,8 +14,8 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.images.looks import MOST, Looks, LookWeights
-from crumb_avalanche.learner.calibration import RIVALS, Confidence, Records
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
+from crumb_avalanche.learner.confidence import RIVALS, Confidence, Records
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.system.schema import (
     PLAIN_VALUES,

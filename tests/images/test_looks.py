@@ -10,7 +10,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.images.boxes import boxes_of, cut_out
 from crumb_avalanche.images.looks import Looks, LookWeights
-from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.features import FeatureMoments, middle_of

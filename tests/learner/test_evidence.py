@@ -7,7 +7,7 @@ from closed_form_cases import discriminant
 from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.calibration import Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import (
     DISTANCE,
     OUTSIDE,

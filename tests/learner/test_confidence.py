@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.learner.calibration import (
+from crumb_avalanche.learner.confidence import (
     DOUBTFUL,
     LEAST_LESSONS,
     PER_LESSON,
