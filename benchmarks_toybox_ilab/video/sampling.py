@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.forks import (
+    closed_by_its_process,
+    collect_nothing_of_the_parent,
+)
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.image import on_background
 from benchmarks_toybox_ilab.video.colours import HDR, is_wide, srgb
@@ -47,6 +51,7 @@ def load_av() -> Any:
         raise ImportError(
             'frames of videos are read with PyAV: pip install -e ".[video]"'
         ) from error
+    collect_nothing_of_the_parent()
     return av
 
 
@@ -313,7 +318,7 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
         container = av.open(str(video.absolute()), **metadata)
     except Exception as error:
         raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
-    with container:
+    with closed_by_its_process(container):
         if not container.streams.video:
             others = (
                 ", ".join(sorted({stream.type for stream in container.streams}))

@@ -13,6 +13,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
+from benchmarks_toybox_ilab.tables.forks import closed_by_its_process
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.sampling import (
@@ -137,7 +138,7 @@ def _frames(
         container = av.open(name, timeout=PATIENCE, **options)
     except Exception as error:
         raise _error(device, "cannot be opened", error) from error
-    with container:
+    with closed_by_its_process(container):
         if not container.streams.video:
             raise _error(device, "has no video stream")
         stream = container.streams.video[0]

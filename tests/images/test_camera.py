@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from contextlib import nullcontext
 from fractions import Fraction
 from itertools import chain, repeat
 from types import SimpleNamespace
@@ -101,14 +100,9 @@ def fake_camera(monkeypatch, stamps, closed=lambda: None):
             frame.pts, frame.time_base = round(1000 * stamp), Fraction(1, 1000)
             yield frame
 
-    class Container(nullcontext):
-        streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])
-
-        def __exit__(self, *error):
-            closed()
-
-    Container.decode = staticmethod(decode)
-    monkeypatch.setattr(av, "open", lambda name, timeout, **options: Container())
+    streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])
+    container = SimpleNamespace(streams=streams, decode=decode, close=closed)
+    monkeypatch.setattr(av, "open", lambda name, timeout, **options: container)
     monkeypatch.setattr(camera.time, "sleep", lambda seconds: None)
 
 
