@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from crumb_avalanche.cli.settings import BackbonesSettings
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbone_names import (
@@ -20,7 +21,6 @@ from crumb_avalanche.models.backbones import (
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.weights import published_file
-from crumb_avalanche.runs.command_settings import BackbonesSettings
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes

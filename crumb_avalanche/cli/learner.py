@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.cli.settings import ExportSettings, LearnerSettings
 from crumb_avalanche.learner.file import (
     file_of,
     holds_weights,
@@ -17,7 +18,6 @@ from crumb_avalanche.learner.file import (
 )
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
-from crumb_avalanche.runs.command_settings import ExportSettings, LearnerSettings
 from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.progress import counted

@@ -16,7 +16,10 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs import command_settings as commands
+from crumb_avalanche.cli import settings as commands
+from crumb_avalanche.report.settings import ReportSettings
+from crumb_avalanche.runs.demo_settings import DemoSettings
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import (
     GROUPS,
     RunSettings,
@@ -42,7 +45,7 @@ COMMANDS: dict[str, tuple[type, str]] = {
     ),
     "export": (commands.ExportSettings, "convert a learner for other programs"),
     "run": (RunSettings, "learn a stream with one strategy"),
-    "report": (commands.ReportSettings, "show finished runs as tables and pictures"),
+    "report": (ReportSettings, "show finished runs as tables and pictures"),
     "prepare": (
         commands.PrepareSettings,
         "convert a downloaded data set to the layout that its benchmark reads",
@@ -56,10 +59,10 @@ COMMANDS: dict[str, tuple[type, str]] = {
         "list the methods: source, what each stores, what a budget buys",
     ),
     "demo": (
-        commands.DemoSettings,
+        DemoSettings,
         "compare strategies on rendered shapes: a few minutes, no download",
     ),
-    "pretrain": (commands.PretrainSettings, "pretrain plastic layers and codebook"),
+    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
 }
 FIRST_OF_GROUP = {
     "teach": "Teach and ask",

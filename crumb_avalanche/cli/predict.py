@@ -13,12 +13,12 @@ import torch
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
+from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.runs.command_settings import PredictSettings
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import output_file
 from crumb_avalanche.system.process import keep_freed_memory

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.prepare.core import check, prepare
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
-from crumb_avalanche.runs.command_settings import PrepareSettings
+from crumb_avalanche.cli.settings import PrepareSettings
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.progress import progress_bar
 

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crumb_avalanche.cli import interrupted_later
+from crumb_avalanche.cli.settings import StrategiesSettings
 from crumb_avalanche.methods.registry import STRATEGIES, Entry, get_strategy
-from crumb_avalanche.runs.command_settings import (
-    DemoSettings,
-    ReportSettings,
-    StrategiesSettings,
-)
+from crumb_avalanche.report.settings import ReportSettings
+from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, RunSettings
 from crumb_avalanche.system.folder_lock import locked

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
+from crumb_avalanche.cli.settings import ConnectSettings, ServeSettings
 from crumb_avalanche.cli.teach import opened
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
-from crumb_avalanche.runs.command_settings import ConnectSettings, ServeSettings
 from crumb_avalanche.serve.access import (
     check_certificate,
     own_certificate,

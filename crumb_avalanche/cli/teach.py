@@ -10,6 +10,7 @@ import torch
 
 from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.cli.settings import ConnectSettings, ServeSettings, TeachSettings
 from crumb_avalanche.images.clips import (
     Clip,
     check_class_folders,
@@ -21,11 +22,6 @@ from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.backbone_names import full_name
-from crumb_avalanche.runs.command_settings import (
-    ConnectSettings,
-    ServeSettings,
-    TeachSettings,
-)
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.progress import counted, progress_bar

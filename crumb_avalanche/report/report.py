@@ -22,7 +22,7 @@ from crumb_avalanche.report.page import (
     seconds,
     setting,
 )
-from crumb_avalanche.runs.command_settings import ReportSettings
+from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
 from crumb_avalanche.runs.settings import RunSettings, meanings

@@ -15,8 +15,9 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_t
 from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.runs import pretrain, run
-from crumb_avalanche.runs.command_settings import DemoSettings, PretrainSettings
+from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.run_folder import RESULT, finished_result
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.process import set_up_process

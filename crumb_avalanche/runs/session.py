@@ -23,8 +23,8 @@ from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
-from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device

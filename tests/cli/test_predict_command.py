@@ -12,8 +12,8 @@ from fake_runs import Page
 from fake_videos import write_video
 
 from crumb_avalanche.cli.predict import printed
+from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.runs.command_settings import PredictSettings
 
 
 def test_predict_as_table_json_and_csv(mine, place, done):

@@ -20,8 +20,8 @@ from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
 from benchmarks_toybox_ilab.datasets.eth80 import LAYOUT, ETH80Frames
 from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
-from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.pretrain import open_images
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 
 CIFAR100 = TEST_DATA / "cifar100/cifar100_png.zip"
 TINY = TEST_DATA / "tiny_imagenet/tiny_imagenet.zip"

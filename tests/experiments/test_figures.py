@@ -126,7 +126,7 @@ def noise(path, seed):
 @pytest.mark.slow
 def test_pretrained_networks(tmp_path):
     from crumb_avalanche.runs import pretrain
-    from crumb_avalanche.runs.command_settings import PretrainSettings
+    from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 
     for number in range(8):
         noise(

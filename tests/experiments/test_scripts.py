@@ -14,8 +14,8 @@ from support.starts import Starts
 from support.tables import PaperNumbers, find
 from table4_ablations import ROWS, cells_of, folder_of, settings_of
 
-from crumb_avalanche.runs.command_settings import PretrainSettings
 from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT, read_pretrained

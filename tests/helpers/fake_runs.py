@@ -13,7 +13,7 @@ from markupsafe import Markup
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.report.page import environment
 from crumb_avalanche.report.report import main
-from crumb_avalanche.runs.command_settings import ReportSettings
+from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.run_folder import with_digests
 from crumb_avalanche.system.tensor_file import read_tensors
 

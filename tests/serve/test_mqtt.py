@@ -22,8 +22,8 @@ pytest.importorskip("aiomqtt")
 import aiomqtt
 
 from crumb_avalanche.cli.serve import connect
+from crumb_avalanche.cli.settings import ConnectSettings
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.runs.command_settings import ConnectSettings
 from crumb_avalanche.serve.access import own_certificate
 from crumb_avalanche.serve.mqtt import Bridge
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
