@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from support.common_options import run_script
+from support.paper_numbers import PaperNumbers
 from support.pictures import bars
-from support.tables import PaperNumbers, write_table
+from support.tables import write_table
 
 TABLE = "s5"
 PAPER_BENCHMARKS = (

@@ -17,9 +17,11 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell
 from support.pictures import curves
+from support.rows import rows_of
 from support.sweep import exit_code
-from support.tables import Cell, rows_of, write_table
+from support.tables import write_table
 
 from crumb_avalanche.runs.tables import mean_text
 

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from support.findings import Cell, Finding
 from support.pictures import bars
 from support.runs import FinishedRun
 from support.sweep import exit_code
-from support.tables import ACCURACY, Cell, Finding, write_table
+from support.tables import ACCURACY, write_table
 from table1_accuracy import REMIND_SINGLE, settings_of, shared_settings
 
 from crumb_avalanche.runs.tables import mean_text

@@ -16,10 +16,12 @@ from collections.abc import Sequence
 
 import torch
 from support.common_options import common_options, own_presets, parser_for, run_script
+from support.findings import Cell
+from support.rows import rows_of
 from support.runs import FinishedRun
 from support.statistics import paired
 from support.sweep import exit_code
-from support.tables import Cell, interval_text, rows_of, write_table
+from support.tables import interval_text, write_table
 
 from crumb_avalanche.learner.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA

@@ -20,9 +20,10 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Finding
 from support.pictures import curves
 from support.sweep import exit_code
-from support.tables import Finding, panels_of, publish
+from support.tables import panels_of, publish
 from table1_accuracy import cells_of, shared_settings
 
 from crumb_avalanche.runs.tables import number
@@ -70,9 +71,7 @@ def panels_of_curves(
     for (benchmark, protocol), part in panels_of(findings).items():
         lines = panels[f"{benchmark}, {protocol.replace('_', '-')}"] = {}
         for item in part:
-            after = enumerate(
-                zip(*(run.result["accuracy_after"] for run in item.runs)), start=1
-            )
+            after = enumerate(zip(*(run.accuracy_after for run in item.runs)), start=1)
             lines[item.cell.row] = {
                 place: values for place, values in after if None not in values
             }
@@ -85,10 +84,10 @@ def csv_rows_of(findings: list[Finding]) -> list[list[object]]:
     for item in findings:
         for run in item.runs:
             of = [item.cell.benchmark, item.cell.protocol, item.cell.row, run.number]
-            first = len(run.result["final_accuracy_per_experience"]) if run.joint else 1
+            first = len(run.per_experience) if run.joint else 1
             rows += [
                 [*of, place, number(one, ".4f")]
-                for place, one in enumerate(run.result["accuracy_after"], first)
+                for place, one in enumerate(run.accuracy_after, first)
             ]
     return rows
 

@@ -29,8 +29,10 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell, Finding
 from support.pictures import bars
-from support.runs import rebuilt
+from support.rebuilt_run import rebuilt
+from support.recorded_runs import write_recorded
 from support.shape_bias import (
     PAPER_SIGN,
     Advantage,
@@ -41,10 +43,8 @@ from support.shape_bias import (
 )
 from support.statistics import holm
 from support.sweep import exit_code
-from support.tables import Cell, Finding, interval_text, p_text, run_rows, write_table
+from support.tables import interval_text, p_text, recorded_runs_of, write_table
 from table4_ablations import MEM_SIZES, PAPER_DATASET
-
-from crumb_avalanche.runs.run_folder import write_csv
 
 ROWS = {"crumb": "crumb", "control": "image_replay"}
 
@@ -309,7 +309,7 @@ def main() -> int:
     name = f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")
     if listed:
-        write_csv(options.output / f"{name}_runs.csv", run_rows(listed))
+        write_recorded(options.output / f"{name}_runs.csv", recorded_runs_of(listed))
     title = f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control"
     write_table(
         options.output, name, HEADER, lines_of(shown), figure=picture(shown, title)

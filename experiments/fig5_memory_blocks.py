@@ -21,9 +21,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from scipy import stats
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
-from support.runs import RebuiltRun, rebuilt
+from support.findings import Cell
+from support.rebuilt_run import RebuiltRun, rebuilt
+from support.recorded_runs import write_recorded
 from support.sweep import exit_code
-from support.tables import Cell, run_rows
+from support.tables import recorded_runs_of
 from table4_ablations import MEM_SIZES, PAPER_DATASET
 from torch import Tensor
 
@@ -238,7 +240,7 @@ def main() -> int:
         for rank, block in enumerate(order, start=1)
     ]
     write_csv(options.output / "fig5.csv", [header, *rows])
-    write_csv(options.output / "fig5_runs.csv", run_rows(findings))
+    write_recorded(options.output / "fig5_runs.csv", recorded_runs_of(findings))
     counts = np.bincount(after.codes[after.codes >= 0], minlength=len(after.counts))
     blocks = [
         int(block)

@@ -21,18 +21,11 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell, Finding
 from support.pictures import bars
+from support.rows import chosen_rows, folder_name, rows_of
 from support.sweep import exit_code
-from support.tables import (
-    ACCURACY,
-    EFFECT,
-    Cell,
-    Finding,
-    chosen_rows,
-    folder_name,
-    rows_of,
-    write_table,
-)
+from support.tables import ACCURACY, EFFECT, write_table
 
 from crumb_avalanche.runs.tables import mean_text, number
 
@@ -45,7 +38,7 @@ QUICK = dict(
 
 def per_experience(found: Finding, place: int) -> str:
     """Format the mean final accuracy over the classes of an experience; empty where all were learned at once."""
-    values = [run.result["final_accuracy_per_experience"][place] for run in found.runs]
+    values = [run.per_experience[place] for run in found.runs]
     return "" if found.runs[0].joint else f"{fmean(values):.1f}"
 
 
@@ -139,7 +132,7 @@ def main() -> int:
     ]
     for item in found:
         for run in item.runs:
-            per = run.result["final_accuracy_per_experience"]
+            per = run.per_experience
             row = [
                 item.cell.row,
                 run.number,

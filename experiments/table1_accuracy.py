@@ -23,8 +23,11 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell
+from support.paper_numbers import PaperNumbers
+from support.rows import rows_of
 from support.sweep import exit_code
-from support.tables import Cell, PaperNumbers, publish, rows_of
+from support.tables import publish
 
 TABLE, REMIND_SINGLE = "table1", "remind_single"
 ROWS = rows_of(TABLE)

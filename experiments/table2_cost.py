@@ -26,9 +26,10 @@ from pathlib import Path
 from statistics import fmean
 
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from support.paper_numbers import PaperNumbers
 from support.pictures import bars
 from support.replay_cost import ALL_MAPS, COSTS, CRUMB, SINGLE, Part, measure
-from support.tables import PaperNumbers, write_table
+from support.tables import write_table
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings

@@ -21,8 +21,11 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell
+from support.paper_numbers import PaperNumbers
+from support.rows import rows_of
 from support.sweep import exit_code
-from support.tables import Cell, PaperNumbers, publish, rows_of
+from support.tables import publish
 
 TABLE = "table3"
 COUNTS = (200, 400, 800, 1600, 3200, 6400)

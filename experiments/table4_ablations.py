@@ -25,9 +25,12 @@ from support.common_options import (
     parser_for,
     run_script,
 )
+from support.findings import Cell
+from support.paper_numbers import PaperNumbers, PaperValue
+from support.rows import chosen_rows, rows_of
 from support.starts import OTHER_IMAGES, OURS, STOCK, Starts
 from support.sweep import exit_code
-from support.tables import Cell, PaperNumbers, PaperValue, chosen_rows, publish, rows_of
+from support.tables import publish
 
 from crumb_avalanche.runs.settings import RunSettings
 

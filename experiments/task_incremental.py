@@ -23,8 +23,9 @@ from pathlib import Path
 
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
 from support.pictures import bars
+from support.rows import rows_of
 from support.sweep import exit_code, grid, sweep
-from support.tables import rows_of, write_table
+from support.tables import write_table
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_json

@@ -22,10 +22,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from support.common_options import common_options, parser_for, run_script
+from support.findings import Cell
 from support.open_set import features_of, right, taught
 from support.statistics import paired
 from support.sweep import exit_code
-from support.tables import Cell, each_text, interval_text, write_table
+from support.tables import each_text, interval_text, write_table
 from torch import Tensor
 
 from benchmarks_toybox_ilab.catalog import get_benchmark

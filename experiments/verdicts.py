@@ -12,8 +12,9 @@ import csv
 from pathlib import Path
 
 from support.common_options import run_script
+from support.rows import rows_of
 from support.statistics import Paired, holm, paired
-from support.tables import each_text, interval_text, p_text, paired_columns, rows_of
+from support.tables import each_text, interval_text, p_text, paired_columns
 
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table

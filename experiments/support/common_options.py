@@ -2,33 +2,51 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from support.sweep import grid, is_finished, sweep
-from support.tables import Cell, Finding, find
+from support.findings import Cell, Finding, Run, find, runs_in_folders
+from support.recorded_runs import RecordedRun, RecordedRuns
+from support.runs import finished_runs, planned_settings
+from support.sweep import cell_settings, is_finished, sweep
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
 from crumb_avalanche.runs.settings import RunSettings
 
 PROTOCOLS = ("class_instance", "class_iid")
-IMAGE_SETS = (
-    "cifar100",
-    "imagenet",
-    "tiny_imagenet",
-)  # no video: there is no class-instance order
-# Rendered shapes and a tiny untrained network: a whole script in about a minute; the
-# numbers mean nothing.
+# No video: there is no class-instance order.
+IMAGE_SETS = ("cifar100", "imagenet", "tiny_imagenet")
+# Rendered shapes and a tiny untrained network: a whole script in about a minute.
 QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
 QUICK = dict(
-    weights="none", backbone="small_cnn", image_size=32, first_epochs=1, preset="paper"
+    weights="none",
+    backbone="small_cnn",
+    image_size=32,
+    first_epochs=1,
+    preset="paper",
+)
+SMOKE_TEST = (
+    "SMOKE TEST (--quick): an untrained network learns rendered shapes in one run; the "
+    "numbers show that the script works, and mean nothing."
 )
 
 
 @dataclass(frozen=True)
 class CommonOptions:
-    """The common part of a command line: benchmarks with their folders, seeds, and settings that all runs share."""
+    """The common part of a command line.
+
+    Attributes:
+        roots: folder of the images of each benchmark; None for its default.
+        runs: numbers of the runs, which are their seeds.
+        base: settings that all runs share.
+        processes: runs at a time; 0 does them in this process.
+        output: folder of everything that is written.
+        quick: whether the script is only tried out.
+        table_only: whether to make the table of finished runs, and do no new ones.
+        recorded: file of recorded runs, which count as finished and which new ones are
+            added to; None for no such file.
+    """
 
     roots: dict[str, str | None]
     runs: list[int]
@@ -37,6 +55,7 @@ class CommonOptions:
     output: Path
     quick: bool
     table_only: bool
+    recorded: Path | None = None
 
     @property
     def benchmark(self) -> str:
@@ -44,142 +63,229 @@ class CommonOptions:
         return next(iter(self.roots))
 
     def protocols(self, benchmark: str, wanted: Sequence[str] = PROTOCOLS) -> list[str]:
-        """The wanted protocols that a benchmark has; with --quick only the first."""
-        has = [
+        """Return the wanted protocols that a benchmark has, the first with --quick."""
+        protocols = [
             name
             for name in wanted
             if name == "class_iid" or benchmark not in IMAGE_SETS
         ]
-        return has[:1] if self.quick else has
+        return protocols[:1] if self.quick else protocols
 
     def settings(self, benchmark: str, **changes) -> RunSettings:
         """Settings of runs on a benchmark."""
-        return replace(
-            self.base,
-            benchmark=benchmark,
-            dataset_root=self.roots[benchmark],
-            **changes,
-        )
+        root = self.roots[benchmark]
+        return replace(self.base, benchmark=benchmark, dataset_root=root, **changes)
 
-    def do(self, runs: Sequence[RunSettings]) -> dict[Path, str]:
-        """Do the unfinished runs, none with --table-only; return the failed ones with their errors."""
+    def do(
+        self,
+        runs: Sequence[RunSettings],
+        finished: Callable[[RunSettings], None] | None = None,
+    ) -> dict[Path, str]:
+        """Do the unfinished runs, none with --table-only.
+
+        Args:
+            runs: settings of the runs, in the order in which they start.
+            finished: called with the settings of each run that is done.
+
+        Returns:
+            Folders of the failed runs with their errors.
+        """
         if self.table_only:
             for run in runs:
                 is_finished(run)
             return {}
-        return sweep(runs, self.processes)
+        return sweep(runs, self.processes, finished=finished)
 
     def found(
         self, cells: Sequence[Cell], **shared
     ) -> tuple[list[Finding], dict[Path, str]]:
-        """Do the unfinished runs of the cells, run by run; return what all runs found, and the failed ones.
+        """Do the unfinished runs of the cells, run by run, and read all of them.
 
-        Cells of one folder share their runs, those without settings have none. All
-        share some settings of `crumb run`.
+        Cells of one folder share their runs, those without settings have none.
+
+        Args:
+            cells: cells of the table.
+            shared: settings of `crumb run` that all cells share.
+
+        Returns:
+            The findings, and the folders of the failed runs with their errors.
         """
-        folders = {
-            cell.folder: cell
-            for cell in cells
-            if cell.folder is not None and cell.settings
-        }
-        todo: list[RunSettings] = []
-        for cell in folders.values():
-            rows = {cell.folder.name: cell.settings}
-            todo += grid(
-                self.settings(cell.benchmark, **shared),
-                cell.folder.parent,
-                self.runs,
-                rows,
-            )
-        failed = self.do(sorted(todo, key=lambda one: self.runs.index(one.run)))
-        return find(cells, self.runs), failed
+        recorder = Recorder.of(self, cells, shared)
+        failed = self.do(recorder.missing(), finished=recorder.add_run_of)
+        recorder.add_finished()
+        return find(cells, self.runs, recorder.runs_of), failed
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """The runs of a table's cells, in their folders and in a file of recorded runs.
+
+    Attributes:
+        settings: settings of each run by its folder, in the order in which they start.
+        listed: list of these settings by folder; empty without a file.
+        cells: cells of each folder of runs.
+        recorded: the recorded runs; None without a file.
+    """
+
+    settings: dict[Path, RunSettings]
+    listed: dict[Path, str]
+    cells: dict[Path, list[Cell]]
+    recorded: RecordedRuns | None
+
+    @classmethod
+    def of(
+        cls, options: CommonOptions, cells: Sequence[Cell], shared: dict
+    ) -> "Recorder":
+        """Plan the runs of cells; the first run of all cells comes first."""
+        by_folder: dict[Path, list[Cell]] = {}
+        for cell in cells:
+            if cell.folder is not None and cell.settings:
+                by_folder.setdefault(cell.folder, []).append(cell)
+        settings = {}
+        for number in options.runs:
+            for folder, same in by_folder.items():
+                base = options.settings(same[0].benchmark, **shared)
+                run = cell_settings(base, folder, number, same[0].settings)
+                settings[Path(run.output)] = run
+        if options.recorded is None:
+            return cls(settings, {}, by_folder, None)
+        listed = {folder: planned_settings(run) for folder, run in settings.items()}
+        return cls(settings, listed, by_folder, RecordedRuns(options.recorded))
+
+    def missing(self) -> list[RunSettings]:
+        """Settings of the runs that are not recorded."""
+        return [
+            run
+            for folder, run in self.settings.items()
+            if self._line(self.cells[folder.parent][0], run.run) is None
+        ]
+
+    def _line(self, cell: Cell, number: int) -> RecordedRun | None:
+        """Look up a run of a cell among the recorded ones."""
+        if self.recorded is None or cell.folder is None:
+            return None
+        listed = self.listed.get(cell.folder / f"run{number}", "")
+        return self.recorded.get(cell.benchmark, number, listed)
+
+    def add_run_of(self, settings: RunSettings) -> None:
+        """Record the finished run of these settings for all of its cells."""
+        if self.recorded is None:
+            return
+        folder = Path(settings.output).parent
+        for run in finished_runs(folder, [settings.run]):
+            for cell in self.cells[folder]:
+                self.recorded.add(
+                    RecordedRun.of(cell.row, cell.benchmark, cell.protocol, run)
+                )
+
+    def add_finished(self) -> None:
+        """Record the runs that were finished before, in folders of an earlier call."""
+        for settings in self.missing():
+            self.add_run_of(settings)
+
+    def runs_of(self, cell: Cell, numbers: Sequence[int]) -> list[Run]:
+        """Read the runs of a cell: from their folders, else from the recorded ones."""
+        runs: dict[int, Run] = {}
+        for number in numbers:
+            line = self._line(cell, number)
+            if line is not None:
+                runs[number] = line
+        for run in runs_in_folders(cell, numbers):
+            runs[run.number] = run
+        return [runs[number] for number in numbers if number in runs]
 
 
 def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
-    """A parser with the common options; scripts add their own."""
+    """Make a parser with the common options; scripts add their own.
+
+    Args:
+        doc: docstring of the script, whose first line describes it.
+        output: the default folder of everything.
+        several: whether the script takes several benchmarks.
+    """
     parser = argparse.ArgumentParser(
         description=doc.strip().splitlines()[0], allow_abbrev=False
     )
-    count = dict(nargs="+") if several else dict(nargs=1)
+    count = "+" if several else 1
     plural = "s, in the order of their folders" if several else ""
-    parser.add_argument(
+    own_folder = "" if several else "/NAME"
+    add = parser.add_argument
+    add(
         "--benchmark",
+        nargs=count,
         default=["eth80"],
         metavar="NAME",
         help=f"benchmark{plural}",
-        **count,
     )
-    parser.add_argument(
+    add(
         "--dataset-root",
+        nargs=count,
         default=[],
         metavar="DIR",
         help="folder of the images of each",
-        **count,
     )
-    parser.add_argument(
-        "--weights", default="torchvision", help="weights, as for crumb run"
+    add("--weights", default="torchvision", help="weights, as for crumb run")
+    add(
+        "--feature-cache",
+        help="folder for F(x): 350 kB an image, half of it with fp16",
     )
-    parser.add_argument(
-        "--feature-cache", help="folder for F(x): 350 kB an image, half of it with fp16"
-    )
-    parser.add_argument(
+    add(
         "--cache-precision",
         default="fp32",
         choices=["fp32", "fp16"],
         help="of cached maps",
     )
-    parser.add_argument(
+    add(
         "--precision",
         default="fp32",
         choices=["fp32", "bf16"],
         help="of F and P, in all runs",
     )
-    parser.add_argument(
+    add(
         "--preset",
         default="paper",
         choices=["paper", "reference"],
         help="as for crumb run",
     )
-    parser.add_argument(
-        "--replay-weight",
-        type=float,
-        help="as for crumb run; 1 in tables of version 0.1",
-    )
-    parser.add_argument("--device", default="cpu", help="of all runs")
-    parser.add_argument("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
-    parser.add_argument(
-        "--output",
-        help=f"folder for everything; default {output}{'' if several else '/NAME'}",
-    )
-    parser.set_defaults(usual_output=output, several=several)
-    parser.add_argument(
-        "--quick", action="store_true", help="rendered shapes, a tiny network, one run"
-    )
-    parser.add_argument(
+    add("--replay-weight", type=float, help="as for crumb run; default the preset's, 5")
+    add("--device", default="cpu", help="of all runs")
+    add("--runs", default="0-9", help="seeds, such as 0-9 or 0,3,5")
+    add("--output", help=f"folder for everything; default {output}{own_folder}")
+    add("--quick", action="store_true", help="rendered shapes, a tiny network, one run")
+    add(
         "--table-only",
         action="store_true",
         help="make the table of finished runs; do no new ones",
     )
-    parser.add_argument(
+    add(
+        "--recorded",
+        metavar="FILE",
+        help="CSV of recorded runs: they count as finished, and new ones are added",
+    )
+    add(
         "--checkpoint",
         action="store_true",
         help="keep model and buffer; interrupted runs resume",
     )
-    parser.add_argument(
+    add(
         "--checkpoint-every",
         type=int,
         default=0,
         help="steps between checkpoints in an experience",
     )
-    parser.add_argument(
-        "--evaluate-every", type=int, default=1, help="experiences between tests"
+    add(
+        "--evaluate-every",
+        type=int,
+        default=1,
+        help="experiences between tests",
     )
-    parser.add_argument(
+    add(
         "--processes",
         type=int,
         default=1,
         help="runs at a time; 0 does them in this process",
     )
+    parser.set_defaults(usual_output=output, several=several)
     return parser
 
 
@@ -194,63 +300,96 @@ def own_presets(
 
 
 def common_options(chosen: argparse.Namespace) -> CommonOptions:
-    """The common options of a command line that a parser of `parser_for` parsed."""
-    names, roots = (
-        ([QUICK_BENCHMARK], [])
-        if chosen.quick
-        else (chosen.benchmark, chosen.dataset_root)
+    """Return the common options of a command line that `parser_for` parsed."""
+    roots = _roots(chosen)
+    if chosen.precision == "bf16" and not chosen.table_only:
+        _warn_where_bf16_is_slow(chosen.device)  # runs warn only in their logs
+    output = _output(chosen, next(iter(roots)))
+    base = _shared_settings(chosen)
+    if chosen.quick:
+        cache = str(output / "feature_cache")
+        base = replace(base, **QUICK, feature_cache=cache)
+    return CommonOptions(
+        roots=roots,
+        runs=base.run_numbers(),
+        base=replace(base, runs=None),
+        processes=chosen.processes,
+        output=output,
+        quick=chosen.quick,
+        table_only=chosen.table_only,
+        recorded=Path(chosen.recorded) if chosen.recorded else None,
     )
-    if len(roots) > len(names) or len(set(names)) < len(names):
+
+
+def _roots(chosen: argparse.Namespace) -> dict[str, str | None]:
+    """Return the folder of each benchmark, None where none was given."""
+    if chosen.quick:
+        return {QUICK_BENCHMARK: None}
+    names = chosen.benchmark
+    folders = chosen.dataset_root
+    if len(folders) > len(names) or len(set(names)) < len(names):
         raise ValueError(
-            f"--benchmark {' '.join(names)} --dataset-root {' '.join(roots)}: give each benchmark once, and at most "
-            "one folder for each, in the same order"
+            f"--benchmark {' '.join(names)} --dataset-root {' '.join(folders)}: give "
+            "each benchmark once, and at most one folder for each, in the same order"
         )
-    if (
-        chosen.precision == "bf16" and not chosen.table_only
-    ):  # runs warn only in their logs
-        import torch
+    missing = [None] * (len(names) - len(folders))
+    return dict(zip(names, [*folders, *missing]))
 
-        from crumb_avalanche.models.extraction import warn_where_bf16_is_slow
 
-        warn_where_bf16_is_slow(torch.device(chosen.device))
-    as_given = (
-        "preset",
-        "weights",
-        "feature_cache",
-        "cache_precision",
-        "precision",
-        "replay_weight",
-        "device",
-    )
-    base = RunSettings(
-        **{
-            name: getattr(chosen, name)
-            for name in (*as_given, "checkpoint_every", "evaluate_every")
-        },
+def _warn_where_bf16_is_slow(device: str) -> None:
+    """Warn where the CPU has no instructions for bf16."""
+    import torch
+
+    from crumb_avalanche.models.extraction import warn_where_bf16_is_slow
+
+    warn_where_bf16_is_slow(torch.device(device))
+
+
+def _output(chosen: argparse.Namespace, benchmark: str) -> Path:
+    """Return the folder of everything that is written."""
+    if chosen.output:
+        return Path(chosen.output)
+    usual = Path(chosen.usual_output)
+    if chosen.quick:
+        return usual / "quick"
+    return usual if chosen.several else usual / benchmark
+
+
+def _shared_settings(chosen: argparse.Namespace) -> RunSettings:
+    """Return the settings that all runs share."""
+    return RunSettings(
+        preset=chosen.preset,
+        weights=chosen.weights,
+        feature_cache=chosen.feature_cache,
+        cache_precision=chosen.cache_precision,
+        precision=chosen.precision,
+        replay_weight=chosen.replay_weight,
+        device=chosen.device,
+        checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
+        checkpoint_every=chosen.checkpoint_every,
+        evaluate_every=chosen.evaluate_every,
         runs="0" if chosen.quick else chosen.runs,
         threads=1,
         keep_learner=False,
-        checkpoint=chosen.checkpoint or chosen.checkpoint_every > 0,
         progress=False,
     )
-    usual = Path(chosen.usual_output)
-    if chosen.quick or not chosen.several:
-        usual = usual / ("quick" if chosen.quick else names[0])
-    output = Path(chosen.output or usual)
-    if chosen.quick:
-        base = replace(
-            base, **{**QUICK, "feature_cache": str(output / "feature_cache")}
-        )
-    roots = dict(zip(names, [*roots, *[None] * len(names)]))
-    made = roots, base.run_numbers(), replace(base, runs=None), chosen.processes, output
-    return CommonOptions(*made, chosen.quick, chosen.table_only)
 
 
-def run_script(main) -> None:
-    """Call `main()` and exit with its code; print expected errors as one line, and all text as `safe_output` does."""
+def run_script(main: Callable[[], int]) -> None:
+    """Call `main()` and exit with its code.
+
+    Expected errors are printed as one line, and all text as `safe_output` does. With
+    --quick, the first and the last line say that the numbers mean nothing.
+    """
     with safe_output():
+        quick = "--quick" in sys.argv[1:]
+        if quick:
+            print(SMOKE_TEST)
         try:
-            sys.exit(main())
+            code = main()
         except (ValueError, ImportError, ConnectionError) as error:
             print(printable(f"error: {error}"), file=sys.stderr)
             sys.exit(1)
+        if quick:
+            print(SMOKE_TEST)
+        sys.exit(code)

@@ -1,34 +1,85 @@
-"""Finished runs: read from the folders of a sweep, listed, compared bit by bit, and their models built again."""
+"""Finished runs, read from the folders of a sweep, and compared bit by bit."""
 
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
+from support.statistics import batch_accuracies
 
 from crumb_avalanche.learner.run_file import LEARNER
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.runs.plan import DEFAULTS, usual_settings
+from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, usual_settings
 from crumb_avalanche.runs.recorder import PREDICTIONS, read_predictions
-from crumb_avalanche.runs.run_folder import DIGESTS, PLAN, RESULT, read_result
+from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, provenance, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
 from crumb_avalanche.system.tensor_file import read_tensors
 
 # Values of a result that depend on the machine and the moment.
 IGNORED = ("seconds", "tuning_seconds", "versions", *DIGESTS)
 MATRIX = "accuracy_matrix.csv"
-SHOWN_APART = {"benchmark", "protocol", "run", "runs"}
-FILES = {"weights", "pretrained"}  # by name without folder
-CHUNK = 32  # images of a batch
+NEEDED = ("final_accuracy", "accuracy_after", "final_accuracy_per_experience")
+# Settings that have a column of their own beside the text of the others.
+OWN_COLUMNS = {"benchmark", "run", "runs"}
+# Settings whose value is listed even where it is the default.
+ALWAYS_LISTED = {*DEFAULTS, "replay_weight"}
+# Settings that are listed by the file's name and content, without its folder.
+FILES = {"weights", "pretrained"}
+
+
+def settings_text(settings: Mapping[str, Any], contents: Mapping[str, str]) -> str:
+    """List settings of a run as ``name=value``, separated by spaces.
+
+    Left out are those of `OWN_COLUMNS`, those that do not change results, and defaults
+    but for `ALWAYS_LISTED`. A file is listed by its name, ``@`` and the first 8
+    hexadecimal digits of its SHA-256, so that the text is the same on every machine.
+
+    Args:
+        settings: flat settings of a `RunPlan`.
+        contents: hash of the content of each file, as in the provenance of a result.
+    """
+    preset = settings.get("preset") or "paper"
+    usual = usual_settings(settings["benchmark"], preset, settings["strategy"])
+    texts = []
+    for name, value in settings.items():
+        if name in NON_RESULT_SETTINGS | OWN_COLUMNS or value is None:
+            continue
+        if value == usual.get(name) and name not in ALWAYS_LISTED:
+            continue
+        if name in FILES:
+            value = _file_text(value, contents.get(name, ""))
+        texts.append(f"{name}={value}")
+    return " ".join(texts)
+
+
+def _file_text(path: str, content: str) -> str:
+    """Name of a file and the first digits of its hash, if it has one."""
+    name = Path(path).name
+    algorithm, _, digits = content.partition(":")
+    if algorithm == "sha256":
+        return f"{name}@{digits[:8]}"
+    return name
+
+
+def planned_settings(cell: RunSettings) -> str:
+    """List the settings of a run that is still to be done, as `FinishedRun.settings`."""
+    plan = RunPlan.of(cell)
+    return settings_text(flat(vars(plan)), provenance(plan))
+
+
+def settings_hash(settings: str) -> str:
+    """SHA-256 of a list of settings, in 64 hexadecimal digits."""
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run with a `result.json`: its folder, seed and result."""
+    """A run with a `result.json`: its folder, number and result."""
 
     folder: Path
     number: int
@@ -37,10 +88,7 @@ class FinishedRun:
     @property
     def joint(self) -> bool:
         """Whether the run trained on all classes at once, so that it has no first task."""
-        return (
-            len(self.result["accuracy_after"]) == 1
-            and len(self.result["final_accuracy_per_experience"]) > 1
-        )
+        return len(self.accuracy_after) == 1 and len(self.per_experience) > 1
 
     @property
     def final(self) -> float:
@@ -48,20 +96,34 @@ class FinishedRun:
         return self.result["final_accuracy"]
 
     @property
-    def split(self) -> str:
-        """Hash of the table of frames, which runs may share; empty if the result has none."""
-        return self.result.get("frame_table_sha256", "")
-
-    def version(self, name: str) -> str:
-        """Version of a library, the commit or the CPU that the run was made with; empty if it was not recorded."""
-        return self.result.get("versions", {}).get(name, "")
+    def accuracy_after(self) -> Sequence[float | None]:
+        """Accuracy over all seen classes after each experience; None if not tested."""
+        return self.result["accuracy_after"]
 
     @property
-    def plan_sha256(self) -> str:
-        """Hash of all settings of the run, from the first line of `config.yaml`; empty if there is none."""
-        path = self.folder / "config.yaml"
-        first = path.read_text().partition("\n")[0] if path.exists() else ""
-        return first.removeprefix(PLAN) if first.startswith(PLAN) else ""
+    def per_experience(self) -> Sequence[float]:
+        """Accuracy at the end on the test images of each experience, in percent."""
+        return self.result["final_accuracy_per_experience"]
+
+    @property
+    def seconds(self) -> float | None:
+        """Time of the run; None if it was not recorded."""
+        return self.result.get("seconds")
+
+    @property
+    def split(self) -> str:
+        """Hash of the table of frames, which runs may share; empty if not recorded."""
+        return self.result.get("frame_table_sha256", "")
+
+    @property
+    def commit(self) -> str:
+        """Commit of the checkout that made the run; empty if it was not recorded."""
+        return self.result.get("versions", {}).get("commit", "")
+
+    @property
+    def cpu(self) -> str:
+        """CPU that made the run; empty if it was not recorded."""
+        return self.result.get("versions", {}).get("cpu", "")
 
     @cached_property
     def ledger(self) -> dict:
@@ -70,149 +132,107 @@ class FinishedRun:
 
     @cached_property
     def predictions(self) -> dict[str, np.ndarray] | None:
-        """`row`, `label` and `answer` of each test image; None if the run has no `predictions.npz`."""
-        return (
-            read_predictions(self.folder)
-            if (self.folder / PREDICTIONS).exists()
-            else None
-        )
+        """`row`, `label` and `answer` of each test image; None if there is no file."""
+        if not (self.folder / PREDICTIONS).exists():
+            return None
+        return read_predictions(self.folder)
+
+    @property
+    def test_images(self) -> str:
+        """SHA-256 of the rows and labels of the test images; empty if not recorded."""
+        if self.predictions is None:
+            return ""
+        digest = hashlib.sha256(self.predictions["row"].astype("<i8").tobytes())
+        digest.update(self.predictions["label"].astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def batches(self) -> np.ndarray | None:
+        """Accuracy on each fixed batch of test images in percent; None if not recorded."""
+        if self.predictions is None:
+            return None
+        return batch_accuracies(self.predictions)
 
     @property
     def settings(self) -> str:
-        """Settings that differ from the defaults of `crumb run` as ``name=value``, separated by spaces.
-
-        Names of files of weights are followed by ``@`` and the first 8 hexadecimal
-        digits of the SHA-256.
-        """
+        """Settings of the run, as `settings_text` lists them; empty without its file."""
         path = self.folder / "config.yaml"
         if not path.exists():
             return ""
-        contents = self.result.get("provenance", {})
         settings = flat(yaml.safe_load(path.read_text()))
-        usual = usual_settings(
-            settings["benchmark"],
-            settings.get("preset") or "paper",
-            settings["strategy"],
-        )
-        parts = []
-        for name, value in settings.items():
-            usual_value = value is None or (
-                value == usual.get(name) and name not in DEFAULTS
-            )
-            if usual_value or name in NON_RESULT_SETTINGS | SHOWN_APART:
-                continue
-            if name in FILES and value is not None:
-                text = str(contents.get(name, ""))
-                value = Path(value).name + (
-                    f"@{text[7:15]}" if text.startswith("sha256:") else ""
-                )
-            parts.append(f"{name}={value}")
-        return " ".join(parts)
+        return settings_text(settings, self.result.get("provenance", {}))
 
 
 def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
-    """The finished runs among `folder/runN`, in the order of `numbers`."""
-    found = []
-    for number in numbers:
-        path = folder / f"run{number}" / RESULT
-        if not path.exists():
-            continue
-        try:
-            result = json.loads(path.read_text())
-            missing = {
-                "final_accuracy",
-                "accuracy_after",
-                "final_accuracy_per_experience",
-            } - set(result)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); run it again with --overwrite true"
-            ) from error
-        if missing:
-            raise ValueError(
-                f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb run: remove it"
-            )
-        if DIGESTS[0] in result:
-            read_result(path.parent)
-        found.append(FinishedRun(path.parent, number, result))
-    return found
-
-
-def differences(one: Path, other: Path) -> list[str]:
-    """A line for each difference of two run folders, bit by bit, but for times."""
-    found = []
-    if len({(folder / MATRIX).read_bytes() for folder in (one, other)}) > 1:
-        found.append(MATRIX)
-    files = [folder / LEARNER for folder in (one, other)]
-    learned = [read_tensors(path)[0] if path.exists() else {} for path in files]
-    for name in sorted(learned[0].keys() | learned[1].keys()):
-        values = [tensors.get(name) for tensors in learned]
-        if values[0] is None or values[1] is None or not torch.equal(*values):
-            found.append(f"{LEARNER}: {name}")
-    answers = [read_predictions(folder) for folder in (one, other)]
-    if not all(
-        np.array_equal(values, answers[1][name]) for name, values in answers[0].items()
-    ):
-        found.append("predictions")
-    results = [json.loads((folder / RESULT).read_text()) for folder in (one, other)]
-    for name in sorted(results[0].keys() | results[1].keys()):
-        values = [result.get(name) for result in results]
-        if name not in IGNORED and values[0] != values[1]:
-            found.append(f"{RESULT}: {name} is {values[0]!r} and {values[1]!r}")
-    return found
-
-
-@dataclass(frozen=True)
-class RebuiltRun:
-    """The test images of a run, their rows of the table in the order of the batches, and its model at both ends."""
-
-    table: object
-    rows: np.ndarray
-    before: SplitModel
-    after: SplitModel
-    datasets: list
-
-    def batches(self) -> Iterator[torch.Tensor]:
-        """Yield batches of images, or of their cached maps."""
-        for dataset in self.datasets:
-            for start in range(0, len(dataset), CHUNK):
-                yield torch.stack(
-                    [
-                        dataset[place][0]
-                        for place in range(start, min(start + CHUNK, len(dataset)))
-                    ]
-                )
-
-
-def rebuilt(settings: RunSettings) -> RebuiltRun:
-    """Build a finished run's models again: as it began, from its settings, and as it ended, from its learner file."""
-    from crumb_avalanche.learner.run_file import load_learner
-    from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import Session, open_stream
-    from crumb_avalanche.system.process import set_up_process
-
-    learned = Path(settings.output) / LEARNER
-    if not learned.is_file():
-        raise ValueError(
-            f"{settings.output} has no {LEARNER}; run it again with --keep-learner true"
-        )
-    plan = RunPlan.of(replace(settings, progress=False, runtime="torch"))
-    set_up_process(plan.threads, plan.run)
-    session = Session.build(plan, open_stream(plan, joint=False), learner=False)
-    after = load_learner(learned, plan.device)[0].model
-    datasets = [
-        experience.dataset for experience in session.stream.benchmark.test_stream
+    """Read the finished runs among `folder/runN`, in the order of `numbers`."""
+    paths = {number: folder / f"run{number}" / RESULT for number in numbers}
+    return [
+        FinishedRun(path.parent, number, _checked_result(path))
+        for number, path in paths.items()
+        if path.exists()
     ]
-    rows = [np.asarray(list(dataset.frame_row)) for dataset in datasets]
-    if session.cache is not None:
-        labels = [list(map(int, dataset.targets)) for dataset in datasets]
-        datasets = [
-            session.cache.store.dataset(*parts) for parts in zip(datasets, rows, labels)
-        ]
-    return RebuiltRun(
-        session.stream.table,
-        np.concatenate(rows),
-        session.model.eval(),
-        after.eval(),
-        datasets,
+
+
+def _checked_result(path: Path) -> dict:
+    """Read a result; ValueError if it is damaged, or was not made by `crumb run`."""
+    try:
+        result = json.loads(path.read_text())
+        missing = set(NEEDED) - set(result)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}); run it again with --overwrite true"
+        ) from error
+    if missing:
+        raise ValueError(
+            f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb "
+            "run: remove it"
+        )
+    if DIGESTS[0] in result:
+        read_result(path.parent)
+    return result
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """List the differences of two run folders, bit by bit, but for times."""
+    lines = []
+    if (first / MATRIX).read_bytes() != (second / MATRIX).read_bytes():
+        lines.append(MATRIX)
+    lines += _different_tensors(first / LEARNER, second / LEARNER)
+    if _predictions_differ(first, second):
+        lines.append("predictions")
+    lines += _different_results(first / RESULT, second / RESULT)
+    return lines
+
+
+def _different_tensors(first: Path, second: Path) -> list[str]:
+    """List the tensors of two learner files that differ, or that only one has."""
+    tensors = read_tensors(first)[0] if first.exists() else {}
+    others = read_tensors(second)[0] if second.exists() else {}
+    lines = []
+    for name in sorted(tensors.keys() | others.keys()):
+        in_both = name in tensors and name in others
+        if not in_both or not torch.equal(tensors[name], others[name]):
+            lines.append(f"{LEARNER}: {name}")
+    return lines
+
+
+def _predictions_differ(first: Path, second: Path) -> bool:
+    """Whether two runs answered otherwise, or about other images."""
+    predictions = read_predictions(first)
+    others = read_predictions(second)
+    return not all(
+        np.array_equal(values, others[name]) for name, values in predictions.items()
     )
+
+
+def _different_results(first: Path, second: Path) -> list[str]:
+    """List the entries of two results that differ."""
+    result = json.loads(first.read_text())
+    other = json.loads(second.read_text())
+    lines = []
+    for name in sorted(result.keys() | other.keys()):
+        value = result.get(name)
+        other_value = other.get(name)
+        if name not in IGNORED and value != other_value:
+            lines.append(f"{RESULT}: {name} is {value!r} and {other_value!r}")
+    return lines

@@ -152,24 +152,6 @@ def batch_accuracies(columns: Columns) -> np.ndarray:
     return 100 * right[fixed_batches(len(right))].mean(axis=1)
 
 
-def paired_batches(
-    ours: Sequence[Columns], others: Sequence[Columns]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies in percent of two methods on the same batches, `(runs * batches,)` each."""
-    for number, (one, other) in enumerate(zip(ours, others, strict=True)):
-        for name in ("row", "label"):
-            if not np.array_equal(one[name], other[name]):
-                raise ValueError(
-                    f"pair {number}: the two runs were tested on different images ({name} differs), so their batches "
-                    "cannot be paired; compare runs of the same number on the same benchmark"
-                )
-    first, second = (
-        np.concatenate([np.zeros(0), *map(batch_accuracies, some)])
-        for some in (ours, others)
-    )
-    return first, second
-
-
 def relative_drops(accuracies: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
     """(unperturbed - perturbed) / unperturbed for each batch; NaN where the unperturbed accuracy is 0."""
     accuracies, perturbed = np.asarray(accuracies, float), np.asarray(perturbed, float)

@@ -116,6 +116,7 @@ def sweep(
     retries: int = 2,
     work: Work = learn,
     method: str = METHOD,
+    finished: Callable[[RunSettings], None] | None = None,
 ) -> dict[Path, str]:
     """Do all unfinished runs; the same call resumes an interrupted sweep, and waits for cells of another sweep.
 
@@ -129,6 +130,7 @@ def sweep(
             error is not restarted.
         work: work on a cell; writes ``result.json`` to the folder last.
         method: how multiprocessing starts processes.
+        finished: called in this process with the settings of each run that is done.
 
     Returns:
         Folders of the failed runs with the last line of the error; ``error.txt`` in the
@@ -169,6 +171,8 @@ def sweep(
             tqdm.write(f"failed: {cell.output}: {error}", sys.stderr)
             with contextlib.suppress(OSError):
                 write_text(Path(cell.output) / ERROR, error + "\n" if died else text)
+        elif finished is not None:
+            finished(cell)
         bar.n += 1  # by update() the time left would follow the latest runs
         bar.set_postfix_str("", refresh=sys.stderr.isatty())
 
@@ -241,13 +245,28 @@ def _finished(cell: RunSettings) -> bool:
         return False
 
 
+def cell_settings(
+    base: RunSettings, folder: Path, number: int, changes: dict
+) -> RunSettings:
+    """Settings of run `number` in `folder/runN`, with changes of the shared settings."""
+    output = str(folder / f"run{number}")
+    return replace(base, **changes, run=number, output=output)
+
+
 def grid(
     base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]
 ) -> list[RunSettings]:
-    """A cell in ``output/ROW/runN`` for each run and row, which has changes of the settings that all rows share."""
+    """Settings of a run in ``output/ROW/runN`` for each number and row.
+
+    Args:
+        base: settings that all rows share.
+        output: folder of everything.
+        runs: numbers of the runs.
+        rows: changes of the settings by the name of the row.
+    """
     return [
-        replace(base, **changes, run=run, output=str(output / name / f"run{run}"))
-        for run in runs
+        cell_settings(base, output / name, number, changes)
+        for number in runs
         for name, changes in rows.items()
     ]
 

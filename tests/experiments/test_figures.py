@@ -12,7 +12,7 @@ from called_script import called
 from fig4_shape_bias import bars_of, lines_of, picture
 from fig5_memory_blocks import Usage, summary, usage_of
 from PIL import Image
-from support.runs import rebuilt
+from support.rebuilt_run import rebuilt
 from support.shape_bias import (
     PLAIN,
     RunDrops,

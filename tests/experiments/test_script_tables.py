@@ -15,21 +15,13 @@ from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
 from scipy.stats import ttest_rel
 from support.common_options import QUICK, common_options, parser_for
+from support.findings import Cell, find
+from support.paper_numbers import PAPER_VALUES, PaperNumbers, PaperValue
 from support.pictures import curves
 from support.replay_cost import ALL_MAPS, BATCHES, CRUMB, SAMPLE, SINGLE, Part, ratios
+from support.rows import chosen_rows, rows_of
 from support.statistics import holm
-from support.tables import (
-    PAPER_VALUES,
-    Cell,
-    PaperNumbers,
-    PaperValue,
-    chosen_rows,
-    csv_columns,
-    find,
-    publish,
-    rows_of,
-    shown,
-)
+from support.tables import csv_columns, publish, text_tables
 from table1_accuracy import METHODS, cells_of
 from table2_cost import lines_of as lines_of_table2
 from table2_cost import measure_once, measured
@@ -134,7 +126,9 @@ def test_means_differences_and_filter(cells):
 
 def test_lines_and_files(cells, tmp_path, capsys):
     findings = find(cells, [0, 1])
-    ((_, header, lines),) = shown(findings)
+    (shown,) = text_tables(findings)
+    header = shown.header
+    lines = shown.lines
     assert lines[0][:7] == ["Ours", "78.22", "82.5 +- 3.5", "+4.3", "2", "82.5", "2"]
     assert lines[1][1:9] == [
         "73.5*",
@@ -374,7 +368,9 @@ def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
         "0-1",
     )
     done = []
-    monkeypatch.setattr(type(given), "do", lambda self, runs: done.extend(runs) or {})
+    monkeypatch.setattr(
+        type(given), "do", lambda self, runs, finished=None: done.extend(runs) or {}
+    )
     cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
     findings, _ = given.found(cells, family="fair")
     folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]

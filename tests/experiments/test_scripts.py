@@ -10,8 +10,9 @@ import pytest
 import torch
 from called_script import EXPERIMENTS, called, made_run
 from support.common_options import common_options, parser_for, run_script
+from support.findings import find
+from support.paper_numbers import PaperNumbers
 from support.starts import Starts
-from support.tables import PaperNumbers, find
 from table4_ablations import ROWS, cells_of, folder_of, settings_of
 
 from crumb_avalanche.runs.plan import RunPlan

@@ -1,0 +1,215 @@
+"""The runs behind a table as a CSV file, which grows run by run and resumes elsewhere.
+
+A line has all that the tables read of a run, so that a table can be made, and its
+missing runs be done, where the run folders are not.
+"""
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from support.runs import FinishedRun, settings_hash
+
+from crumb_avalanche.runs.run_folder import write_csv
+
+COLUMNS = (
+    "row",
+    "benchmark",
+    "protocol",
+    "run",
+    "final_accuracy",
+    "seconds",
+    "frame_table_sha256",
+    "test_images_sha256",
+    "settings_sha256",
+    "commit",
+    "cpu",
+    "accuracy_after",
+    "final_accuracy_per_experience",
+    "accuracy_of_batches",
+    "settings",
+)
+NOT_TESTED = "none"  # in accuracy_after
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run of which only its line is here; the part of `FinishedRun` that tables read.
+
+    Attributes:
+        row: name of the table's row.
+        benchmark: name of the stream.
+        protocol: order of the stream.
+        number: number of the run, which is its seed.
+        final: accuracy over all classes at the end, in percent.
+        seconds: time of the run; None if it was not recorded.
+        split: hash of the table of frames.
+        test_images: hash of the rows and labels of the test images.
+        commit: commit of the checkout that made the run.
+        cpu: CPU that made the run.
+        accuracy_after: accuracy over all seen classes after each experience.
+        per_experience: accuracy at the end on the images of each experience.
+        batches: accuracy on each fixed batch of test images; None if not recorded.
+        settings: as `settings_text` lists them.
+    """
+
+    row: str
+    benchmark: str
+    protocol: str
+    number: int
+    final: float
+    seconds: float | None
+    split: str
+    test_images: str
+    commit: str
+    cpu: str
+    accuracy_after: tuple[float | None, ...]
+    per_experience: tuple[float, ...]
+    batches: np.ndarray | None = field(compare=False)
+    settings: str
+
+    @property
+    def joint(self) -> bool:
+        """Whether the run trained on all classes at once, so that it has no first task."""
+        return len(self.accuracy_after) == 1 and len(self.per_experience) > 1
+
+    @classmethod
+    def of(
+        cls, row: str, benchmark: str, protocol: str, run: "FinishedRun | RecordedRun"
+    ) -> "RecordedRun":
+        """Take from a run what its line has."""
+        return cls(
+            row=row,
+            benchmark=benchmark,
+            protocol=protocol,
+            number=run.number,
+            final=round(run.final, 4),
+            seconds=None if run.seconds is None else round(run.seconds, 1),
+            split=run.split,
+            test_images=run.test_images,
+            commit=run.commit,
+            cpu=run.cpu,
+            accuracy_after=tuple(run.accuracy_after),
+            per_experience=tuple(run.per_experience),
+            batches=run.batches,
+            settings=run.settings,
+        )
+
+    @classmethod
+    def of_line(cls, line: dict[str, str]) -> "RecordedRun":
+        """Read a line of the file; ValueError if its settings are not those hashed."""
+        settings = line["settings"]
+        if line["settings_sha256"] != settings_hash(settings):
+            raise ValueError(
+                f"run {line['run']} of {line['row']!r} has settings that do not agree "
+                "with their hash; restore the line, or remove it and run it again"
+            )
+        batches = _numbers(line["accuracy_of_batches"])
+        return cls(
+            row=line["row"],
+            benchmark=line["benchmark"],
+            protocol=line["protocol"],
+            number=int(line["run"]),
+            final=float(line["final_accuracy"]),
+            seconds=float(line["seconds"]) if line["seconds"] else None,
+            split=line["frame_table_sha256"],
+            test_images=line["test_images_sha256"],
+            commit=line["commit"],
+            cpu=line["cpu"],
+            accuracy_after=_numbers(line["accuracy_after"]),
+            per_experience=_numbers(line["final_accuracy_per_experience"]),
+            batches=np.array(batches) if batches else None,
+            settings=settings,
+        )
+
+    @property
+    def line(self) -> list[object]:
+        """Values of `COLUMNS`."""
+        values = {
+            "row": self.row,
+            "benchmark": self.benchmark,
+            "protocol": self.protocol,
+            "run": self.number,
+            "final_accuracy": self.final,
+            "seconds": self.seconds,
+            "frame_table_sha256": self.split,
+            "test_images_sha256": self.test_images,
+            "settings_sha256": settings_hash(self.settings),
+            "commit": self.commit,
+            "cpu": self.cpu,
+            "accuracy_after": _text(self.accuracy_after),
+            "final_accuracy_per_experience": _text(self.per_experience),
+            "accuracy_of_batches": _text(() if self.batches is None else self.batches),
+            "settings": self.settings,
+        }
+        return [values[column] for column in COLUMNS]
+
+
+def _text(numbers: Iterable[float | None]) -> str:
+    """Numbers separated by spaces."""
+    return " ".join(
+        NOT_TESTED if number is None else f"{number:.6g}" for number in numbers
+    )
+
+
+def _numbers(text: str) -> tuple:
+    """Read what `_text` wrote."""
+    return tuple(None if word == NOT_TESTED else float(word) for word in text.split())
+
+
+Key = tuple[str, str, str, int]  # row, benchmark, protocol, number of the run
+
+
+class RecordedRuns:
+    """The recorded runs of a table, by row, benchmark, protocol and number.
+
+    Args:
+        path: the CSV file; it need not exist yet.
+
+    Raises:
+        ValueError: a line is damaged, or the file has other columns.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.runs: dict[Key, RecordedRun] = {}
+        if path.exists():
+            for run in read_recorded(path):
+                self.runs[key_of(run)] = run
+
+    def get(self, benchmark: str, number: int, settings: str) -> RecordedRun | None:
+        """Look up a run by what decides its result; None if it is not recorded."""
+        for run in self.runs.values():
+            decides = run.benchmark, run.number, run.settings
+            if decides == (benchmark, number, settings):
+                return run
+        return None
+
+    def add(self, run: RecordedRun) -> None:
+        """Add a run, in place of one of the same row and number, and write the file."""
+        self.runs[key_of(run)] = run
+        write_recorded(self.path, list(self.runs.values()))
+
+
+def key_of(run: RecordedRun) -> Key:
+    """What identifies a run within its table."""
+    return run.row, run.benchmark, run.protocol, run.number
+
+
+def read_recorded(path: Path) -> list[RecordedRun]:
+    """Read a file of recorded runs; ValueError if it has other columns."""
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise ValueError(
+                f"{path} has the columns {', '.join(reader.fieldnames or ())}; recorded "
+                f"runs have {', '.join(COLUMNS)}"
+            )
+        return [RecordedRun.of_line(line) for line in reader]
+
+
+def write_recorded(path: Path, runs: Sequence[RecordedRun]) -> None:
+    """Write runs as CSV, atomically."""
+    write_csv(path, [COLUMNS, *(run.line for run in runs)])

@@ -1,0 +1,237 @@
+"""Runs of a table in a CSV file, which count as finished where their folders are not."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from called_script import made_run
+from support.common_options import common_options, parser_for
+from support.findings import Cell, find
+from support.recorded_runs import (
+    COLUMNS,
+    RecordedRun,
+    RecordedRuns,
+    read_recorded,
+    write_recorded,
+)
+from support.runs import FinishedRun, planned_settings, settings_hash, settings_text
+
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import RunSettings, flat
+
+RUN = RecordedRun(
+    row="Ours",
+    benchmark="eth80",
+    protocol="class_instance",
+    number=3,
+    final=82.5,
+    seconds=12.3,
+    split="abc",
+    test_images="def",
+    commit="46a1cb66",
+    cpu="A CPU, AVX2",
+    accuracy_after=(90.0, None, 82.5),
+    per_experience=(80.0, 85.0),
+    batches=np.array([83.0, 82.0]),
+    settings="strategy=crumb replay_weight=5.0",
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A file with one recorded run."""
+    path = tmp_path / "table_runs.csv"
+    write_recorded(path, [RUN])
+    return path
+
+
+def test_a_file_holds_runs_unchanged(path):
+    (run,) = read_recorded(path)
+    assert run == RUN
+    assert run.batches.tolist() == [83, 82]
+    assert not run.joint
+
+
+def test_a_run_without_predictions_is_held(path):
+    write_recorded(path, [replace(RUN, batches=None, seconds=None)])
+    (run,) = read_recorded(path)
+    assert run.batches is None and run.seconds is None
+
+
+def test_a_joint_run_is_known_by_its_line(path):
+    write_recorded(path, [replace(RUN, accuracy_after=(82.5,))])
+    assert read_recorded(path)[0].joint
+
+
+def test_a_run_is_found_by_what_decides_it(path):
+    recorded = RecordedRuns(path)
+    assert recorded.get("eth80", 3, RUN.settings) == RUN
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("core50", 3, RUN.settings),
+        ("eth80", 4, RUN.settings),
+        ("eth80", 3, "strategy=crumb replay_weight=1.0"),
+    ],
+    ids=["benchmark", "number", "settings"],
+)
+def test_another_run_is_not_found(path, key):
+    assert RecordedRuns(path).get(*key) is None
+
+
+def test_a_new_run_takes_the_line_of_its_row(path):
+    recorded = RecordedRuns(path)
+    recorded.add(replace(RUN, final=60.0, settings="strategy=crumb"))
+    recorded.add(replace(RUN, number=4))
+    runs = read_recorded(path)
+    assert [(run.number, run.final) for run in runs] == [(3, 60.0), (4, 82.5)]
+
+
+def test_edited_settings_are_refused(path):
+    path.write_text(path.read_text().replace("weight=5.0", "weight=1.0"))
+    with pytest.raises(ValueError, match="run 3 of 'Ours' has settings that do not"):
+        read_recorded(path)
+
+
+def test_other_columns_are_refused(path):
+    path.write_text("row,run\nOurs,0\n")
+    with pytest.raises(ValueError, match="has the columns row, run; recorded runs"):
+        read_recorded(path)
+
+
+def test_a_line_says_what_its_folder_says(tmp_path):
+    folder = made_run(tmp_path / "run3", 160)
+    run = FinishedRun(folder, 3, json.loads((folder / "result.json").read_text()))
+    line = RecordedRun.of("Ours", "eth80", "class_instance", run)
+    assert line.final == 80
+    assert line.accuracy_after == (90, 80)
+    assert line.batches.tolist() == run.batches.tolist()
+    assert line.test_images == run.test_images
+    assert len(line.line) == len(COLUMNS)
+
+
+@pytest.fixture
+def settings(weights_file):
+    """Settings of a run that takes weights from a file."""
+    return RunSettings(benchmark="toy_shapes", weights=str(weights_file))
+
+
+def test_planned_settings_name_a_file_by_its_content(settings, tmp_path):
+    elsewhere = tmp_path / "copies" / Path(settings.weights).name
+    elsewhere.parent.mkdir()
+    elsewhere.write_bytes(Path(settings.weights).read_bytes())
+    listed = planned_settings(settings)
+    assert listed == planned_settings(replace(settings, weights=str(elsewhere)))
+    assert f"weights={elsewhere.name}@" in listed
+
+
+def test_the_replay_weight_is_always_listed(settings):
+    assert "replay_weight=5.0" in planned_settings(settings).split()
+
+
+@pytest.mark.parametrize("change", [{"replay_weight": 1.0}, {"protocol": "class_iid"}])
+def test_what_changes_a_result_is_listed(settings, change):
+    changed = replace(settings, **change)
+    assert planned_settings(changed) != planned_settings(settings)
+
+
+@pytest.mark.parametrize("change", [{"threads": 2}, {"output": "x"}, {"run": 3}])
+def test_what_changes_no_settings_is_left_out(settings, change):
+    changed = replace(settings, **change)
+    assert planned_settings(changed) == planned_settings(settings)
+
+
+def test_a_finished_run_lists_what_was_planned(settings, tmp_path):
+    plan = RunPlan.of(settings)
+    folder = made_run(tmp_path / "run0", 160)
+    (folder / "config.yaml").write_text(str(plan))
+    listed = FinishedRun(folder, 0, {"provenance": {}}).settings
+    assert listed == settings_text(flat(vars(plan)), {})
+
+
+# A whole table, whose runs are handmade.
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """A function that makes a table of two runs, and the numbers that it ran."""
+    ran = []
+
+    def sweep(runs, processes, finished):
+        for run in runs:
+            folder = made_run(Path(run.output), 160 + run.run)
+            (folder / "config.yaml").write_text(str(RunPlan.of(run)))
+            ran.append(run.run)
+            finished(run)
+        return {}
+
+    monkeypatch.setattr("support.common_options.sweep", sweep)
+    monkeypatch.setattr("support.common_options.is_finished", lambda run: True)
+
+    def make(output, *more):
+        ran.clear()
+        words = ["--output", str(tmp_path / output), "--weights", "none", *more]
+        words += ["--benchmark", "toy_shapes", "--recorded", str(tmp_path / "runs.csv")]
+        options = common_options(
+            parser_for("Doc.", "x", several=True).parse_args(words)
+        )
+        folder = options.output / "ours"
+        cell = Cell("Ours", "toy_shapes", "class_instance", folder, {"mem_size": 9})
+        (finding,), _ = options.found([cell])
+        return finding, list(ran)
+
+    return make
+
+
+def test_every_run_is_added_to_the_file(table, tmp_path):
+    finding, ran = table("here", "--runs", "0-1")
+    assert ran == [0, 1] and finding.finals == [80.0, 80.5]
+    assert [run.final for run in read_recorded(tmp_path / "runs.csv")] == [80.0, 80.5]
+
+
+def test_recorded_runs_are_not_done_elsewhere(table):
+    table("here", "--runs", "0-1")
+    finding, ran = table("elsewhere", "--runs", "0-2")
+    assert ran == [2]
+    assert finding.finals == [80.0, 80.5, 81.0]
+
+
+def test_runs_of_other_settings_are_done_again(table):
+    table("here", "--runs", "0")
+    _, ran = table("elsewhere", "--runs", "0", "--replay-weight", "1")
+    assert ran == [0]
+
+
+def test_finished_folders_are_added(table, tmp_path):
+    table("here", "--runs", "0")
+    (tmp_path / "runs.csv").unlink()
+    _, ran = table("here", "--runs", "0", "--table-only")
+    assert ran == [] and len(read_recorded(tmp_path / "runs.csv")) == 1
+
+
+def test_recorded_runs_are_tested_as_folders_are(table, tmp_path):
+    """The paper's test needs batches of test images, which lines have too."""
+    for number in (0, 1):
+        made_run(tmp_path / "a" / f"run{number}", 160 + number)
+        made_run(tmp_path / "b" / f"run{number}", 120)
+    first = Cell("A", "x", "class_iid", tmp_path / "a", reference=tmp_path / "a")
+    second = replace(first, row="B", folder=tmp_path / "b")
+    from_folders = find([first, second], [0, 1])
+
+    def lines(cell, numbers):
+        (finding,) = find([replace(cell, reference=None)], numbers)
+        return [RecordedRun.of("x", "x", "x", run) for run in finding.runs]
+
+    from_lines = find([first, second], [0, 1], lines)
+    assert from_lines[1].s4 == from_folders[1].s4
+    assert from_lines[1].paired == from_folders[1].paired
+    assert from_lines[1].s4_filtered_holm == from_folders[1].s4_filtered_holm
+
+
+def test_the_hash_is_that_of_the_settings():
+    expected = "2c26b46b68ffc68ff99b453c1d30413413422d706483bfa0f98a5e886266e7ae"
+    assert settings_hash("foo") == expected
