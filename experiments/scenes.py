@@ -43,6 +43,7 @@ from support.statistics import interval
 from crumb_avalanche.images.boxes import cut_out
 from crumb_avalanche.images.looks import middle
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
@@ -282,7 +283,7 @@ def learned_in_a_run(
         clip.mkdir(parents=True)
         for place, image in enumerate(images):
             middle(image, share).save(clip / f"{place}.png")
-    run(
+    plan = RunPlan.of(
         RunSettings(
             "clip_folder",
             str(folder / "clips"),
@@ -291,6 +292,7 @@ def learned_in_a_run(
             **settings,
         )
     )
+    run(plan)
     return Learner.load(folder / "run" / LEARNER)
 
 

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def main(settings: RunSettings) -> None:
-    """Check the settings before importing torch, which takes seconds; then do the runs."""
-    RunPlan.of(settings)
+    """Plan the runs, which checks the settings before importing torch, which takes seconds; then do them."""
+    plan = RunPlan.of(settings)
     with interrupted_later():
         from crumb_avalanche.runs.run import main
 
-    main(settings, page_of_mistakes)
+    main(plan, page_of_mistakes, default_preset=settings.preset is None)
 
 
 def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
     """Write the mistakes of a finished run on own clips as a page."""
     from crumb_avalanche.report.mistakes import write_mistakes
-    from crumb_avalanche.runs.recorder import read_predictions
+    from crumb_avalanche.runs.predictions import read_predictions
 
     if plan.benchmark == CLIPS:
         predictions = read_predictions(folder)

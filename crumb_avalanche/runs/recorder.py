@@ -1,12 +1,10 @@
-"""What is measured, predicted and learned in a run, the files that it is written to, and checkpoints of it."""
+"""What is measured and learned in a run, and the files of the run folder that it is written to."""
 
-import time
 import warnings
-import zipfile
-import zlib
 from collections import Counter
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from avalanche.benchmarks import CLScenario
@@ -17,7 +15,6 @@ from crumb_avalanche.learner.run_file import (
     LEARNER,
     NOT_KEPT,
     LearnerHeader,
-    probabilities,
     save_learner,
 )
 from crumb_avalanche.models.backbone_names import (
@@ -26,239 +23,13 @@ from crumb_avalanche.models.backbone_names import (
     preprocessing_of,
 )
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.run_folder import (
-    PERCENT,
-    RESUME,
-    versions,
-    write_csv,
-    write_json,
-)
+from crumb_avalanche.runs.predictions import PredictionsPlugin
+from crumb_avalanche.runs.resume import Progress, Resume
+from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
-from crumb_avalanche.system.atomic_file import atomic_write
-from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.progress import progress_bar
-from crumb_avalanche.system.schema import (
-    PLAIN_VALUES,
-    check,
-    each,
-    maybe,
-    real,
-    record,
-    table,
-    text,
-    whole,
-)
-from crumb_avalanche.training.checkpoint import (
-    CheckpointError,
-    CheckpointFolder,
-    CheckpointPlugin,
-    Position,
-)
 from crumb_avalanche.training.ledger import LedgerMetric
-from crumb_avalanche.training.lr_search import Trial
 from crumb_avalanche.training.stateful import StatefulPlugin
-from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-
-@dataclass
-class Progress:
-    """Results of a run so far.
-
-    Attributes:
-        matrix: accuracy after each experience on the classes of each, percent; an empty
-            row if it was not tested.
-        accuracy_after: accuracy over all seen classes after each experience, percent;
-            ``None`` if it was not tested.
-        ledgers: the ledger after each experience.
-        trials: of the learning rate, the chosen one first; they took
-            ``tuning_seconds``.
-        seconds: time from the start of the run to its latest checkpoint; work lost in
-            interruptions is not counted.
-        diverged: number of the experience in which training diverged, if the run counts
-            nevertheless. No checkpoint follows: a resumed run diverges again.
-    """
-
-    matrix: list[list[float]] = field(default_factory=list)
-    accuracy_after: list[float | None] = field(default_factory=list)
-    ledgers: list[dict] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
-    tuning_seconds: float = 0.0
-    seconds: float = 0.0
-    diverged: int | None = None
-
-
-SECONDS = real(0, 1e12)
-TRIAL = record(learning_rate=real(0, 1e12), accuracy=PERCENT, loss=float)
-SERIES = record(steps=each(whole()), values=each(float))  # of a metric
-
-
-class Resume:
-    """Write checkpoints of a run, and resume it from the newest.
-
-    Args:
-        folder: folder of the run; its subfolder ``resume`` holds the checkpoints until
-            the run is finished.
-        settings: settings before tuning; a checkpoint with other settings is refused.
-        files: hashes of the run's input files and other values that must be the same.
-        start: start of the run in this process, by ``time.perf_counter``.
-        experiences: number of experiences of the stream.
-
-    Attributes:
-        found: the checkpoint that the run goes on from, or ``None``.
-        position: place of the run in the stream.
-        progress: results so far.
-        runtime: name and version of what ran F before, empty without a checkpoint.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        settings: RunSettings,
-        files: dict,
-        start: float,
-        experiences: int,
-    ):
-        compared = {
-            name: value
-            for name, value in vars(settings).items()
-            if name not in NON_RESULT_SETTINGS
-        }
-        self.files = CheckpointFolder(folder / RESUME, {**compared, **files})
-        self.settings = settings
-        self.position, self.progress, self.runtime = Position(0), Progress(), ""
-        self.experiences, self.found = experiences, None
-        if settings.checkpoint and not settings.overwrite:
-            self.found = self.files.newest(self._check_notes)
-        if self.found is not None:
-            notes = self.found.notes
-            self.position, self.runtime = (
-                Position(**notes["position"]),
-                notes["runtime"],
-            )
-            self.progress = Progress(**notes["progress"])
-            self.progress.trials = [
-                Trial(**trial) for trial in notes["progress"]["trials"]
-            ]
-        self._clock = start - self.progress.seconds
-
-    def _check_notes(self, notes: dict) -> None:
-        position = record(
-            experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
-        )
-        check(
-            record(
-                position=position,
-                progress=dict,
-                metrics=table(text(), SERIES),
-                runtime=text(),
-            ),
-            notes,
-        )
-        done = notes["position"]["experience"]
-        progress = record(
-            matrix=each(each(PERCENT), done),
-            accuracy_after=each(maybe(PERCENT), done),
-            ledgers=each(PLAIN_VALUES, done),
-            trials=each(TRIAL),
-            tuning_seconds=SECONDS,
-            seconds=SECONDS,
-            diverged=type(None),
-        )
-        check(progress, notes["progress"], "progress")
-
-    @property
-    def seconds(self) -> float:
-        """Duration of the run so far, over all processes that worked on it."""
-        return time.perf_counter() - self._clock
-
-    def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a new strategy; load the one found, or remove all when starting over."""
-        now, found = str(strategy.model.runtime), self.found
-        if (
-            found
-            and strategy.model.runtime.name == "onnxruntime"
-            and now != self.runtime
-        ):
-            raise ValueError(
-                f"the run began with runtime {self.runtime}, but this one is {now}, whose maps differ: install "
-                "the version of the former, or start over with --overwrite true"
-            )
-        if self.settings.overwrite:
-            self.files.clear()
-        if not self.settings.checkpoint:
-            return
-        self.strategy = strategy
-        plugin = CheckpointPlugin(self.save, self.settings.checkpoint_every)
-        strategy.plugins.append(plugin)
-        if found is None:
-            return
-        self.found = None  # its tensors are not needed after the strategy has them
-
-        compared = (
-            3 if self.position.inside else 1
-        )  # between experiences the counts within one mean nothing
-
-        def restore() -> None:
-            try:
-                strategy.load_state_dict(found.state["strategy"])
-                set_rng_state(found.state["random"])
-                clock = strategy.clock
-                place = (
-                    clock.train_exp_counter,
-                    clock.train_exp_epochs,
-                    clock.train_epoch_iterations,
-                )
-                if place[:compared] != astuple(self.position)[:compared]:
-                    raise ValueError(
-                        f"its clock is at {place}, its note at {astuple(self.position)}"
-                    )
-                collected, latest = (
-                    strategy.evaluator.get_all_metrics(),
-                    strategy.evaluator.last_metric_results,
-                )
-                collected.clear()
-                latest.clear()
-                for name, series in found.notes["metrics"].items():
-                    collected[name] = list(series["steps"]), list(series["values"])
-                    latest[name] = series["values"][-1]
-            except (
-                AttributeError,
-                LookupError,
-                TypeError,
-                ValueError,
-                RuntimeError,
-            ) as error:
-                raise CheckpointError(
-                    f"the state in {self.files.path(found.number)} does not fit this run "
-                    f"({' '.join(str(error).split())}); remove that file to resume from the one before it"
-                ) from error
-
-        restore()
-        if self.position.inside:
-            plugin.resume_from(self.position, plugin.epoch_start, restore)
-
-    def save(self, position: Position) -> None:
-        """Write a checkpoint."""
-        self.position = position
-        if not self.settings.checkpoint:
-            return
-        self.progress.seconds = self.seconds
-        notes = {
-            "position": asdict(position),
-            "progress": asdict(self.progress),
-            "metrics": {
-                name: {"steps": steps, "values": values}
-                for name, (
-                    steps,
-                    values,
-                ) in self.strategy.evaluator.get_all_metrics().items()
-            },
-            "runtime": str(self.strategy.model.runtime),
-        }
-        self.files.write(
-            notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
-        )
 
 
 class Recorder:
@@ -270,9 +41,8 @@ class Recorder:
         self.plugins = [self.bar, self.predictions]
         self.ledger = LedgerMetric()
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "No loggers specified"
-            )  # metrics.csv is written at the end
+            # metrics.csv is written at the end
+            warnings.filterwarnings("ignore", "No loggers specified")
             self.evaluator = EvaluationPlugin(
                 accuracy_metrics(experience=True, stream=True),
                 loss_metrics(experience=True),
@@ -280,36 +50,54 @@ class Recorder:
                 loggers=[],
             )
 
-    def write(self, folder: Path, session: Session, progress: Progress) -> dict:
+    def write(
+        self, folder: Path, session: Session, progress: Progress
+    ) -> dict[str, Any]:
         """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
-        metrics = self.evaluator.get_all_metrics().items()
-        values = (
-            [name, step, value]
-            for name, series in metrics
-            for step, value in zip(*series)
-        )
-        write_csv(folder / "metrics.csv", [["metric", "step", "value"], *values])
+        self._write_metrics(folder)
         tests = session.stream.benchmark.test_stream
-        self.predictions.write(
-            folder, np.concatenate([list(test.dataset.frame_row) for test in tests])
-        )
-        width = len(progress.matrix[-1])
-        lines = [["after", *[f"experience_{j}" for j in range(width)]]]
-        for i, row in enumerate(
-            progress.matrix
-        ):  # columns of unseen classes stay empty
-            lines.append(
-                [str(i), *[f"{value:.4f}" for value in row], *[""] * (width - len(row))]
-            )
-        write_csv(folder / "accuracy_matrix.csv", lines)
-        ledger, cache = progress.ledgers[-1], session.cache
-        ledger["feature_cache_seconds"] = cache.store.seconds if cache else 0.0
-        ledger["feature_cache_images_filled"] = cache.store.filled if cache else 0
-        ledger["feature_cache_images_damaged"] = cache.store.damaged if cache else 0
+        rows = [np.asarray(list(test.dataset.frame_row)) for test in tests]
+        self.predictions.write(folder, np.concatenate(rows))
+        write_csv(folder / "accuracy_matrix.csv", _matrix_lines(progress.matrix))
+        ledger = progress.ledgers[-1]
+        ledger |= _cache_costs(session)
         write_json(
             folder / "ledger.json", {**ledger, "after_experience": progress.ledgers}
         )
         return ledger
+
+    def _write_metrics(self, folder: Path) -> None:
+        """Write a line for each value that Avalanche's metrics took."""
+        lines = [["metric", "step", "value"]]
+        for name, (steps, values) in self.evaluator.get_all_metrics().items():
+            lines += [[name, step, value] for step, value in zip(steps, values)]
+        write_csv(folder / "metrics.csv", lines)
+
+
+def _matrix_lines(matrix: list[list[float]]) -> list[list[str]]:
+    """Return the lines of ``accuracy_matrix.csv``; cells of unseen classes, and rows that were not tested, are empty."""
+    width = len(matrix[-1])
+    lines = [["after", *[f"experience_{column}" for column in range(width)]]]
+    for experience, row in enumerate(matrix):
+        cells = [f"{value:.4f}" for value in row]
+        empty = [""] * (width - len(row))
+        lines.append([str(experience), *cells, *empty])
+    return lines
+
+
+def _cache_costs(session: Session) -> dict[str, float]:
+    """Return the entries of the ledger about the feature cache, which are 0 without one."""
+    costs = {
+        "feature_cache_seconds": 0.0,
+        "feature_cache_images_filled": 0,
+        "feature_cache_images_damaged": 0,
+    }
+    if session.cache is not None:
+        store = session.cache.store
+        costs["feature_cache_seconds"] = store.seconds
+        costs["feature_cache_images_filled"] = store.filled
+        costs["feature_cache_images_damaged"] = store.damaged
+    return costs
 
 
 class ProgressPlugin(StatefulPlugin):
@@ -319,7 +107,7 @@ class ProgressPlugin(StatefulPlugin):
         super().__init__()
         self.total = total
         self.show = show
-        self._bar = None
+        self._bar: Any = None
 
     def before_training_epoch(self, strategy, **kwargs):
         if self._bar is None:
@@ -342,87 +130,10 @@ class ProgressPlugin(StatefulPlugin):
             self._bar = None
 
 
-PREDICTIONS = "predictions.npz"
-
-
-class PredictionsPlugin(StatefulPlugin):
-    """Record labels, predicted classes and their probabilities of the latest evaluation, in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.labels: list[int] = []
-        self.answers: list[int] = []
-        self.confidence: list[float] = []
-
-    def before_eval(self, strategy, **kwargs):
-        self.labels, self.answers, self.confidence = [], [], []
-
-    def after_eval_iteration(self, strategy, **kwargs):
-        self.labels += strategy.mb_y.tolist()
-        self.answers += strategy.mb_output.argmax(1).tolist()
-        self.confidence += probabilities(strategy, strategy.mb_output).amax(1).tolist()
-
-    def write(self, folder: Path, rows: np.ndarray) -> None:
-        """Write ``predictions.npz`` atomically, with the row of each image in the frame table, ``(N,)``."""
-        columns = {"row": np.asarray(rows, np.int32), **self.state_dict()}
-        columns["label"], columns["answer"] = (
-            columns.pop("labels"),
-            columns.pop("answers"),
-        )
-        with (
-            atomic_write(folder / PREDICTIONS) as unfinished,
-            open(unfinished, "wb") as file,
-        ):
-            np.savez_compressed(file, **columns)
-
-    def state_dict(self):
-        state = {
-            name: np.asarray(getattr(self, name), np.int32)
-            for name in ("labels", "answers")
-        }
-        return state | {"confidence": np.asarray(self.confidence, np.float32)}
-
-    def load_state_dict(self, state):
-        self.labels, self.answers = state["labels"].tolist(), state["answers"].tolist()
-        self.confidence = state["confidence"].tolist()
-
-
-def read_predictions(folder: Path) -> dict[str, np.ndarray]:
-    """Read the predictions of a run, sorted by row: those of runs on the same test set align.
-
-    Returns:
-        ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)``
-        float32: softmax of the outputs, not calibrated.
-    """
-    path = folder / PREDICTIONS
-    if not path.is_file():
-        raise ValueError(
-            f"there are no predictions in {folder}; give the folder of a finished run"
-        )
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = {
-                name: file[name] for name in ("row", "label", "answer", "confidence")
-            }
-    except (
-        OSError,
-        KeyError,
-        ValueError,
-        NotImplementedError,
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-    ) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); run it again with --overwrite true"
-        ) from error
-    order = np.argsort(columns["row"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
-
-
-def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict:
+def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]:
     """Return the values of ``result.json`` from plan, stream and progress."""
-    progress, stream = resume.progress, session.stream
+    progress = resume.progress
+    stream = session.stream
     benchmark = stream.benchmark
     return {
         "benchmark": plan.benchmark,
@@ -467,37 +178,46 @@ def _new_classes(benchmark: CLScenario) -> list[int]:
 
 def keep_learner(folder: Path, session: Session, experiences: int) -> None:
     """Write ``learner.safetensors`` after so many experiences, unless the plan or the method keeps none."""
-    plan, benchmark, model = session.plan, session.stream.benchmark, session.model
-    if not plan.keep_learner or plan.strategy in NOT_KEPT:
-        return
-    images = Counter(
-        label
-        for one in benchmark.train_stream[:experiences]
-        for label in map(int, one.dataset.targets)
-    )
-    names = benchmark.class_names
-    blocks, expected = model.codebook, preprocessing_of(plan.backbone)
+    plan = session.plan
+    if plan.keep_learner and plan.strategy not in NOT_KEPT:
+        header = _learner_header(session, experiences)
+        save_learner(folder / LEARNER, session.strategy, header)
+
+
+def _learner_header(session: Session, experiences: int) -> LearnerHeader:
+    """Return the header of the learner file after so many experiences."""
+    plan = session.plan
+    model = session.model
+    preprocessing = preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
-    if is_timm(plan.backbone) or expected != Preprocessing():
-        network["preprocessing"] = expected.as_dict()
-    header = LearnerHeader(
+    if is_timm(plan.backbone) or preprocessing != Preprocessing():
+        network["preprocessing"] = preprocessing.as_dict()
+    codebook = None
+    if model.codebook is not None:
+        codebook = (model.codebook.codebook_size, model.codebook.codebook_dim)
+    return LearnerHeader(
         strategy=plan.strategy,
         method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
         learning=asdict(plan.learning),
         mem_size=plan.capacity,
         seed=plan.run,
         network=network,
-        codebook=None
-        if blocks is None
-        else (blocks.codebook_size, blocks.codebook_dim),
+        codebook=codebook,
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,
-        transform={**expected.as_dict(), "size": plan.image_size},
-        classes=[
-            dict(label=label, name=names[label], images=count)
-            for label, count in images.items()
-        ],
+        transform={**preprocessing.as_dict(), "size": plan.image_size},
+        classes=_learned_classes(session.stream.benchmark, experiences),
         budget_bytes=plan.budget,
         versions={**versions(), "runtime": str(model.runtime)},
     )
-    save_learner(folder / LEARNER, session.strategy, header)
+
+
+def _learned_classes(benchmark: CLScenario, experiences: int) -> list[dict[str, Any]]:
+    """Return label, name and number of training images of each class in so many experiences, as they arrived."""
+    images: Counter[int] = Counter()
+    for experience in benchmark.train_stream[:experiences]:
+        images.update(int(label) for label in experience.dataset.targets)
+    return [
+        {"label": label, "name": benchmark.class_names[label], "images": count}
+        for label, count in images.items()
+    ]

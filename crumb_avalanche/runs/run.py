@@ -5,13 +5,15 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.recorder import Recorder, Resume, keep_learner, result_of
+from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
+from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.session import (
     Session,
     Stream,
@@ -19,7 +21,6 @@ from crumb_avalanche.runs.session import (
     open_stream,
     trials_text,
 )
-from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
@@ -35,45 +36,60 @@ from crumb_avalanche.training.plugins import TrainingDivergedError
 Finished = Callable[[Path, RunPlan, Stream], object]
 
 
-def main(settings: RunSettings, finished: Finished | None = None) -> None:
+def main(
+    plan: RunPlan, finished: Finished | None = None, default_preset: bool = False
+) -> None:
     """Do one run, or several with a summary.
 
     Args:
-        settings: of the command.
+        plan: of the run, or of the several runs that ``plan.runs`` numbers.
         finished: called after each run.
+        default_preset: whether the preset was chosen because none was given, which is
+            printed for own clips.
     """
-    plan = RunPlan.of(settings)
     for name in ("output", "feature_cache"):
-        if (
-            (value := getattr(plan, name))
-            and Path(value).exists()
-            and not Path(value).is_dir()
-        ):
-            kind = "a file" if Path(value).is_file() else "a pipe or a device"
-            raise ValueError(f"{name} is {value}, which is {kind}; give a folder")
-    numbers = plan.run_numbers()
-    default = " (default for your own clips)" * (
-        settings.preset is None and plan.preset == "recommended"
-    )
+        _refuse_file(name, getattr(plan, name))
+    note = ""
+    if default_preset and plan.preset == "recommended":
+        note = " (default for your own clips)"
     print(
-        f"{plan.benchmark}: preset {plan.preset}{default}, strategy {plan.strategy}",
+        f"{plan.benchmark}: preset {plan.preset}{note}, strategy {plan.strategy}",
         flush=True,
     )
     if plan.runs is None:
-        with locked(Path(plan.output)):
-            result = run_once(plan, finished=finished)
-        _print_results(plan, Path(plan.output))
-        print(f"final accuracy {result['final_accuracy']:.2f} %")
-        return
+        _do_one(plan, finished)
+    else:
+        _do_several(plan, finished)
+
+
+def _refuse_file(name: str, value: str | None) -> None:
+    """Raise ValueError if the path of a setting is there and no folder."""
+    if value and Path(value).exists() and not Path(value).is_dir():
+        kind = "a file" if Path(value).is_file() else "a pipe or a device"
+        raise ValueError(f"{name} is {value}, which is {kind}; give a folder")
+
+
+def _do_one(plan: RunPlan, finished: Finished | None) -> None:
+    """Do the only run of a command and print where its results are."""
+    output = Path(plan.output)
+    with locked(output):
+        result = run_once(plan, finished=finished)
+    _print_results(plan, output)
+    print(f"final accuracy {result['final_accuracy']:.2f} %")
+
+
+def _do_several(plan: RunPlan, finished: Finished | None) -> None:
+    """Do the runs that are not finished yet; write and print a summary of all."""
+    output = Path(plan.output)
     run_folder.refuse_others(
-        Path(plan.output),
-        [run_folder.SUMMARY],
-        {run_folder.SUMMARY: '"final_accuracy_mean"'},
+        output, [run_folder.SUMMARY], {run_folder.SUMMARY: '"final_accuracy_mean"'}
     )
-    accuracies = [
-        _one_of_several(plan, number, finished)["final_accuracy"] for number in numbers
-    ]
-    spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    numbers = plan.run_numbers()
+    accuracies = []
+    for number in numbers:
+        result = _one_of_several(plan, number, finished)
+        accuracies.append(result["final_accuracy"])
+    several = len(numbers) > 1
     summary = {
         "benchmark": plan.benchmark,
         "protocol": plan.protocol,
@@ -82,48 +98,45 @@ def main(settings: RunSettings, finished: Finished | None = None) -> None:
         "runs": numbers,
         "final_accuracy": accuracies,
         "final_accuracy_mean": statistics.fmean(accuracies),
-        "final_accuracy_std": spread,
+        "final_accuracy_std": statistics.stdev(accuracies) if several else None,
     }
-    run_folder.write_json(Path(plan.output) / run_folder.SUMMARY, summary)
-    count, kind = (
-        ("1 run", "")
-        if spread is None
-        else (f"{len(numbers)} runs", " (mean, standard deviation)")
-    )
-    _print_results(plan, Path(plan.output) / f"run{numbers[0]}")
-    print(
-        f"{plan.strategy}, {count}: final accuracy {mean_text(accuracies, '.2f')} %{kind}"
-    )
+    run_folder.write_json(output / run_folder.SUMMARY, summary)
+    _print_results(plan, output / f"run{numbers[0]}")
+    mean = mean_text(accuracies, ".2f")
+    if several:
+        runs = (
+            f"{len(numbers)} runs: final accuracy {mean} % (mean, standard deviation)"
+        )
+    else:
+        runs = f"1 run: final accuracy {mean} %"
+    print(f"{plan.strategy}, {runs}")
 
 
 def _print_results(plan: RunPlan, folder: Path) -> None:
     """Print where the results are, and how to use what was learned in the folder of a run."""
-    usage = usage_of(folder, str(plan.strategy))
-    print(
-        f"\nresults in {plan.output}; see also: crumb report {plan.output}",
-        *usage,
-        sep="\n",
-    )
-    if (folder / run_folder.MISTAKES).exists():
-        print(f"mistakes, and what would help: {folder / run_folder.MISTAKES}")
+    print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
+    for line in usage_of(folder, str(plan.strategy)):
+        print(line)
+    mistakes = folder / run_folder.MISTAKES
+    if mistakes.exists():
+        print(f"mistakes, and what would help: {mistakes}")
 
 
 def _one_of_several(
     plan: RunPlan, number: int, finished: Finished | None = None
-) -> dict:
+) -> dict[str, Any]:
     """Return the result of one of several runs; do the run unless its folder holds a finished one."""
     folder = Path(plan.output) / f"run{number}"
-    one = replace(plan, run=number, runs=None, output=str(folder))
+    own_plan = replace(plan, run=number, runs=None, output=str(folder))
     if (folder / run_folder.RESULT).exists() and not plan.overwrite:
-        result = run_folder.finished_result(folder, one)
+        result = run_folder.finished_result(folder, own_plan)
         run_folder.tidy_up(folder)
-        print(
-            f"run {number}: already finished, final accuracy {result['final_accuracy']:.2f} %"
-        )
+        accuracy = result["final_accuracy"]
+        print(f"run {number}: already finished, final accuracy {accuracy:.2f} %")
         return result
     print(f"run {number}")
     with locked(folder):
-        return run_once(one, finished=finished)
+        return run_once(own_plan, finished=finished)
 
 
 def run_once(
@@ -131,7 +144,7 @@ def run_once(
     verbose: bool = True,
     finished: Finished | None = None,
     count_divergence: bool = False,
-) -> dict:
+) -> dict[str, Any]:
     """Do one run in this process and return the content of ``result.json``.
 
     Args:
@@ -145,68 +158,63 @@ def run_once(
     try:
         return _run(plan, verbose, finished, count_divergence)
     finally:
-        # free strategy, plugins and evaluator, which refer to each other, before the
-        # next run
+        # Free strategy, plugins and evaluator, which refer to each other, before the
+        # next run.
         gc.collect()
 
 
 def _run(
     plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool
-) -> dict:
-    start, folder = time.perf_counter(), Path(plan.output)
+) -> dict[str, Any]:
+    """Do the steps of ``run_once``."""
+    start = time.perf_counter()
+    folder = Path(plan.output)
     run_folder.claim(folder, plan.overwrite)
     check_device(plan.device)
     hashes = run_folder.provenance(plan)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
-    images, text = describe(stream)
+    images, description = describe(stream)
     if verbose:
-        print(text, flush=True)
+        print(description, flush=True)
     experiences = len(stream.benchmark.train_stream)
     recorder = Recorder(experiences, plan.progress)
-    resume = Resume(
-        folder,
-        plan,
-        {**hashes, "frames": stream.table.content_hash()},
-        start,
-        experiences,
-    )
+    inputs = {**hashes, "frames": stream.table.content_hash()}
+    resume = Resume(folder, plan, inputs, start, experiences)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
-        # Of an earlier run, after all checks have passed.
-        for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
-            (folder / name).unlink(missing_ok=True)
-        # The learning rate as planned, not as tuned: repeating the run tunes it again.
-        head = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
-        write_text(folder / "config.yaml", f"{head}{plan}")
+        _begin_folder(folder, plan, session)
         try:
             learn(session, recorder.ledger, resume, count_divergence)
         finally:
             recorder.bar.close()
-        ledger = recorder.write(folder, session, resume.progress)
-        learned = (
-            len(resume.progress.ledgers)
-            if resume.progress.diverged is None
-            else resume.progress.diverged + 1
-        )
+        progress = resume.progress
+        ledger = recorder.write(folder, session, progress)
+        learned = len(progress.ledgers)
+        if progress.diverged is not None:
+            learned = progress.diverged + 1
         keep_learner(folder, session, learned)
-        result = run_folder.with_digests(
-            folder, result_of(plan, session, resume) | images | {"provenance": hashes}
-        )
+        result = result_of(plan, session, resume)
+        result |= {**images, "provenance": hashes}
+        result = run_folder.with_digests(folder, result)
     run_folder.write_json(folder / run_folder.RESULT, result)
     run_folder.tidy_up(folder)
     if verbose:
-        print(
-            matrix_table(
-                resume.progress.matrix,
-                resume.progress.accuracy_after,
-                joint=session.entry.joint,
-            )
-        )
+        joint = session.entry.joint
+        print(matrix_table(progress.matrix, progress.accuracy_after, joint=joint))
         print(ledger_table(ledger))
     if finished is not None:
         finished(folder, plan, stream)
     return result
+
+
+def _begin_folder(folder: Path, plan: RunPlan, session: Session) -> None:
+    """Remove what an earlier run left, after all checks have passed, and write ``config.yaml``."""
+    for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
+        (folder / name).unlink(missing_ok=True)
+    # The learning rate as planned, not as tuned: repeating the run tunes it again.
+    head = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
+    write_text(folder / run_folder.CONFIG, f"{head}{plan}")
 
 
 def build_session(
@@ -214,31 +222,29 @@ def build_session(
 ) -> Session:
     """Build the session of a run, with the learning rate and state of a checkpoint if one is found."""
     progress = resume.progress
+    resuming = resume.checkpoint is not None
+    # What ran F before, which ``auto`` might not choose again.
+    runtime = resume.runtime.partition(" ")[0] or plan.runtime
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(
-            # What ran F before, which ``auto`` might not choose again.
-            replace(plan, runtime=resume.runtime.partition(" ")[0] or plan.runtime),
+            replace(plan, runtime=runtime),
             stream,
             plugins=recorder.plugins,
             evaluator=recorder.evaluator,
-            trials=progress.trials if resume.found else None,
+            trials=progress.trials if resuming else None,
         )
-    if not resume.found:
-        progress.trials, progress.tuning_seconds = (
-            session.trials,
-            session.tuning_seconds,
-        )
+    if not resuming:
+        progress.trials = session.trials
+        progress.tuning_seconds = session.tuning_seconds
     if session.plan.runtime != "torch":
         print(session.model.runtime.described, flush=True)
     if progress.trials:
         print(trials_text(progress.trials))
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
-    if resume.found:
-        print(
-            f"resuming: {resume.position.described(len(stream.benchmark.train_stream))}",
-            flush=True,
-        )
+    if resuming:
+        experiences = len(stream.benchmark.train_stream)
+        print(f"resuming: {resume.position.described(experiences)}", flush=True)
     resume.attach(session.strategy)
     return session
 
@@ -252,61 +258,81 @@ def learn(
     experience. The number of evaluations does not change what is learned. A run that
     diverges and counts is evaluated on the classes of all experiences.
     """
-    plan, strategy, benchmark, joint = (
-        session.plan,
-        session.strategy,
-        session.stream.benchmark,
-        session.entry.joint,
-    )
-    loader = {"num_workers": plan.workers}
+    plan = session.plan
     progress = resume.progress
-    count = len(benchmark.train_stream)
-    for number in range(resume.position.experience, count):
-        experience = benchmark.train_stream[number]
+    experiences = session.stream.benchmark.train_stream
+    last = len(experiences) - 1
+    for number in range(resume.position.experience, last + 1):
         try:
-            strategy.train(experience, eval_streams=[], shuffle=joint, **loader)
+            session.strategy.train(
+                experiences[number],
+                eval_streams=[],
+                shuffle=session.entry.joint,
+                num_workers=plan.workers,
+            )
         except TrainingDivergedError as error:
             if not count_divergence or number == 0:
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            progress.matrix += [[]] * (count - 1 - number)
-            progress.accuracy_after += [None] * (count - 1 - number)
-            progress.ledgers += [ledger.result()] * (count - 1 - number)
-            number = count - 1
-        of_each, of_all, found = [], None, "not tested"
-        if number in (0, count - 1) or (number + 1) % plan.evaluate_every == 0:
-            # The joint learner has seen every class after its one experience.
-            seen = (
-                benchmark.test_stream if joint else benchmark.test_stream[: number + 1]
-            )
-            with preserve_rng_state():
-                metrics = strategy.eval(seen, **loader)
-            of_each = [
-                100 * accuracy_on(metrics, test.current_experience) for test in seen
-            ]
-            of_all = 100 * accuracy_on(metrics)
-            each = " ".join(f"{value:.0f}" for value in of_each)
-            found = f"{of_all:6.2f} % over all seen classes (by experience: {each})"
-        progress.matrix.append(of_each)
-        progress.accuracy_after.append(of_all)
+            missed = last - number
+            progress.matrix += [[]] * missed
+            progress.accuracy_after += [None] * missed
+            progress.ledgers += [ledger.result()] * missed
+            number = last
+        if number in (0, last) or (number + 1) % plan.evaluate_every == 0:
+            accuracy = evaluate(session, number)
+        else:
+            accuracy = SeenAccuracy()
+        progress.matrix.append(accuracy.of_each)
+        progress.accuracy_after.append(accuracy.of_all)
         progress.ledgers.append(ledger.result())
         if progress.diverged is None:
             resume.save(Position(number + 1))
-        print(f"after experience {number + 1}/{count}: {found}", flush=True)
+        print(f"after experience {number + 1}/{last + 1}: {accuracy}", flush=True)
         if progress.diverged is not None:
             return
 
 
-def accuracy_on(metrics: dict, experience: int | None = None) -> float:
+@dataclass(frozen=True)
+class SeenAccuracy:
+    """Accuracy on the classes seen so far, in percent.
+
+    Attributes:
+        of_each: on the test images of each experience; empty if it was not tested.
+        of_all: on all of them; ``None`` if it was not tested.
+    """
+
+    of_each: list[float] = field(default_factory=list)
+    of_all: float | None = None
+
+    def __str__(self) -> str:
+        if self.of_all is None:
+            return "not tested"
+        each = " ".join(f"{value:.0f}" for value in self.of_each)
+        return f"{self.of_all:6.2f} % over all seen classes (by experience: {each})"
+
+
+def evaluate(session: Session, number: int) -> SeenAccuracy:
+    """Test on the classes of all experiences up to a number, without a change of the RNG states."""
+    tests = session.stream.benchmark.test_stream
+    if not session.entry.joint:  # which has seen every class after its one experience
+        tests = tests[: number + 1]
+    with preserve_rng_state():
+        metrics = session.strategy.eval(tests, num_workers=session.plan.workers)
+    each = [100 * accuracy_on(metrics, test.current_experience) for test in tests]
+    return SeenAccuracy(each, 100 * accuracy_on(metrics))
+
+
+def accuracy_on(metrics: dict[str, float], experience: int | None = None) -> float:
     """Return the accuracy on one test experience, or on the stream, for any task label in Avalanche's key."""
-    start, end = (
-        ("Top1_Acc_Stream/eval", "")
-        if experience is None
-        else ("Top1_Acc_Exp/eval", f"/Exp{experience:03d}")
-    )
-    return next(
-        value
-        for key, value in metrics.items()
-        if key.startswith(start) and key.endswith(end)
-    )
+    if experience is None:
+        start = "Top1_Acc_Stream/eval"
+        end = ""
+    else:
+        start = "Top1_Acc_Exp/eval"
+        end = f"/Exp{experience:03d}"
+    for key, value in metrics.items():
+        if key.startswith(start) and key.endswith(end):
+            return value
+    raise KeyError(f"no metric begins with {start} and ends with {end}")

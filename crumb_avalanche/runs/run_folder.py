@@ -29,11 +29,12 @@ from crumb_avalanche.system.schema import (
 )
 
 RESULT = "result.json"
+CONFIG = "config.yaml"
 SUMMARY = "summary.json"  # of several runs
 RESUME = "resume"  # subfolder of checkpoints
 MISTAKES = "mistakes.html"
 RECORDS = (
-    "config.yaml",
+    CONFIG,
     "metrics.csv",
     "accuracy_matrix.csv",
     "ledger.json",
@@ -43,7 +44,7 @@ _FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
 DIGESTS = (_FILES, _RESULT_SHA256)
 PLAN = "# sha256 of the plan: "  # begins a config.yaml
 MARKS = {
-    "config.yaml": PLAN,
+    CONFIG: PLAN,
     RESULT: f'"{_RESULT_SHA256}"',
 }  # texts by which a run's files are known
 FRAMES = "frame_table_sha256"  # entry of a result
@@ -155,7 +156,7 @@ def read_settings(folder: Path) -> dict:
     """Read the settings of a run, those of the method as ``method.NAME``; ValueError if no run has such ones."""
     check(
         SETTINGS_READ,
-        settings := load_yaml((folder / "config.yaml").read_text(encoding="utf-8")),
+        settings := load_yaml((folder / CONFIG).read_text(encoding="utf-8")),
         "config",
     )
     return flat(settings)

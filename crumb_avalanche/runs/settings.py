@@ -262,26 +262,31 @@ GROUPS = {
 
 # Paths, progress, speed, and fields that follow from other settings.
 NON_RESULT_SETTINGS = frozenset(
-    {
-        *(
-            "output",
-            "overwrite",
-            "progress",
-            "feature_cache",
-            "dataset_root",
-            "budget",
-            "capacity",
-        ),
-        *(
-            "workers",
-            "keep_learner",
-            "checkpoint",
-            "checkpoint_every",
-            "evaluate_every",
-            "threads",
-        ),
-    }
+    (
+        "output",
+        "overwrite",
+        "progress",
+        "feature_cache",
+        "dataset_root",
+        "budget",
+        "capacity",
+        "workers",
+        "keep_learner",
+        "checkpoint",
+        "checkpoint_every",
+        "evaluate_every",
+        "threads",
+    )
 )
+
+
+def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that can change a result."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in NON_RESULT_SETTINGS
+    }
 
 
 def part_for(kind: type, settings) -> dict:

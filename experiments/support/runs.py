@@ -15,7 +15,7 @@ from support.statistics import batch_accuracies
 
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, usual_settings
-from crumb_avalanche.runs.recorder import PREDICTIONS, read_predictions
+from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, provenance, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
 from crumb_avalanche.system.tensor_file import read_tensors

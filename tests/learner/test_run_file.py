@@ -32,7 +32,7 @@ from crumb_avalanche.methods.registry import (
 )
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.runs.recorder import read_predictions
+from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.tables import usage_of
 from crumb_avalanche.system.tensor_file import read_state, write_state
 

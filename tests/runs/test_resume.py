@@ -14,7 +14,7 @@ from fake_runs import fake_run, tensors_of
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
 from crumb_avalanche.runs import run, session
-from crumb_avalanche.runs.recorder import Resume
+from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.run_folder import with_digests
 from crumb_avalanche.system.folder_lock import in_use
 from crumb_avalanche.system.tensor_file import (
@@ -114,6 +114,11 @@ def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(
     assert ledgers[1]["feature_cache_seconds"] > 0
 
 
+def renamed(by_class):
+    """Give a class of a buffer another number."""
+    by_class[99] = by_class.pop(0)
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
@@ -127,7 +132,25 @@ def test_the_same_bits_after_power_cuts_and_a_damaged_checkpoint(
         ),
         (
             lambda notes, state: notes["position"].update(step=99),
-            r"its clock is at \(1, .*its note at \(1, 0, 99\)",
+            r"its clock is at Position\(experience=1, .*its note at .*step=99\)",
+        ),
+        (
+            lambda notes, state: state["strategy"]["buffers"][0]["labels"].fill_(99),
+            "labels holds the class 99, but the stream has the classes 0 to 3",
+        ),
+        (
+            lambda notes, state: state["strategy"]["buffers"][0]["labels"].fill_(-2),
+            "labels holds the class -2",
+        ),
+        (
+            lambda notes, state: renamed(state["strategy"]["buffers"][0]["by_class"]),
+            "by_class holds the class 99",
+        ),
+        (
+            lambda notes, state: state["strategy"]["plugins"]["SeenClassesPlugin"][
+                "seen"
+            ].append(99),
+            "seen holds the class 99",
         ),
     ],
 )
@@ -158,7 +181,7 @@ def test_finished_experiences_stay_and_seconds_add_up_over_processes(
         save(self, position)
 
     monkeypatch.setattr("crumb_avalanche.runs.run.time", clock)
-    monkeypatch.setattr("crumb_avalanche.runs.recorder.time", clock)
+    monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
     monkeypatch.setattr(Resume, "save", save_after_a_minute)
     clock.now = 1000.0  # each process has a zero of its own
     cut_off(

@@ -27,7 +27,7 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import ENTRY_BYTES
 from crumb_avalanche.runs import demo
-from crumb_avalanche.runs.recorder import (
+from crumb_avalanche.runs.predictions import (
     PREDICTIONS,
     PredictionsPlugin,
     read_predictions,
@@ -399,6 +399,37 @@ def test_predictions_are_read_by_row_and_damaged_ones_refused(tmp_path):
         ValueError,
         match=r"there are no predictions in .*; give the folder of a finished run",
     ):
+        read_predictions(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"row": np.array([7, -2, 5], np.int32)}, "row holds -2"),
+        ({"label": np.array([-1, 0, 1], np.int32)}, "label holds -1"),
+        ({"answer": np.array([0, 1, -9], np.int32)}, "answer holds -9"),
+        ({"answer": np.array([0, 1], np.int32)}, r"answer is int32 \(2,\), not int32"),
+        ({"label": np.array([[0, 1, 1]], np.int32)}, r"label is int32 \(1, 3\)"),
+        ({"row": np.int32(7)}, r"row is int32 \(\)"),
+        ({"row": np.array([1.0, 2.0, 3.0])}, "row is float64"),
+        ({"confidence": np.array([0.5, np.nan, 0.5], np.float32)}, "holds nan"),
+        ({"confidence": np.array([0.5, 1.5, 0.5], np.float32)}, "holds 1.5"),
+        ({"confidence": np.array([0.5, -0.5, 0.5], np.float32)}, "holds -0.5"),
+        ({"confidence": np.array([1, 0, 1], np.int32)}, "confidence is int32"),
+        ({"row": np.array([None, None, None])}, "allow_pickle"),
+    ],
+)
+def test_predictions_of_no_run_are_refused(tmp_path, changes, words):
+    whole = {
+        "row": np.array([7, 2, 5], np.int32),
+        "label": np.array([0, 1, 1], np.int32),
+        "answer": np.array([0, 1, 0], np.int32),
+        "confidence": np.array([0.5, 1.0, 0.75], np.float32),
+    }
+    np.savez_compressed(tmp_path / PREDICTIONS, **whole)
+    assert read_predictions(tmp_path)["row"].tolist() == [2, 5, 7]
+    np.savez_compressed(tmp_path / PREDICTIONS, **{**whole, **changes})
+    with pytest.raises(ValueError, match=rf"is damaged \(.*{words}.*run it again"):
         read_predictions(tmp_path)
 
 

@@ -1,0 +1,300 @@
+"""Checkpoints of a run: what they hold, and how a run goes on from one."""
+
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import PERCENT, RESUME
+from crumb_avalanche.runs.settings import result_settings
+from crumb_avalanche.system.process import get_rng_state, set_rng_state
+from crumb_avalanche.system.schema import (
+    PLAIN_VALUES,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    table,
+    text,
+    whole,
+)
+from crumb_avalanche.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    CheckpointPlugin,
+    Position,
+)
+from crumb_avalanche.training.lr_search import Trial
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+SECONDS = real(0, 1e12)
+TRIAL = record(learning_rate=real(0, 1e12), accuracy=PERCENT, loss=float)
+SERIES = record(steps=each(whole()), values=each(float))  # of a metric
+# Entries of a strategy's state that hold class numbers: of tensors and lists each
+# value, -1 where there is none, and of dictionaries each key.
+CLASS_NUMBERS = (
+    "labels",
+    "answers",
+    "seen",
+    "classes",
+    "old",
+    "old_classes",
+    "by_class",
+    "coming",
+    "offered",
+    "quotas",
+)
+
+
+@dataclass
+class Progress:
+    """Results of a run so far.
+
+    Attributes:
+        matrix: accuracy after each experience on the classes of each, percent; an empty
+            row if it was not tested.
+        accuracy_after: accuracy over all seen classes after each experience, percent;
+            ``None`` if it was not tested.
+        ledgers: the ledger after each experience.
+        trials: of the learning rate, the chosen one first; they took
+            ``tuning_seconds``.
+        seconds: time from the start of the run to its latest checkpoint; work lost in
+            interruptions is not counted.
+        diverged: number of the experience in which training diverged, if the run counts
+            nevertheless. No checkpoint follows: a resumed run diverges again.
+    """
+
+    matrix: list[list[float]] = field(default_factory=list)
+    accuracy_after: list[float | None] = field(default_factory=list)
+    ledgers: list[dict] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    tuning_seconds: float = 0.0
+    seconds: float = 0.0
+    diverged: int | None = None
+
+    @classmethod
+    def of_notes(cls, notes: dict[str, Any]) -> "Progress":
+        """Restore the progress in the notes of a checkpoint, which ``asdict`` made."""
+        progress = cls(**notes)
+        progress.trials = [Trial(**trial) for trial in notes["trials"]]
+        return progress
+
+
+class Resume:
+    """Write checkpoints of a run, and resume it from the newest.
+
+    Args:
+        folder: folder of the run; its subfolder ``resume`` holds the checkpoints until
+            the run is finished.
+        plan: the plan before tuning; a checkpoint with other settings is refused.
+        inputs: hashes of the run's input files and other values that must be the same.
+        start: start of the run in this process, by ``time.perf_counter``.
+        experiences: number of experiences of the stream.
+
+    Attributes:
+        checkpoint: the checkpoint that the run goes on from, or ``None``.
+        position: place of the run in the stream.
+        progress: results so far.
+        runtime: name and version of what ran F before, empty without a checkpoint.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: RunPlan,
+        inputs: dict[str, str],
+        start: float,
+        experiences: int,
+    ):
+        self.files = CheckpointFolder(
+            folder / RESUME, {**result_settings(vars(plan)), **inputs}
+        )
+        self.plan = plan
+        self.experiences = experiences
+        self.position = Position(0)
+        self.progress = Progress()
+        self.runtime = ""
+        self.checkpoint: Checkpoint | None = None
+        if plan.checkpoint and not plan.overwrite:
+            self.checkpoint = self.files.newest(self._check_notes)
+        if self.checkpoint is not None:
+            notes = self.checkpoint.notes
+            self.position = Position(**notes["position"])
+            self.progress = Progress.of_notes(notes["progress"])
+            self.runtime = notes["runtime"]
+        self._clock = start - self.progress.seconds
+
+    def _check_notes(self, notes: dict) -> None:
+        """Raise StateError for notes that no checkpoint of this stream has."""
+        position = record(
+            experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
+        )
+        kind = record(
+            position=position,
+            progress=dict,
+            metrics=table(text(), SERIES),
+            runtime=text(),
+        )
+        check(kind, notes)
+        done = notes["position"]["experience"]
+        progress = record(
+            matrix=each(each(PERCENT), done),
+            accuracy_after=each(maybe(PERCENT), done),
+            ledgers=each(PLAIN_VALUES, done),
+            trials=each(TRIAL),
+            tuning_seconds=SECONDS,
+            seconds=SECONDS,
+            diverged=type(None),
+        )
+        check(progress, notes["progress"], "progress")
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the run so far, over all processes that worked on it."""
+        return time.perf_counter() - self._clock
+
+    def attach(self, strategy: StreamStrategy) -> None:
+        """Write checkpoints of a new strategy; load the one found, or remove all when starting over.
+
+        Raises:
+            ValueError: another version of ONNX Runtime ran F before.
+            CheckpointError: the state does not fit the strategy or the stream.
+        """
+        if self.checkpoint is not None:
+            self._check_runtime(strategy)
+        if self.plan.overwrite:
+            self.files.clear()
+        if not self.plan.checkpoint:
+            return
+        self.strategy = strategy
+        plugin = CheckpointPlugin(self.save, self.plan.checkpoint_every)
+        strategy.plugins.append(plugin)
+        if self.checkpoint is None:
+            return
+        checkpoint = self.checkpoint
+        self.checkpoint = None  # its tensors are not needed after the strategy has them
+
+        def restore() -> None:
+            self._restore(strategy, checkpoint)
+
+        restore()
+        if self.position.inside:
+            plugin.resume_from(self.position, plugin.epoch_start, restore)
+
+    def _check_runtime(self, strategy: StreamStrategy) -> None:
+        """Raise ValueError if ONNX Runtime has another version than before."""
+        runtime = strategy.model.runtime
+        if runtime.name == "onnxruntime" and str(runtime) != self.runtime:
+            raise ValueError(
+                f"the run began with runtime {self.runtime}, but this one is {runtime}, whose maps differ: install "
+                "the version of the former, or start over with --overwrite true"
+            )
+
+    def _restore(self, strategy: StreamStrategy, checkpoint: Checkpoint) -> None:
+        """Load a checkpoint into the strategy, its evaluator and the RNGs; CheckpointError if it does not fit."""
+        try:
+            state = checkpoint.state["strategy"]
+            check_class_numbers(state, strategy.model.n_classes)
+            strategy.load_state_dict(state)
+            set_rng_state(checkpoint.state["random"])
+            self._check_clock(strategy)
+            _restore_metrics(strategy, checkpoint.notes["metrics"])
+        except (
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:
+            raise CheckpointError(
+                f"the state in {self.files.path(checkpoint.number)} does not fit this run "
+                f"({' '.join(str(error).split())}); remove that file to resume from the one before it"
+            ) from error
+
+    def _check_clock(self, strategy: StreamStrategy) -> None:
+        """Raise ValueError if the strategy's clock is not at the position of the notes."""
+        clock = strategy.clock
+        reached = Position(
+            clock.train_exp_counter,
+            clock.train_exp_epochs,
+            clock.train_epoch_iterations,
+        )
+        # Between experiences the counts within one mean nothing.
+        if self.position.inside:
+            same = reached == self.position
+        else:
+            same = reached.experience == self.position.experience
+        if not same:
+            raise ValueError(f"its clock is at {reached}, its note at {self.position}")
+
+    def save(self, position: Position) -> None:
+        """Write a checkpoint."""
+        self.position = position
+        if not self.plan.checkpoint:
+            return
+        self.progress.seconds = self.seconds
+        metrics = self.strategy.evaluator.get_all_metrics()
+        notes = {
+            "position": asdict(position),
+            "progress": asdict(self.progress),
+            "metrics": {
+                name: {"steps": steps, "values": values}
+                for name, (steps, values) in metrics.items()
+            },
+            "runtime": str(self.strategy.model.runtime),
+        }
+        self.files.write(
+            notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
+        )
+
+
+def _restore_metrics(strategy: StreamStrategy, series: dict[str, dict]) -> None:
+    """Replace what the evaluator collected by the metrics of a checkpoint, ``SERIES`` by name."""
+    collected = strategy.evaluator.get_all_metrics()
+    latest = strategy.evaluator.last_metric_results
+    collected.clear()
+    latest.clear()
+    for name, points in series.items():
+        collected[name] = (list(points["steps"]), list(points["values"]))
+        latest[name] = points["values"][-1]
+
+
+def check_class_numbers(state: Any, n_classes: int) -> None:
+    """Raise ValueError if a strategy's state names a class that the stream does not have.
+
+    A file whose checksums fit may hold any numbers; those of classes are indices of the
+    network's outputs, which the loss would look up in the middle of an experience.
+
+    Args:
+        state: nested state; entries named as in ``CLASS_NUMBERS`` are looked at.
+        n_classes: classes of the stream.
+    """
+    if isinstance(state, list | tuple):
+        for part in state:
+            check_class_numbers(part, n_classes)
+    if not isinstance(state, dict):
+        return
+    for name, value in state.items():
+        if name not in CLASS_NUMBERS:
+            check_class_numbers(value, n_classes)
+            continue
+        for number in _class_numbers(value):
+            if not -1 <= number < n_classes:
+                raise ValueError(
+                    f"{name} holds the class {number}, but the stream has the classes 0 to {n_classes - 1}"
+                )
+
+
+def _class_numbers(value: Any) -> list[int]:
+    """Return the class numbers of an entry in ``CLASS_NUMBERS``: its values, or keys of a dictionary."""
+    if value is None:
+        return []
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.reshape(-1).tolist()
+    return list(value)
