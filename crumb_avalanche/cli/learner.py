@@ -72,7 +72,8 @@ def main(settings: LearnerSettings) -> None:
             done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
         else:
             done = changed(learner, settings)
-        learner.save(output, weights=merges or holds_weights(path), pictures=not merges)
+        lean = not merges and not holds_weights(path)
+        learner.save(output, weights=not lean, pictures=not merges, locked=True)
     print(done)
 
 

@@ -78,7 +78,7 @@ def shared_learner(
         learner = opened(settings, path)
         learner.use_runtime(settings.runtime)
         if not path.exists():
-            learner.save(path)
+            learner.save(path, locked=True)
         shared = SharedLearner(learner, path, weights=holds_weights(path))
         try:
             yield shared

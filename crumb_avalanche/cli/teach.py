@@ -76,7 +76,7 @@ def main(settings: TeachSettings) -> None:
                 lesson = learner.teach(
                     source, settings.label, new_class=settings.new_class, **plain
                 )
-        learner.save(path, weights=not lean, pictures=True)
+        learner.save(path, weights=not lean, pictures=True, locked=True)
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
     if lesson.nothing:

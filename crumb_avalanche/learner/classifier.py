@@ -1,10 +1,14 @@
-"""What a learner learned: names, statistics and confidence of its classes. It sees features, not images."""
+"""What a learner learned: names, statistics and confidence of its classes.
+
+It sees features, not images.
+"""
 
 import copy
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.answer import ClassInfo
@@ -28,12 +32,8 @@ from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import StateError
 
-CLOSED_FORMS = (
-    "rda",
-    "slda",
-    "ncm",
-    "ranpac",
-)  # those that are tested as learners; ``recommended`` is the first
+# Closed forms that are tested as learners; ``recommended`` is the first.
+CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")
 # A budget that is too small for so many classes with all features has those of the
 # head's input.
 CLASSES = 20
@@ -45,6 +45,10 @@ MIDDLE = {"inner": 0.8, "window": 0.18}
 # times more images were learned.
 GROWTH = 1.5
 
+# Names with their probabilities, most likely first, and whether a class explains what
+# is shown.
+Ranking = tuple[list[tuple[str, float]], bool]
+
 
 def form_of(method: str) -> type[ClosedForm] | None:
     """Return the class of a registered closed form; ``None`` for other names."""
@@ -53,6 +57,9 @@ def form_of(method: str) -> type[ClosedForm] | None:
 
 class Classifier:
     """Names, statistics and confidence of the classes taught, in closed form.
+
+    Methods that learn, move or remove change it in place; ``State`` calls them on
+    copies alone.
 
     Args:
         method: name of a registered closed form.
@@ -88,14 +95,19 @@ class Classifier:
     ):
         form = form_of(method)
         assert form is not None
-        self.usual = usual if issubclass(form, WHITENED) else None
-        self.method, self.features, self.budget_bytes = method, features, budget_bytes
+        self.method = method
+        self.features = features
+        self.budget_bytes = budget_bytes
         self.kept = length if kept is None else kept
         self.looks = looks
+        self.usual = usual if issubclass(form, WHITENED) else None
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self.names: list[str | None] = []
-        self._asked_images = 0
         self.nothing: Tensor | None = None
+        # Within a lesson: a copy of the statistics that clips are asked of before they
+        # are learned, the images that it learned, and the confidence before.
+        self._asked: ClosedForm | None = None
+        self._asked_images = 0
         self._start_confidence()
 
     @classmethod
@@ -118,13 +130,20 @@ class Classifier:
         """
         form = form_of(method)
         assert form is not None
-        default = form.moments if looks == WHOLE else {**form.moments, **MIDDLE}
-        features = FeatureMoments(**(default if moments is None else moments))
-        length, kept = features.length(model), features.of_head().length(model)
-        if moments is None and form.for_budget(length, budget_bytes, kept).narrow(
-            CLASSES, budget_bytes, kept
-        ):
-            features, length = features.of_head(), kept
+        if moments is None:
+            arguments = dict(form.moments)
+            if looks != WHOLE:
+                arguments |= MIDDLE
+        else:
+            arguments = moments
+        features = FeatureMoments(**arguments)
+        length = features.length(model)
+        kept = features.of_head().length(model)
+        if moments is None:
+            trial = form.for_budget(length, budget_bytes, kept)
+            if trial.narrow(CLASSES, budget_bytes, kept):
+                features = features.of_head()
+                length = kept
         return cls(
             method,
             features,
@@ -136,12 +155,12 @@ class Classifier:
         )
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
-        memo.update(
-            {id(part): part for part in (self._asked, self.nothing)}
-        )  # never changed
+        # Replaced, never changed in place.
+        memo[id(self._asked)] = self._asked
+        memo[id(self.nothing)] = self.nothing
         memo[id(self.names)] = list(self.names)  # faster than item by item
         copied = copy.copy(self)
-        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        copied.__dict__ = copy.deepcopy(dict(self.__dict__), memo)
         return copied
 
     @property
@@ -164,7 +183,7 @@ class Classifier:
         """The classes taught."""
         return [
             ClassInfo(name, count)
-            for name, count in zip(self.names, self.images)
+            for name, count in zip(self.names, self.images, strict=True)
             if name is not None
         ]
 
@@ -187,7 +206,7 @@ class Classifier:
         """
         if name in self.names:
             return self.names.index(name), ""
-        note = self._make_room(len(self.names) - self.names.count(None) + 1)
+        note = self._make_room(len(self.taught) + 1)
         if None in self.names:
             number = self.names.index(None)
         else:
@@ -198,6 +217,7 @@ class Classifier:
         return number, note
 
     def _make_room(self, classes: int) -> str:
+        """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
         note = self.statistics.make_room(classes, self.budget_bytes, self.kept)
         if self.length < before:
@@ -205,18 +225,19 @@ class Classifier:
         return note
 
     def _start_confidence(self) -> None:
-        """Begin without records of answers, also those that were made of more features."""
-        self.confidence, self.look_weights = (
-            Confidence(usual=self.usual),
-            LookWeights(self.looks.views),
-        )
+        """Begin without records of answers, which were those of more features."""
+        self.confidence = Confidence(usual=self.usual)
+        self.look_weights = LookWeights(self.looks.views)
         self._confidence_before = self.confidence
-        self._asked: ClosedForm | None = None
-        self.nothing = None if self.nothing is None else self.nothing[:, -self.length :]
+        self._asked = None
+        if self.nothing is not None:
+            self.nothing = self.nothing[:, -self.length :]
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that count for the budget."""
         return self.statistics.tensors()
+
+    # Features
 
     def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
         """Compute what is learned or asked: ``(n, V * D)`` features of ``V`` views.
@@ -227,55 +248,82 @@ class Classifier:
         """
         self.draw_nothing(model)
         looks = self.looks.of(pixels)
-        layers = self.features.layers(
-            model, model.features(torch.cat(looks))
-        )  # together, which is faster than alone
-        parts = zip(*(layer.chunk(len(looks)) for layer in layers))
-        windows = zip(parts, self.looks.windows(self.features))
-        return torch.cat(
-            [window.of_layers(list(part)) for part, some in windows for window in some],
-            1,
-        )
+        # All looks pass the network together, which is faster than alone.
+        layers = self.features.layers(model, model.features(torch.cat(looks)))
+        layers_of_looks = zip(*(layer.chunk(len(looks)) for layer in layers))
+        windows_of_looks = self.looks.windows(self.features)
+        views = []
+        for layers_of_look, windows in zip(layers_of_looks, windows_of_looks):
+            views += [window.of_layers(list(layers_of_look)) for window in windows]
+        return torch.cat(views, 1)
 
     def draw_nothing(self, model: SplitModel) -> None:
-        """Compute the features of drawn images that show nothing, the first time."""
-        if self.nothing is None and isinstance(self.statistics, WHITENED):
-            self.nothing = self.features(model, drawn_images(model.image_size))[
-                :, -self.length :
-            ]
+        """Compute the features of drawn images that show nothing, the first time.
 
-    def learn_nothing(self, features: Tensor) -> None:
-        """Keep some of ``n`` images of a clip, as ``compute`` returns them, as what shows nothing; or ValueError."""
-        if self.nothing is None:
-            raise ValueError(
-                f"a learner of method {self.method} cannot be shown nothing; rda and slda can"
-            )
-        places = (
-            torch.linspace(0, len(features) - 1, min(len(features), EACH_LESSON))
-            .round()
-            .long()
-        )
-        self.nothing = with_shown(self.nothing, self._rows(features[places]))
+        They follow from the model alone, and are the same whenever they are computed.
+        """
+        if self.nothing is None and isinstance(self.statistics, WHITENED):
+            features = self.features(model, drawn_images(model.image_size))
+            self.nothing = features[:, -self.length :]
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
-        """Return the features that the statistics are of, after some were given up or not."""
-        return (
-            self.features
-            if self.length == self.features.length(model)
-            else self.features.of_head()
-        )
+        """Return the features that the statistics are of.
+
+        These are those of the head's input alone once the others were given up.
+        """
+        if self.length == self.features.length(model):
+            return self.features
+        return self.features.of_head()
+
+    def _rows(self, features: Tensor) -> Tensor:
+        """Return the features of each view that the statistics are of.
+
+        Args:
+            features: ``(n, V * D')`` of ``n`` images.
+
+        Returns:
+            ``(n * V, D)``, the last ``D`` of the ``D'`` features of each view.
+        """
+        views = features.unflatten(1, (self.looks.views, -1))
+        return views[:, :, -self.length :].flatten(0, 1)
+
+    # Learning
 
     def learn(self, features: Tensor, number: int) -> None:
         """Add the features of ``n`` images of a class, as ``compute`` returns them."""
         rows = self._rows(features)
         self.statistics.update(rows, torch.full((len(rows),), number))
 
+    def learn_nothing(self, features: Tensor) -> None:
+        """Keep some of ``n`` images of a clip as what shows nothing.
+
+        Args:
+            features: as ``compute`` returns them.
+
+        Raises:
+            ValueError: the method has no use for them.
+        """
+        if self.nothing is None:
+            raise ValueError(
+                f"a learner of method {self.method} cannot be shown nothing; rda and "
+                "slda can"
+            )
+        count = min(len(features), EACH_LESSON)
+        index = torch.linspace(0, len(features) - 1, count).round().long()
+        self.nothing = with_shown(self.nothing, self._rows(features[index]))
+
     def begin_lesson(self) -> None:
         """Let the first clip of a lesson be asked of all that was learned before it."""
-        self._asked, self._confidence_before = None, copy.copy(self.confidence)
+        self._asked = None
+        self._confidence_before = copy.copy(self.confidence)
+
+    def end_lesson(self) -> None:
+        """Drop the copy that was asked in the lesson."""
+        self._asked = None
+        self._confidence_before = self.confidence
 
     def predict_before_learning(self, features: Tensor, number: int) -> Evidence | None:
-        """Answer for a clip with what was learned before, and record how sure the answer is.
+        """Answer for a clip with what was learned before, and record how sure it is.
 
         A copy of the statistics is asked, which is made anew for each lesson, and
         within it whenever the images have grown by half: every change of the statistics
@@ -288,72 +336,64 @@ class Classifier:
         """
         learned = sum(self.images)
         if self._asked is None or learned >= GROWTH * self._asked_images:
-            self._asked, self._asked_images = (
-                copy.deepcopy(self.statistics),
-                max(1, learned),
-            )
+            self._asked = copy.deepcopy(self.statistics)
+            self._asked_images = max(1, learned)
         known = self._asked.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
-        rows = self._rows(features)
-        views = evidence(self._asked, rows, self.nothing)
-        self.look_weights.observe(
-            views.scores.unflatten(0, (-1, self.looks.views)), known.index(number)
-        )
-        found = self._together(views)
-        self.confidence.observe(found, number)
-        return self._confidence_before.calibrated(found)
+        of_views = evidence(self._asked, self._rows(features), self.nothing)
+        scores = of_views.scores.unflatten(0, (-1, self.looks.views))
+        self.look_weights.observe(scores, known.index(number))
+        of_images = self._together(of_views)
+        self.confidence.observe(of_images, number)
+        return self._confidence_before.calibrated(of_images)
 
-    def ranked(self, found: Evidence) -> list[tuple[list[tuple[str, float]], bool]]:
-        """Rank the classes for each frame, and for all frames together as a clip, whose scores are means.
-
-        Args:
-            found: what ``evidence`` returned for ``n`` frames.
-
-        Returns:
-            ``n + 1`` pairs, the last one for the clip: names with probabilities, most
-            likely first, and whether a class explains what is shown.
-        """
-        familiarity = self.confidence.familiarity(found)
-        together = found._replace(scores=found.scores.mean(0, keepdim=True))
-        shares = torch.cat(
-            [
-                self.confidence.probabilities(found),
-                self.confidence.probabilities(together),
-            ]
-        )
-        known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
-        best = shares.argsort(1, descending=True)[:, : RUNNERS_UP + 1]
-        names = [str(self.names[label]) for label in found.labels.tolist()]
-        return [
-            ([(names[place], float(row[place])) for place in places], answer)
-            for row, places, answer in zip(shares, best.tolist(), known)
-        ]
+    # Answers
 
     def evidence(self, features: Tensor) -> Evidence:
-        """Compute scores and distances of ``n`` images from features as ``compute`` returns them."""
-        return self._together(
-            evidence(self.statistics, self._rows(features), self.nothing)
-        )
+        """Compute scores and distances of ``n`` images.
 
-    def _rows(self, features: Tensor) -> Tensor:
-        """Return ``(n * V, D)`` of the ``(n, V * D')`` features of ``n`` images, those that the statistics are of."""
-        return features.unflatten(1, (self.looks.views, -1))[
-            :, :, -self.length :
-        ].flatten(0, 1)
+        Args:
+            features: as ``compute`` returns them.
+        """
+        rows = self._rows(features)
+        return self._together(evidence(self.statistics, rows, self.nothing))
 
-    def _together(self, found: Evidence) -> Evidence:
+    def ranked(self, evidence: Evidence) -> list[Ranking]:
+        """Rank the classes for each frame, and for all together as a clip.
+
+        Scores of the clip are means.
+
+        Args:
+            evidence: what ``evidence`` returned for ``n`` frames.
+
+        Returns:
+            ``n + 1`` rankings, the last one for the clip.
+        """
+        familiarity = self.confidence.familiarity(evidence)
+        known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
+        clip = evidence._replace(scores=evidence.scores.mean(0, keepdim=True))
+        of_frames = self.confidence.probabilities(evidence)
+        of_clip = self.confidence.probabilities(clip)
+        shares = torch.cat([of_frames, of_clip])
+        best = shares.argsort(1, descending=True)[:, : RUNNERS_UP + 1]
+        names = [str(self.names[number]) for number in evidence.labels.tolist()]
+        rankings = []
+        for row, columns, is_known in zip(shares, best.tolist(), known, strict=True):
+            ranking = [(names[column], float(row[column])) for column in columns]
+            rankings.append((ranking, is_known))
+        return rankings
+
+    def _together(self, evidence: Evidence) -> Evidence:
         """Return the evidence of images from that of their views."""
-        scores, typicality = (
-            self._mean_of_views(found.scores),
-            self._mean_of_views(found.typicality),
+        apart = evidence.apart
+        if apart is not None:
+            apart = self._mean_of_views(apart.unsqueeze(1)).squeeze(1)
+        return evidence._replace(
+            scores=self._mean_of_views(evidence.scores),
+            typicality=self._mean_of_views(evidence.typicality),
+            apart=apart,
         )
-        apart = (
-            None
-            if found.apart is None
-            else self._mean_of_views(found.apart.unsqueeze(1)).squeeze(1)
-        )
-        return found._replace(scores=scores, typicality=typicality, apart=apart)
 
     def _mean_of_views(self, values: Tensor) -> Tensor:
         """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
@@ -363,34 +403,36 @@ class Classifier:
         return (values.unflatten(0, (-1, self.looks.views)) * weights).sum(1)
 
     def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
-        """Attribute the margin of an answer to the places of an image; see ``shares_of``.
+        """Attribute the margin of an answer to the places of an image.
+
+        See ``shares_of``.
 
         Args:
+            model: a model.
             pixels: what ``Looks.transform`` returns for an image, ``(1, ...)``.
 
         Returns:
             ``(h, w)`` float64, of the whole image.
         """
-        shares, weights = (
-            torch.zeros(pixels.shape[-2:], dtype=torch.float64),
-            iter(self.look_weights.weights()),
-        )
-        windows = self.looks.windows(self.features_of_statistics(model))
-        for share, look, some in zip(self.looks.shares, self.looks.of(pixels), windows):
-            views = (
-                evidence_by_location(model, one, self.statistics, look, self.taught)
-                for one in some
+        shares = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
+        weights = iter(self.look_weights.weights())
+        looks = self.looks.of(pixels)
+        windows_of_looks = self.looks.windows(self.features_of_statistics(model))
+        for side, look, windows in zip(self.looks.shares, looks, windows_of_looks):
+            of_views = (
+                next(weights) * self._by_location(model, window, look)
+                for window in windows
             )
-            found = sum(weight * view for view, weight in zip(views, weights))
-            (top, bottom), (left, right) = (
-                middle_of(length, share) for length in shares.shape
-            )
-            size = bottom - top, right - left
-            enlarged = torch.nn.functional.interpolate(
-                found[None, None], size=size, mode="bilinear"
-            )[0, 0]
-            shares[top:bottom, left:right] += enlarged
+            _add_to_middle(shares, sum(of_views), side)
         return shares
+
+    def _by_location(
+        self, model: SplitModel, window: FeatureMoments, look: Tensor
+    ) -> Tensor:
+        """Attribute the margin of an answer to the locations of one view."""
+        return evidence_by_location(model, window, self.statistics, look, self.taught)
+
+    # Changes of classes
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.
@@ -401,7 +443,8 @@ class Classifier:
         number = self.find(old)
         if new in self.names and new != old:
             raise ValueError(
-                f"there is a class {new!r} already: forget one of the two, or choose another name"
+                f"there is a class {new!r} already: forget one of the two, or choose "
+                "another name"
             )
         self.names[number] = new
 
@@ -411,47 +454,50 @@ class Classifier:
         Raises:
             ValueError: there is no class ``old`` or ``new``.
         """
-        gone, into = self.find(old), self.find(new)
-        labels = {number: into if number == gone else number for number in self.taught}
-        statistics, confidence = (
-            self.statistics.like(self.statistics.state_dict()),
-            self.confidence,
-        )
+        source = self.find(old)
+        target = self.find(new)
+        labels = {number: number for number in self.taught}
+        labels[source] = target
+        statistics = self.statistics.like(self.statistics.state_dict())
         statistics.merge(self.statistics, labels)
-        self.statistics, self.confidence = (
-            statistics,
-            Confidence(usual=confidence.usual),
-        )
-        self.confidence.merge(confidence, labels)
-        self.names[gone], self._asked = None, None
+        confidence = Confidence(usual=self.confidence.usual)
+        confidence.merge(self.confidence, labels)
+        self.statistics = statistics
+        self.confidence = confidence
+        self.names[source] = None
+        self._asked = None
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
         number = self.find(name)
         self.statistics.forget(number)
         self.confidence.forget(number)
-        self.names[number], self._asked = None, None
+        self.names[number] = None
+        self._asked = None
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError for one of another method or of other features."""
         if other.method != self.method:
             raise ValueError(
-                f"a learner of method {other.method} cannot be merged into one of {self.method}: teach one of them "
-                f"again, with method={self.method}"
+                f"a learner of method {other.method} cannot be merged into one of "
+                f"{self.method}: teach one of them again, with method={self.method}"
             )
         if other.looks != self.looks:
             raise ValueError(
-                f"a learner of looks {other.looks.shares} cannot be merged into one of {self.looks.shares}: teach its "
-                "images to this one"
+                f"a learner of looks {other.looks.shares} cannot be merged into one of "
+                f"{self.looks.shares}: teach its images to this one"
             )
         if other.features != self.features:
             raise ValueError(
-                f"a learner of features {vars(other.features)} cannot be merged into one of {vars(self.features)}: "
-                "teach its images to this one"
+                f"a learner of features {vars(other.features)} cannot be merged into "
+                f"one of {vars(self.features)}: teach its images to this one"
             )
 
     def merge(self, other: "Classifier") -> list[str]:
         """Add what another learned; classes of the same name are one.
+
+        Args:
+            other: it is not changed.
 
         Returns:
             What is given up for it.
@@ -459,33 +505,44 @@ class Classifier:
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
-        labels: dict[int, int] = {}
+        labels: dict[int, int] = {}  # number here, by number in the other
         notes = []
         for number in other.taught:
             labels[number], note = self.number_of(str(other.names[number]))
             notes.append(note)
-        theirs = other.statistics
-        if other.length > self.length:
-            theirs = copy.deepcopy(theirs)
-            theirs.keep_features(self.length)
-        elif other.length < self.length:
-            self.statistics.keep_features(other.length)
-            self._start_confidence()
-        self.statistics.merge(theirs, labels)
+        self._merge_statistics(other, labels)
         notes.append(self._make_room(len(self.taught)))
-        if other.nothing is not None:
-            rows = other.nothing[:, -self.length :]
-            self.nothing = (
-                rows if self.nothing is None else with_shown(self.nothing, rows[DRAWN:])
-            )
+        self._merge_nothing(other.nothing)
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.add(other.look_weights.losses)
         self._asked = None
         return [note for note in notes if note]
 
+    def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:
+        """Add the statistics of another, with the features that both have."""
+        statistics = other.statistics
+        if other.length > self.length:
+            statistics = copy.deepcopy(statistics)
+            statistics.keep_features(self.length)
+        elif other.length < self.length:
+            self.statistics.keep_features(other.length)
+            self._start_confidence()
+        self.statistics.merge(statistics, labels)
+
+    def _merge_nothing(self, nothing: Tensor | None) -> None:
+        """Add what was shown to another learner as nothing."""
+        if nothing is None:
+            return
+        rows = nothing[:, -self.length :]
+        if self.nothing is not None:
+            rows = with_shown(self.nothing, rows[DRAWN:])
+        self.nothing = rows
+
+    # Keeping
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as plain values and tensors, which may share memory with this instance."""
+        """Return the state as plain values and tensors, which may share memory."""
         return {
             "names": list(self.names),
             "statistics": self.statistics.state_dict(),
@@ -503,8 +560,8 @@ class Classifier:
         length = state["statistics"]["settings"]["length"]
         if length not in (self.length, self.kept):
             raise StateError(
-                f"the state has {length} features, but the learner {self.length} or {self.kept}; give one of the same "
-                "features"
+                f"the state has {length} features, but the learner {self.length} or "
+                f"{self.kept}; give one of the same features"
             )
         self.names = list(state["names"])
         self.statistics = type(self.statistics).from_state(state["statistics"])
@@ -512,3 +569,18 @@ class Classifier:
         self.look_weights.losses = state["look_losses"]
         self.nothing = state["nothing"]
         self._asked = None
+
+
+def _add_to_middle(shares: Tensor, part: Tensor, side: float) -> None:
+    """Add a map, enlarged, to the middle of another, which is changed in place.
+
+    Args:
+        shares: ``(h, w)``.
+        part: ``(h', w')``.
+        side: of the middle, in units of the sides of ``shares``.
+    """
+    top, bottom = middle_of(shares.shape[0], side)
+    left, right = middle_of(shares.shape[1], side)
+    size = (bottom - top, right - left)
+    enlarged = functional.interpolate(part[None, None], size=size, mode="bilinear")
+    shares[top:bottom, left:right] += enlarged[0, 0]

@@ -1,17 +1,20 @@
-"""Learner files: what ``Learner.save`` and ``crumb run`` write, one ``.safetensors`` file, read without running code.
+"""Learner files: what ``Learner.save`` and ``crumb run`` write.
 
-A learner's file holds its state, its network, and a readable header; that of a run
-holds a strategy with the arguments to rebuild it. Neither holds paths.
+One ``.safetensors`` file, read without running code. A learner's file holds its state,
+its network, and a readable header; that of a run holds a strategy with the arguments to
+rebuild it. Neither holds paths.
 """
 
 import json
 import os
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import LookWeights
@@ -29,7 +32,7 @@ from crumb_avalanche.learner.run_file import (
     cannot_be_taught,
     header_of,
 )
-from crumb_avalanche.learner.schema import check_learner
+from crumb_avalanche.learner.schema import check_header, check_state
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import PUBLISHED
 from crumb_avalanche.models.weights import WeightsError
@@ -42,18 +45,22 @@ from crumb_avalanche.system.tensor_file import (
     write_state,
 )
 
-PLAIN = (
-    "method",
-    "budget_bytes",
-    "features",
-    "looks",
-    "lessons",
-    "names",
-)  # of the state of a learner
+# Entries of a learner's state that stand in the header; the others have tensors.
+PLAIN = ("method", "budget_bytes", "features", "looks", "lessons", "names")
+ID_DIGITS = 15  # hexadecimal digits of a lesson's number, which fit into 63 bits
 
 
-class ReplacedError(OSError):
-    """Another program replaced the file of a learner since it was read or written."""
+@dataclass(frozen=True)
+class LearnerContent:
+    """What a learner file holds.
+
+    Attributes:
+        network: its network.
+        state: what ``State.state_dict`` returned.
+    """
+
+    network: FrozenNetwork
+    state: dict[str, Any]
 
 
 def file_of(path: str | os.PathLike) -> Path:
@@ -62,7 +69,10 @@ def file_of(path: str | os.PathLike) -> Path:
 
 
 def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
-    """Read the header of a learner file without its tensors: a ``LearnerHeader`` for that of a run.
+    """Read the header of a learner file without its tensors.
+
+    Returns:
+        Plain values, see ``schema.HEADER``; a ``LearnerHeader`` for that of a run.
 
     Raises:
         LearnerError: the file is absent, damaged, of another kind or of a newer
@@ -93,9 +103,12 @@ def refuse_folder(path: Path) -> None:
     """Raise ValueError for the folder of a run, which is not to be changed."""
     if path.is_dir():
         raise ValueError(
-            f"{path} is a folder, which can be asked but not changed: copy {path / LEARNER} to a file of your own, and "
-            "give that"
+            f"{path} is a folder, which can be asked but not changed: copy "
+            f"{path / LEARNER} to a file of your own, and give that"
         )
+
+
+# Writing
 
 
 def write_learner(
@@ -103,14 +116,16 @@ def write_learner(
     network: FrozenNetwork,
     state: dict[str, Any],
     weights: bool,
+    expect: Callable[[str], object] | None = None,
 ) -> str:
     """Write a learner atomically, after checking that ``read_learner`` will take it.
 
     Args:
         path: the file; an existing one is replaced.
         network: its description is stored, and its weights if ``weights`` is true.
-        state: ``Learner.state_dict()``.
+        state: what ``State.state_dict`` returned.
         weights: see above.
+        expect: called with the checksum of the file before it is written.
 
     Returns:
         The checksum of the file; see ``digest_of``.
@@ -120,35 +135,45 @@ def write_learner(
             value is not finite; an existing file is unchanged.
         OSError: the file cannot be written; an existing one is unchanged.
     """
-    header, stored = _parts(network, state, weights)
+    header = _header(network, state, weights)
+    stored = _without_header(network, state, weights)
     try:
-        check_learner(header, stored)
+        check_header(header)
+        check_state(header, stored)
     except StateError as error:
         cure = "give up what was changed last, and load the file anew"
         raise LearnerError(f"{path} cannot be saved: {cure} ({error})") from error
-    return write_state(path, stored, {"format": FORMAT, "learner": json.dumps(header)})
+    metadata = {"format": FORMAT, "learner": json.dumps(header)}
+    return write_state(path, stored, metadata, expect)
 
 
-def _parts(
+def _header(
     network: FrozenNetwork, state: dict[str, Any], weights: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the header of a learner, as it is after JSON, and what else is stored."""
-    header = {
-        **{name: state[name] for name in PLAIN},
-        "network": network.header() | {"included": weights},
-        "versions": {"crumb_avalanche": __version__, "torch": torch.__version__},
-        "written": now(),
-    }
-    rest = {name: value for name, value in state.items() if name not in PLAIN}
-    return json.loads(json.dumps(header)), rest | {
-        "network": network.state() if weights else None
-    }
+) -> dict[str, Any]:
+    """Return the header of a learner, as it is after JSON."""
+    header = {name: state[name] for name in PLAIN}
+    header["network"] = {**network.header(), "included": weights}
+    header["versions"] = {"crumb_avalanche": __version__, "torch": torch.__version__}
+    header["written"] = now()
+    return json.loads(json.dumps(header))
+
+
+def _without_header(
+    network: FrozenNetwork, state: dict[str, Any], weights: bool
+) -> dict[str, Any]:
+    """Return what a learner file stores besides the header."""
+    stored = {name: value for name, value in state.items() if name not in PLAIN}
+    stored["network"] = network.state() if weights else None
+    return stored
+
+
+# Reading
 
 
 def read_learner(
     path: str | os.PathLike, weights: str | os.PathLike | None
-) -> "tuple[FrozenNetwork, dict[str, Any]] | RunAnswers":
-    """Read a learner: its network and its state; of a run in another method, what answers.
+) -> LearnerContent | RunAnswers:
+    """Read a learner; of a run in another method than a closed form, what answers.
 
     Args:
         path: the file, or the folder of a finished run.
@@ -159,110 +184,138 @@ def read_learner(
             absent or others.
     """
     path = file_of(path)
-    header = read_header(path)
-    if isinstance(header, LearnerHeader) and cannot_be_taught(header):
-        return RunAnswers(path)
     try:
-        state, metadata = read_state(path)
-        header = header_of(path, metadata)
-        if isinstance(header, LearnerHeader):
-            network, state = _taken_over(header, state)
-            check_learner(*_parts(network, state, weights=True))
-            return network, state
-        check_learner(header, state)
-        network = _network(path, header, state.pop("network"), weights)
+        return _read(path, weights)
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
     except (NetworkError, WeightsError) as error:
         raise LearnerError(f"{path}: {error}") from error
     except StateError as error:
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    return network, state | {name: header[name] for name in PLAIN}
+
+
+def _read(path: Path, weights: str | os.PathLike | None) -> LearnerContent | RunAnswers:
+    """Read a learner; the header is checked before its tensors are read."""
+    metadata = read_metadata(path)
+    header = header_of(path, metadata)
+    if isinstance(header, LearnerHeader) and cannot_be_taught(header):
+        return RunAnswers(path)
+    state, metadata_of_state = read_state(path)
+    if metadata_of_state["learner"] != metadata["learner"]:
+        return _read(path, weights)  # replaced by another process meanwhile
+    if isinstance(header, LearnerHeader):
+        return _of_run(header, state)
+    check_state(header, state)
+    network = _network(path, header["network"], state.pop("network"), weights)
+    return LearnerContent(network, state | {name: header[name] for name in PLAIN})
 
 
 def _network(
     path: Path,
-    header: dict[str, Any],
-    state: dict | None,
+    described: dict[str, Any],
+    stored: dict[str, Tensor] | None,
     weights: str | os.PathLike | None,
 ) -> FrozenNetwork:
-    described = header["network"]
-    if state is not None and weights in (
-        None,
-        *PUBLISHED,
-    ):  # which are there already, if they are the same
+    """Build the network of a learner.
+
+    Args:
+        path: for errors.
+        described: what the header says of it.
+        stored: its weights, if the file holds them.
+        weights: see ``read_learner``. Published ones are not fetched where weights are
+            stored, as they have to be the same.
+    """
+    if stored is not None and weights in (None, *PUBLISHED):
         try:
-            return FrozenNetwork.of_state(described, state)
+            return FrozenNetwork.of_state(described, stored)
         except (RuntimeError, ValueError) as error:
-            raise LearnerError(
-                f"{path} {DAMAGED} (its network: {str(error).splitlines()[0]})"
-            ) from error
+            reason = str(error).splitlines()[0]
+            raise LearnerError(f"{path} {DAMAGED} (its network: {reason})") from error
     if weights is None:
         raise LearnerError(
-            f"{path.name} holds no weights: give those of {described['source']}, SHA-256 "
-            f"{described['weights_sha256'][:12]}..., with weights=FILE, or the published ones with 'torchvision', "
-            "'timm' or 'package' (--weights of crumb)"
+            f"{path.name} holds no weights: give those of {described['source']}, "
+            f"SHA-256 {described['weights_sha256'][:12]}..., with weights=FILE, or the "
+            "published ones with 'torchvision', 'timm' or 'package' (--weights of "
+            "crumb)"
         )
     network = FrozenNetwork.of_arguments(described["arguments"], weights)
     network.check_hash(described["weights_sha256"])
     return network
 
 
-def _taken_over(
-    header: LearnerHeader, state: Any
-) -> tuple[FrozenNetwork, dict[str, Any]]:
-    """Return the network and the state of a learner, from those of a run in closed form.
+# What a run in closed form left
 
-    Its confidence is that of a learner before the first lesson.
+
+def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
+    """Return the content of a learner, from that of a run in closed form.
 
     Raises:
         StateError: the run's state is none of a closed form.
     """
-    arguments = {
-        name: value for name, value in header.network.items() if name != "n_classes"
-    }
-    described = {
-        "arguments": arguments,
-        "source": "the run's weights",
-        "weights_sha256": None,
-    }
-    names = {one["label"]: one["name"] for one in header.classes}
-    images = {one["name"]: one["images"] for one in header.classes}
-    lesson = Lesson(
-        images, 0, 0, 0, header.written, runtime=header.versions.get("runtime", "torch")
-    )
-    lesson = replace(
-        lesson, id=int(sha256(repr(header).encode()).hexdigest()[:15], 16)
-    )  # the same for copies
     try:
-        weights = {
-            f"feature_extractor.{name}": value
-            for name, value in state["feature_extractor"].items()
-        }
-        model, unused = state["strategy"]["model"], ("plastic_layers.head.", "calib")
-        weights |= {
-            name: value for name, value in model.items() if not name.startswith(unused)
-        }
-        return FrozenNetwork.of_state(described, weights), {
-            "method": header.strategy,
-            "budget_bytes": header.budget_bytes,
-            "features": vars(
-                FeatureMoments(
-                    **{name: header.method[name] for name in asdict(FeatureMoments())}
-                )
-            ),
-            "looks": [1.0],
-            "lessons": [lesson.state_dict()],
-            "history": {"before": None, "kept": []},
-            "pictures": [None],
-            "names": [names.get(label) for label in range(max(names, default=-1) + 1)],
-            "statistics": state["strategy"]["method"],
-            "confidence": Confidence().state_dict(),
-            "look_losses": LookWeights(1).losses,
-            "nothing": None,
-        }
+        network = _network_of_run(header, stored)
+        state = _state_of_run(header, stored)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StateError(
             f"the run's state is not that of a method in closed form: {reason}"
         ) from error
+    learner_header = _header(network, state, weights=True)
+    check_header(learner_header)
+    check_state(learner_header, _without_header(network, state, weights=True))
+    return LearnerContent(network, state)
+
+
+def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
+    """Build the network of a run, whose F and P are stored apart."""
+    arguments = dict(header.network)
+    del arguments["n_classes"]
+    weights = {}
+    for name, tensor in stored["feature_extractor"].items():
+        weights[f"feature_extractor.{name}"] = tensor
+    for name, tensor in stored["strategy"]["model"].items():
+        if not name.startswith(("plastic_layers.head.", "calib")):
+            weights[name] = tensor
+    described = {
+        "arguments": arguments,
+        "source": "the run's weights",
+        "weights_sha256": None,
+    }
+    return FrozenNetwork.of_state(described, weights)
+
+
+def _state_of_run(header: LearnerHeader, stored: Any) -> dict[str, Any]:
+    """Return the state of a learner whose only lesson was the run.
+
+    Its confidence is that of a learner before the first lesson.
+    """
+    names = {entry["label"]: entry["name"] for entry in header.classes}
+    moments = {name: header.method[name] for name in asdict(FeatureMoments())}
+    return {
+        "method": header.strategy,
+        "budget_bytes": header.budget_bytes,
+        "features": vars(FeatureMoments(**moments)),
+        "looks": [1.0],
+        "lessons": [_lesson_of_run(header).state_dict()],
+        "history": {"before": None, "kept": []},
+        "pictures": [None],
+        "names": [names.get(label) for label in range(max(names, default=-1) + 1)],
+        "statistics": stored["strategy"]["method"],
+        "confidence": Confidence().state_dict(),
+        "look_losses": LookWeights(1).losses,
+        "nothing": None,
+    }
+
+
+def _lesson_of_run(header: LearnerHeader) -> Lesson:
+    """Return a run as a lesson; copies of its file have the same one."""
+    digest = sha256(repr(header).encode()).hexdigest()
+    return Lesson(
+        images={entry["name"]: entry["images"] for entry in header.classes},
+        clips=0,
+        answered=0,
+        right=0,
+        when=header.written,
+        runtime=header.versions.get("runtime", "torch"),
+        id=int(digest[:ID_DIGITS], 16),
+    )

@@ -6,8 +6,10 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
@@ -24,31 +26,34 @@ from crumb_avalanche.images.clips import (
 from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
-from crumb_avalanche.learner.file import ReplacedError, read_learner, write_learner
-from crumb_avalanche.learner.history import MOST_KEPT, History, Kept, renamed
-from crumb_avalanche.learner.lesson import (
-    Lesson,
-    Strip,
-    check_apart,
-    check_not_empty,
-    learn,
-    name_of,
-)
+from crumb_avalanche.learner.file import read_learner, write_learner
+from crumb_avalanche.learner.history import History
+from crumb_avalanche.learner.known_files import KnownFiles
+from crumb_avalanche.learner.lesson import Lesson, check_not_empty, learn, name_of
+from crumb_avalanche.learner.lesson_features import FeatureRecorder
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
+from crumb_avalanche.learner.state import State
 from crumb_avalanche.models.backbone_names import default_backbone
+from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.tensor_file import digest_of
 
 LOOKS = (0.6,)  # see ``Learner``
+
+Report = Callable[[BadImage], object]  # called with each file that is left out
+# Class names, or ``NOTHING``, with clips of images, whose order is that of the lesson.
+LabelledClips = Iterator[tuple[str, Clip]]
 
 
 class Learner(Predictor):
     """Learns to recognise what it is shown, class by class, and answers for new images.
 
     Classes and images may come in any number of lessons and in any order. Images are
-    not kept. Calls from several threads are safe and run one after the other.
+    not kept. Calls from several threads are safe and run one after the other. A change
+    is whole or not at all: whatever interrupts it leaves the learner as it was.
 
     ::
 
@@ -86,7 +91,6 @@ class Learner(Predictor):
     Attributes:
         keep_pictures: whether lessons from now on keep a small picture of what was
             shown; false at first.
-        budget_bytes: see above.
         note: what a person who reads its answers should know; empty for a learner that
             was taught.
     """
@@ -101,11 +105,11 @@ class Learner(Predictor):
         cut_layer: int | str | None = None,
         looks: Sequence[float] = LOOKS,
     ):
-        method = CLOSED_FORMS[0] if method == "recommended" else method
+        if method == "recommended":
+            method = CLOSED_FORMS[0]
         if form_of(method) is None:
-            raise ValueError(
-                f"method is {method!r}; known are recommended, {', '.join(CLOSED_FORMS)}"
-            )
+            known = ", ".join(CLOSED_FORMS)
+            raise ValueError(f"method is {method!r}; known are recommended, {known}")
         network = FrozenNetwork.build(
             backbone or default_backbone(weights), weights, image_size, cut_layer
         )
@@ -120,17 +124,55 @@ class Learner(Predictor):
         looks: Sequence[float] = (1.0,),
     ) -> None:
         """Begin without classes; ``moments`` are arguments of ``FeatureMoments``."""
-        self.budget_bytes = network.bytes if budget_bytes is None else budget_bytes
-        views = Looks(tuple(looks))
+        if budget_bytes is None:
+            budget_bytes = network.bytes
         classifier = Classifier.of_model(
-            method, network.model, self.budget_bytes, moments, views
+            method, network.model, budget_bytes, moments, Looks(tuple(looks))
         )
-        super().__init__(method, network, classifier)
+        self._begin(method, network, State.empty(classifier))
+
+    def _begin(self, method: str, network: FrozenNetwork, state: State) -> None:
+        """Begin with a state that was not saved by this learner."""
+        super().__init__(method, network, state)
         self.keep_pictures = False
-        self._history = History(min(4 * self.budget_bytes, MOST_KEPT))
-        self._files: dict[
-            str, str | None
-        ] = {}  # the checksum of each file that it was loaded from or saved to
+        self._files = KnownFiles()
+
+    @property
+    def budget_bytes(self) -> int:
+        """Most bytes of what is learned; 0 for what a run of another method left."""
+        return self._classifier.budget_bytes
+
+    @property
+    def nothing(self) -> int:
+        """Number of images that were shown as nothing."""
+        return sum(lesson.nothing for lesson in self.lessons)
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """What each call of ``teach`` did, without lessons that were taken back."""
+        return list(self._state.history.lessons)
+
+    @property
+    def undoable(self) -> list[int]:
+        """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
+        return self._state.history.undoable
+
+    def _replace_state(self, before: State, after: State) -> None:
+        """Assign the state that a change led to, which is all that a change assigns.
+
+        Raises:
+            LearnerError: another change was made since this one began, by a function
+                that it called, such as ``progress``: two threads take turns.
+        """
+        if self._state is not before:
+            raise LearnerError(
+                "the learner was changed by what a lesson called while it was learned, "
+                "so the lesson is dropped and the other change stays: change a learner "
+                "before a lesson or after it"
+            )
+        self._state = after
+
+    # Teaching
 
     def teach(
         self,
@@ -179,17 +221,26 @@ class Learner(Predictor):
         """
         self.check_teachable()
 
-        def read(report: Callable[[BadImage], object]) -> Iterator[tuple[str, Clip]]:
+        def labelled(names: Sequence[str | None], report: Report) -> LabelledClips:
+            clips: Iterator[Clip]
             clips = clips_of(source, label, on_bad=on_bad, report=report)
-            clips = clips if box is None else in_box(clips, box)
-            clips = clips if new_class else checked(clips, self._classifier.names)
+            if box is not None:
+                clips = in_box(clips, box)
+            if not new_class:
+                clips = checked(clips, names)
             return ((label_of(clip), clip) for clip in clips)
 
         with self._lock:
             if not new_class:
-                check_class_folders(source if label is None else None, self._names)
-                check_near([] if label is None else [check_name(label)], self._names)
-            return self._learned(source, read, on_bad, progress)
+                self._check_new_names(source, label)
+            return self._learned(source, labelled, on_bad, progress)
+
+    def _check_new_names(self, source: Any, label: str | None) -> None:
+        """Raise DoubtfulNameError for names that are probably not meant as classes."""
+        if label is None:
+            check_class_folders(source, self._names)
+        else:
+            check_near([check_name(label)], self._names)
 
     def teach_nothing(
         self,
@@ -198,10 +249,10 @@ class Learner(Predictor):
         on_bad: OnBad = "raise",
         progress: Callable[[int], None] | None = None,
     ) -> Lesson:
-        """Show the empty scene, without any object: the learner calls it unknown from then on, and never by a name.
+        """Show the empty scene, without any object, which is unknown from then on.
 
         What surrounds objects again and again speaks for them; what is shown here does
-        so no more. For methods ``recommended`` and ``slda``.
+        so no more, and is never called by a name. For methods ``recommended`` and ``slda``.
 
         Args:
             source, on_bad, progress: as for ``teach``; of folders all images are taken.
@@ -215,75 +266,72 @@ class Learner(Predictor):
         """
         self.check_teachable()
 
-        def read(report: Callable[[BadImage], object]) -> Iterator[tuple[str, Clip]]:
-            return (
-                (NOTHING, clip)
-                for clip in clips_of(source, "nothing", on_bad=on_bad, report=report)
-            )
+        def labelled(names: Sequence[str | None], report: Report) -> LabelledClips:
+            clips = clips_of(source, "nothing", on_bad=on_bad, report=report)
+            return ((NOTHING, clip) for clip in clips)
 
-        return self._learned(source, read, on_bad, progress)
+        return self._learned(source, labelled, on_bad, progress)
 
     def _learned(
         self,
         source: Any,
-        read: Callable[[Callable[[BadImage], object]], Iterator[tuple[str, Clip]]],
+        labelled: Callable[[Sequence[str | None], Report], LabelledClips],
         on_bad: OnBad,
         progress: Callable[[int], None] | None,
     ) -> Lesson:
-        """Learn the names and clips that ``read`` yields as one lesson, and add it to the history."""
+        """Learn clips as one lesson.
+
+        Args:
+            source, on_bad, progress: see ``teach``.
+            labelled: function that yields clips with their class names; its arguments
+                are the names of the classes, which grow as clips are learned, and a
+                function that is called with each file that cannot be read.
+        """
         unread: list[BadImage] = []
-        with self._lock, self._restored_after_errors() as before:
+        with self._lock:
             self._take_fastest_runtime()
-            strip, kept, named = Strip(), Kept(self._history.room), read(unread.append)
+            before = self._state_with_nothing()
+            classifier = copy.deepcopy(before.classifier)
+            clips = labelled(classifier.names, unread.append)
+            strip = PictureStrip()
             if self.keep_pictures:
-                named = (
-                    (name, replace(clip, frames=strip.noting(clip.frames)))
-                    for name, clip in named
-                )
-            compute = partial(
-                self._values, report=unread.append if on_bad == "skip" else None
+                clips = _noted(clips, strip)
+            report = unread.append if on_bad == "skip" else None
+            recorder = FeatureRecorder(before.history.room)
+            lesson = learn(
+                classifier,
+                self._with_features(clips, report),
+                unread,
+                progress,
+                recorder.record,
             )
-            clips = ((name, compute(clip)) for name, clip in named)
-            lesson = learn(self._classifier, clips, unread, progress, kept.add)
             check_not_empty(lesson)
-            told = {
-                "number": self._history.next_number,
-                "source": name_of(source),
-                "runtime": str(self.runtime),
-            }
             lesson = replace(
-                lesson, picture=strip.jpeg(), id=secrets.randbits(63), **told
-            )  # type: ignore[arg-type]
-            self._history = self._history.and_lesson(lesson, before, kept)
+                lesson,
+                number=before.history.next_number,
+                source=name_of(source),
+                runtime=str(self.runtime),
+                picture=strip.jpeg(),
+                id=secrets.randbits(63),
+            )
+            after = before.and_lesson(lesson, classifier, recorder.recorded())
+            self._replace_state(before, after)
             return lesson
 
-    @contextlib.contextmanager
-    def _restored_after_errors(self) -> Iterator[Classifier]:
-        """Yield a copy of what was learned so far, which takes its place again if there is an error."""
-        self._classifier.draw_nothing(
-            self.network.model
-        )  # also for what the lesson is taken back to
-        before = copy.deepcopy(self._classifier)
-        try:
-            yield before
-        except BaseException:
-            self._classifier = before
-            raise
+    def _state_with_nothing(self) -> State:
+        """Return the state, with the features of drawn images that show nothing."""
+        state = self._state
+        state.classifier.draw_nothing(self.network.model)
+        return state
 
-    @property
-    def nothing(self) -> int:
-        """Number of images that were shown as nothing."""
-        return sum(lesson.nothing for lesson in self.lessons)
+    def _with_features(
+        self, clips: LabelledClips, report: Report | None
+    ) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
+        """Yield the class name of each clip, and its batches; see ``_values``."""
+        for name, clip in clips:
+            yield name, self._values(clip, report)
 
-    @property
-    def lessons(self) -> list[Lesson]:
-        """What each call of ``teach`` did, in order, without the lessons that were taken back."""
-        return list(self._history.lessons)
-
-    @property
-    def undoable(self) -> list[int]:
-        """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
-        return self._history.undoable
+    # Changes
 
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
@@ -295,13 +343,19 @@ class Learner(Predictor):
         self.check_teachable()
         new = check_name(new)
         with self._lock:
+            before = self._state
             if not new_class:
-                check_near([new], [name for name in self._names if name != old])
-            self._classifier.rename(old, new)
-            self._history.rename(old, new)
+                self._check_other_names(old, new)
+            self._replace_state(before, before.renamed(old, new))
+
+    def _check_other_names(self, old: str, new: str) -> None:
+        """Raise DoubtfulNameError if ``new`` is nearly the name of another class."""
+        check_near([new], [name for name in self._names if name != old])
 
     def forget(self, name: str) -> str:
-        """Remove class ``name`` with all that is stored of it alone, also from what ``undo`` restores, for good.
+        """Remove a class with all that is stored of it alone, for good.
+
+        What ``undo`` restores is without it, too.
 
         Returns:
             What remains of its images in statistics that classes share; empty if
@@ -312,12 +366,15 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            self._classifier.forget(name)
-            self._history.forget(name)
-            return self._classifier.statistics.remains_after_forget
+            before = self._state
+            after = before.without_class(name)
+            self._replace_state(before, after)
+            return after.classifier.statistics.remains_after_forget
 
     def undo(self, lesson: int | None = None) -> Lesson:
-        """Take a lesson back and return it: from then on the learner answers as one that never had it.
+        """Take a lesson back and return it.
+
+        From then on the learner answers as one that never had it.
 
         The features of the last lessons are kept for this, as many as fit into four
         times ``budget_bytes``, at most 16 MB, and learned again without the one taken
@@ -331,15 +388,17 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            self._history, self._classifier, taken = self._history.with_other(
-                lesson, lambda *kept: None
-            )
-            return taken
+            before = self._state
+            taken_back = before.history.undoable_lesson(lesson)
+            self._replace_state(before, before.without_lesson(taken_back))
+            return taken_back
 
     def move(
         self, old: str, new: str, lesson: int | None = None, new_class: bool = False
     ) -> None:
-        """Make the images of a class those of another one, for a lesson or a class that was given a wrong name.
+        """Make the images of a class those of another one.
+
+        For a lesson or a class that was given a wrong name.
 
         Args:
             old: name of the class that the images were given as.
@@ -357,29 +416,24 @@ class Learner(Predictor):
         self.check_teachable()
         new = check_name(new)
         with self._lock:
-            self._classifier.find(old)
+            before = self._state
+            before.classifier.find(old)
             if new == old:
                 raise ValueError(
-                    f"the images are those of {old} already; give the name of another class"
+                    f"the images are those of {old} already; give the name of another "
+                    "class"
                 )
             if not new_class:
-                check_near([new], [name for name in self._names if name != old])
-            if lesson is not None:
-                changed = partial(renamed, old=old, new=new)
-                self._history, self._classifier, _ = self._history.with_other(
-                    lesson, changed
-                )
-                return
-            with self._restored_after_errors():
-                (
-                    self._classifier.move
-                    if new in self._names
-                    else self._classifier.rename
-                )(old, new)
-            self._history.rename(old, new)
+                self._check_other_names(old, new)
+            if lesson is None:
+                after = before.moved(old, new)
+            else:
+                moved = before.history.undoable_lesson(lesson)
+                after = before.with_lesson_moved(moved, old, new)
+            self._replace_state(before, after)
 
     def merge(self, other: "Learner", new_class: bool = False) -> None:
-        """Add what another learner learned, as if this one had been taught its lessons as well.
+        """Add what another learner learned, as if this one had been taught its lessons.
 
         Args:
             other: a learner with the same method, network and image size; it is not
@@ -397,47 +451,47 @@ class Learner(Predictor):
         """
         if not isinstance(other, Learner):
             raise TypeError(
-                f"other is {type(other).__name__}; give a Learner, such as Learner.load(path)"
+                f"other is {type(other).__name__}; give a Learner, such as "
+                "Learner.load(path)"
             )
         with self._lock:
             self.check_teachable()
             other.check_teachable()
             if other is self:
                 raise ValueError(
-                    "a learner cannot be merged with itself; give two that were taught apart"
+                    "a learner cannot be merged with itself; give two that were taught "
+                    "apart"
                 )
             self.network.check_same(other.network)
-            self._classifier.check_mergeable(other._classifier)
-            check_apart(self.lessons, other.lessons)
+            before = self._state_with_nothing()
+            added = other._state  # once: another thread may teach it meanwhile
+            before.check_mergeable(added)
             if not new_class:
-                check_near(other._names, self._names)
-            with self._restored_after_errors():
-                self._classifier.merge(other._classifier)
-            self._history = self._history.and_merged(other.lessons)
+                names = [info.name for info in added.classifier.classes]
+                check_near(names, self._names)
+            self._replace_state(before, before.merged(added))
 
     # Keeping
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of all that was learned, as plain values and tensors, without the network."""
-        with self._lock:
-            return copy.deepcopy(self._state())
+        """Return a copy of all that was learned, without the network.
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "method": self.method,
-            "budget_bytes": self.budget_bytes,
-            "features": self.features,
-            "looks": list(self.looks),
-            "lessons": [lesson.state_dict() for lesson in self.lessons],
-            "history": self._history.state_dict(),
-            "pictures": [lesson.picture_state() for lesson in self.lessons],
-            **self._classifier.state_dict(),
-        }
+        It is of plain values and tensors.
+        """
+        return copy.deepcopy(self._state.state_dict())
 
     def save(
-        self, path: str | os.PathLike, weights: bool = True, pictures: bool = False
+        self,
+        path: str | os.PathLike,
+        weights: bool = True,
+        pictures: bool = False,
+        locked: bool = False,
     ) -> None:
         """Write the learner to a file, atomically; see ``learner.file``.
+
+        The lock of the file is held while it is compared with what this learner knows
+        of it and replaced, so that of two programs that change it the second one is
+        refused.
 
         Args:
             path: the file; an existing one is replaced.
@@ -445,8 +499,11 @@ class Learner(Predictor):
                 where they cannot be had.
             pictures: whether the file holds the pictures of lessons, see
                 ``keep_pictures``.
+            locked: whether the caller holds the lock of the file, ``locked_file``, as
+                commands do from before they load it.
 
         Raises:
+            FolderInUseError: another program holds the lock of the file.
             LearnerError: see ``check_teachable``.
             OSError: the file cannot be written; an existing one is unchanged.
             ReplacedError: another program replaced it since this learner was loaded
@@ -454,30 +511,30 @@ class Learner(Predictor):
         """
         self.check_teachable()
         path = path_of(path)
-        real = os.path.realpath(path)
-        with self._lock:
-            if (
-                real in self._files
-                and os.path.exists(path)
-                and digest_of(path) != self._files[real]
-            ):
-                raise ReplacedError(
-                    f"{path} was replaced by another program since this learner was loaded from it or saved to it, so "
-                    "it stays as it is: load it and repeat the change, save to another path, or move it away"
-                )
-            state = self._state()
-            state["pictures"] = [
-                picture if pictures else None for picture in state["pictures"]
-            ]
-            self._files[real] = write_learner(path, self.network, state, weights)
+        lock = contextlib.nullcontext() if locked else locked_file(path)
+        with self._lock, lock:
+            self._files.check(path)
+            self._write(path, weights, pictures)
+
+    def _write(self, path: Path, weights: bool, pictures: bool) -> None:
+        """Replace a file, whose lock is held."""
+        state = self._state.state_dict()
+        if not pictures:
+            state["pictures"] = [None] * len(state["pictures"])
+
+        def expect(digest: str) -> None:
+            self._files.replacing(path, digest)
+
+        digest = write_learner(path, self.network, state, weights, expect)
+        self._files.holds(path, digest)
 
     def push_to_hub(self, name: str, **how: Any) -> str:
-        """Publish on a model hub; ``name`` and ``how`` are described at ``crumb_avalanche.push_to_hub``."""
+        """Publish on a model hub; see ``crumb_avalanche.push_to_hub``."""
         return crumb_avalanche.push_to_hub(self, name, **how)
 
     @classmethod
     def from_pretrained(cls, name: str, **how: Any) -> "Learner":
-        """Fetch from a model hub; ``name`` and ``how`` are described at ``crumb_avalanche.from_pretrained``."""
+        """Fetch from a model hub; see ``crumb_avalanche.from_pretrained``."""
         return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod
@@ -499,34 +556,39 @@ class Learner(Predictor):
                 weights.
         """
         path = path_of(path)
-        digest = digest_of(path)
-        found = read_learner(path, weights)
+        digest = digest_of(path)  # before it is read: it may be replaced meanwhile
+        read = read_learner(path, weights)
         learner = cls.__new__(cls)
-        if isinstance(found, RunAnswers):
-            Predictor.__init__(learner, found.header.strategy, found.network, found)
-            learner.budget_bytes, learner._history = 0, History(0)
+        if isinstance(read, RunAnswers):
+            answers: Any = read
+            state = State(answers, History(room=0))
+            learner._begin(read.header.strategy, read.network, state)
             return learner
-        network, state = found
-        lessons = [
-            Lesson.of_state(*pair)
-            for pair in zip(state["lessons"], state["pictures"], strict=True)
-        ]
         try:
-            learner._set_up(
-                state["method"],
-                network,
-                state["budget_bytes"],
-                state["features"],
-                state["looks"],
-            )
-            empty = copy.deepcopy(learner._classifier)
-            learner._classifier.load_state_dict(state)
-            learner._history = History.of_state(
-                learner._history.room, lessons, state["history"], empty
-            )
+            learner._load_state(read.network, read.state)
         except (RuntimeError, ValueError) as error:
-            raise LearnerError(
-                f"{path} {DAMAGED} ({str(error).splitlines()[0]})"
-            ) from error
-        learner._files[os.path.realpath(path)] = digest
+            reason = str(error).splitlines()[0]
+            raise LearnerError(f"{path} {DAMAGED} ({reason})") from error
+        learner._files.holds(path, digest)
         return learner
+
+    def _load_state(self, network: FrozenNetwork, state: dict[str, Any]) -> None:
+        """Begin with what ``state_dict`` returned."""
+        self._set_up(
+            state["method"],
+            network,
+            state["budget_bytes"],
+            state["features"],
+            state["looks"],
+        )
+        lessons = [
+            Lesson.of_state(lesson, picture)
+            for lesson, picture in zip(state["lessons"], state["pictures"], strict=True)
+        ]
+        self._state = self._state.loaded(state, lessons)
+
+
+def _noted(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:
+    """Yield clips whose frames a picture notes as they are read."""
+    for name, clip in clips:
+        yield name, replace(clip, frames=strip.noting(clip.frames))

@@ -1,38 +1,39 @@
-"""Lessons: each clip is predicted before it is learned, in pieces of at most 64 frames."""
+"""Lessons: each clip is predicted before it is learned, at most 64 frames at a time."""
 
-import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.images.clips import BadImage, Clip, Frames, path_of
+from crumb_avalanche.images.clips import BadImage, Clip, path_of
 from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.system.progress import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
-PICTURES, PICTURE_HEIGHT = 4, 64  # of a lesson, and in pixels
 # Mean probability below which a label is doubted. Of 0.3, 0.2, 0.1, 0.05, 0.02 and 0.01
 # the largest at which less than 4 % of right lessons are, on splits of ETH-80 other
 # than those of the test.
 DOUBTED = 0.05
+MOST_LISTED = 3  # files or lessons that an error names
 
-Values = Iterable[tuple[list[str], Tensor]]
+# Of each batch of frames of a clip, their paths and ``(n, V * D)`` features.
+Batches = Iterable[tuple[list[str], Tensor]]
 Progress = Callable[[int], None]
+# Called with the class name, the number of the piece within its clip, and its features.
+OnPiece = Callable[[str, int, Tensor], None]
 
 
 @dataclass(frozen=True)
 class Doubt:
-    """Images of a lesson that looked like another class than the one that they were given as.
+    """Images of a lesson that looked like another class than that they were given as.
 
     Attributes:
         label: the class given.
@@ -52,8 +53,8 @@ class Doubt:
     def text(self) -> str:
         """What speaks against the label, as a question."""
         return (
-            f"{self.as_label} of {counted(self.frames, 'image')} looked like {self.label}, {self.as_other} like "
-            f"{self.other}: is the label right?"
+            f"{self.as_label} of {counted(self.frames, 'image')} looked like "
+            f"{self.label}, {self.as_other} like {self.other}: is the label right?"
         )
 
 
@@ -95,252 +96,263 @@ class Lesson:
     id: int = field(default=0, compare=False)
 
     def renamed(self, old: str, new: str) -> "Lesson":
-        """Return the lesson with another name of a class, which may be that of a second one."""
+        """Return the lesson with another name of a class, maybe that of a second one."""
         images: Counter[str] = Counter()
         for name, count in self.images.items():
             images[new if name == old else name] += count
-        doubts = [
-            one
-            for one in self.doubts
-            if one.label != old and (one.label, one.other) != (new, old)
-        ]
-        doubts = [
-            replace(one, other=new) if one.other == old else one for one in doubts
-        ]
+        doubts = []
+        for doubt in self.doubts:
+            # The label was in doubt under its old name, or is the other class now.
+            if doubt.label == old or (doubt.label == new and doubt.other == old):
+                continue
+            if doubt.other == old:
+                doubt = replace(doubt, other=new)
+            doubts.append(doubt)
         return replace(self, images=dict(images), doubts=tuple(doubts))
 
     def without(self, name: str) -> "Lesson":
         """Return the lesson without a class."""
-        images = {other: count for other, count in self.images.items() if other != name}
-        doubts = tuple(one for one in self.doubts if name not in (one.label, one.other))
-        return replace(self, images=images, doubts=doubts)
+        images = {label: n for label, n in self.images.items() if label != name}
+        doubts = (
+            doubt for doubt in self.doubts if name not in (doubt.label, doubt.other)
+        )
+        return replace(self, images=images, doubts=tuple(doubts))
+
+    def learned_again(self, again: "Lesson") -> "Lesson":
+        """Return the lesson with what was counted when it was learned again."""
+        return replace(
+            self,
+            images=again.images,
+            answered=again.answered,
+            right=again.right,
+            notes=again.notes,
+            doubts=again.doubts,
+        )
+
+    @property
+    def has_images(self) -> bool:
+        """Whether any of its images is still learned; not if all were forgotten."""
+        return bool(self.images or self.nothing)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values, without ``unread``, as a learner file holds no paths, and without the picture."""
-        return {
-            name: value
-            for name, value in asdict(replace(self, unread=())).items()
-            if name != "picture"
-        }
+        """Return plain values.
+
+        Without ``unread``, as a learner file holds no paths, and without the picture,
+        which ``picture_state`` returns.
+        """
+        values = asdict(replace(self, unread=()))
+        del values["picture"]
+        return values
 
     def picture_state(self) -> Tensor | None:
-        """Return the bytes of the picture, ``(n,)`` uint8, or ``None`` if there is none."""
-        return (
-            torch.frombuffer(bytearray(self.picture), dtype=torch.uint8)
-            if self.picture
-            else None
-        )
+        """Return the bytes of the picture, ``(n,)`` uint8; ``None`` if there is none."""
+        if not self.picture:
+            return None
+        return torch.frombuffer(bytearray(self.picture), dtype=torch.uint8)
 
     @classmethod
     def of_state(cls, state: dict[str, Any], picture: Tensor | None) -> "Lesson":
         """Load what ``state_dict`` returned, also after JSON, and ``picture_state``."""
-        doubts, jpeg = (
-            tuple(Doubt(**doubt) for doubt in state["doubts"]),
-            b"" if picture is None else picture.numpy(),
-        )
-        plain = {
+        values = {
             **state,
             "unread": (),
             "notes": tuple(state["notes"]),
-            "doubts": doubts,
+            "doubts": tuple(Doubt(**doubt) for doubt in state["doubts"]),
         }
-        return cls(**plain, picture=bytes(jpeg))
+        jpeg = b"" if picture is None else picture.numpy().tobytes()
+        return cls(**values, picture=jpeg)
+
+
+class Guess(NamedTuple):
+    """What an image looked like before it was learned.
+
+    Attributes:
+        name: the most likely class.
+        label_share: probability of the class that the image was given as.
+    """
+
+    name: str
+    label_share: float
+
+
+@dataclass
+class _Tally:
+    """What is counted while a lesson is learned; see ``Lesson``."""
+
+    images: Counter[str] = field(default_factory=Counter)
+    clips: int = 0
+    answered: int = 0
+    right: int = 0
+    nothing: int = 0
+    notes: list[str] = field(default_factory=list)
+    guesses: dict[str, list[Guess]] = field(default_factory=dict)  # by label
+
+    def add_prediction(
+        self, label: str, number: int, predicted: Evidence, names: Sequence[str | None]
+    ) -> None:
+        """Count a clip that was predicted.
+
+        Args:
+            label, number: name and number of the class that the clip was given as.
+            predicted: evidence of its images, with a column for this class.
+            names: name of each class, by number.
+        """
+        self.answered += 1
+        self.right += predicted.best == number
+        of_label = predicted.labels == number
+        shares = predicted.scores.softmax(1)[:, of_label].flatten().tolist()
+        nearest = predicted.labels[predicted.scores.argmax(1)].tolist()
+        guesses = self.guesses.setdefault(label, [])
+        for nearest_number, share in zip(nearest, shares, strict=True):
+            guesses.append(Guess(str(names[nearest_number]), share))
+
+    def lesson(self, unread: Iterable[BadImage]) -> Lesson:
+        """Return what was counted as a lesson of now."""
+        doubts = (doubt_of(label, seen) for label, seen in self.guesses.items())
+        return Lesson(
+            images=dict(self.images),
+            clips=self.clips,
+            answered=self.answered,
+            right=self.right,
+            when=now(),
+            unread=tuple(unread),
+            notes=tuple(self.notes),
+            doubts=tuple(doubt for doubt in doubts if doubt is not None),
+            nothing=self.nothing,
+        )
 
 
 def learn(
     classifier: Classifier,
-    clips: Iterable[tuple[str, Values]],
+    clips: Iterable[tuple[str, Batches]],
     unread: list[BadImage],
     progress: Progress | None = None,
-    keep: Callable[[str, int, Tensor], None] = lambda label, place, values: None,
+    on_piece: OnPiece = lambda label, index, features: None,
 ) -> Lesson:
     """Learn clips as one lesson, which may be empty; see ``check_not_empty``.
 
     Args:
         classifier: changed in place.
-        clips: of each clip the class name, and what is learned of it: paths of some
-            frames with a tensor of as many rows.
+        clips: of each clip the class name, or ``NOTHING``, and its batches of features.
         unread: files that could not be read; filled while ``clips`` are read.
         progress: called with the number of images after each batch.
-        keep: called with the class name, the number within the clip, and the values of
-            each piece that is learned.
+        on_piece: called with each piece after it is learned.
     """
-    images: dict[str, int] = {}
-    number_of_clips = answered = right = nothing = 0
-    notes: list[str] = []
-    looked_like: dict[str, list[tuple[str, float]]] = {}
+    tally = _Tally()
     classifier.begin_lesson()
-    for label, values_of_clip in clips:
-        for place, values in enumerate(_pieces(values_of_clip, progress)):
-            number_of_clips += place == 0
+    for label, batches in clips:
+        for index, features in enumerate(_pieces(batches, progress)):
+            tally.clips += index == 0
             if label == NOTHING:
-                classifier.learn_nothing(values)
-                keep(label, place, values)
-                nothing += len(values)
-                continue
-            number, note = classifier.number_of(label)
-            notes += [note] * bool(note)
-            if place == 0:  # later frames are like those that were learned
-                found = classifier.predict_before_learning(values, number)
-                if found is not None:
-                    answered, right = answered + 1, right + (found.best == number)
-                    seen = [
-                        str(classifier.names[one])
-                        for one in found.labels[found.scores.argmax(1)].tolist()
-                    ]
-                    shares = (
-                        found.scores.softmax(1)[:, found.labels == number]
-                        .flatten()
-                        .tolist()
-                    )
-                    looked_like.setdefault(label, []).extend(zip(seen, shares))
-            classifier.learn(values, number)
-            keep(label, place, values)
-            images[label] = images.get(label, 0) + len(values)
-    doubts = tuple(
-        filter(None, (doubt_of(label, seen) for label, seen in looked_like.items()))
-    )
-    return Lesson(
-        images,
-        number_of_clips,
-        answered,
-        right,
-        now(),
-        tuple(unread),
-        tuple(notes),
-        doubts,
-        nothing=nothing,
-    )
+                classifier.learn_nothing(features)
+                tally.nothing += len(features)
+            else:
+                _learn_piece(classifier, tally, label, features, first=index == 0)
+            on_piece(label, index, features)
+    classifier.end_lesson()
+    return tally.lesson(unread)
 
 
-def doubt_of(label: str, images: list[tuple[str, float]]) -> Doubt | None:
+def _learn_piece(
+    classifier: Classifier, tally: _Tally, label: str, features: Tensor, first: bool
+) -> None:
+    """Learn a piece of a clip of a class.
+
+    The ``first`` piece is predicted before; later ones are like what was learned of the
+    clip already.
+    """
+    number, note = classifier.number_of(label)
+    if note:
+        tally.notes.append(note)
+    if first:
+        predicted = classifier.predict_before_learning(features, number)
+        if predicted is not None:
+            tally.add_prediction(label, number, predicted, classifier.names)
+    classifier.learn(features, number)
+    tally.images[label] += len(features)
+
+
+def _pieces(batches: Batches, progress: Progress | None) -> Iterator[Tensor]:
+    """Join batches of a clip's features until there are at least 64 frames."""
+    joined: list[Tensor] = []
+    for paths, features in batches:
+        joined.append(features)
+        if progress is not None:
+            progress(len(paths))
+        if sum(map(len, joined)) >= FRAMES_AT_A_TIME:
+            yield torch.cat(joined)
+            joined = []
+    if joined:
+        yield torch.cat(joined)
+
+
+def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
     """Return what speaks against a label.
 
     The label is in doubt if its mean probability is below 5 % and most images look like
-    other classes.
+    another class.
 
     Args:
         label: see above.
-        images: of each the class that it looked like before it was learned, and the
-            probability of the label.
+        guesses: what each image looked like, at least one.
     """
-    looked_like, share = (
-        Counter(name for name, _ in images),
-        sum(share for _, share in images) / len(images),
-    )
-    other, as_other = max(
-        looked_like.items(), key=lambda pair: (pair[0] != label, pair[1])
-    )
-    if share >= DOUBTED or as_other <= looked_like[label]:
+    counts = Counter(guess.name for guess in guesses)
+    as_label = counts.pop(label, 0)
+    mean_share = sum(guess.label_share for guess in guesses) / len(guesses)
+    if not counts or mean_share >= DOUBTED:
         return None
-    return Doubt(label, len(images), looked_like[label], other, as_other)
+    other, as_other = counts.most_common(1)[0]
+    if as_other <= as_label:
+        return None
+    return Doubt(label, len(guesses), as_label, other, as_other)
 
 
 def check_not_empty(lesson: Lesson) -> None:
-    """Raise ValueError if there was no image to learn; list files that could not be read."""
-    if not lesson.images and not lesson.nothing:
-        some = "".join(f"; {bad}".rstrip(".") for bad in lesson.unread[:3])
-        read = (
-            f", {counted(len(lesson.unread), 'file')} could not be read{some}"
-            if lesson.unread
-            else ""
-        )
-        raise ValueError(f"there was no image to learn{read}; give photos or videos")
+    """Raise ValueError if there was no image to learn; list files not read."""
+    if lesson.has_images:
+        return
+    reason = ""
+    if lesson.unread:
+        reason = f", {counted(len(lesson.unread), 'file')} could not be read"
+    for bad in lesson.unread[:MOST_LISTED]:
+        reason += f"; {bad}".rstrip(".")
+    raise ValueError(f"there was no image to learn{reason}; give photos or videos")
 
 
-def check_apart(ones: Sequence[Lesson], others: Sequence[Lesson]) -> None:
-    """Raise ValueError if two histories share a lesson, without those of which one side forgot all images."""
-    theirs = {lesson.id for lesson in others if lesson.images or lesson.nothing}
-    common = [
-        lesson
-        for lesson in ones
-        if lesson.id and (lesson.images or lesson.nothing) and lesson.id in theirs
+def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
+    """Raise ValueError if two histories share a lesson.
+
+    Lessons of which one side forgot all images do not count.
+    """
+    ids = {lesson.id for lesson in others if lesson.has_images}
+    common = [lesson for lesson in lessons if lesson.has_images and lesson.id in ids]
+    common = [lesson for lesson in common if lesson.id]  # 0 is not known
+    if not common:
+        return
+    listed = [
+        f"{lesson.when}: {', '.join(lesson.images) or 'nothing'}"
+        for lesson in common[:MOST_LISTED]
     ]
-    if common:
-        some = "; ".join(
-            f"{lesson.when}: {', '.join(lesson.images) or 'nothing'}"
-            for lesson in common[:3]
-        )
-        some += f"; and {len(common) - 3} more" if len(common) > 3 else ""
-        what = (
-            "the same lesson"
-            if len(common) == 1
-            else f"{len(common)} of the same lessons"
-        )
-        raise ValueError(
-            f"both learners hold {what} ({some}); their images would count twice: teach a new learner what one of the "
-            "two was taught apart and merge that, or teach it to the other one"
-        )
-
-
-class Strip:
-    """Some images of a lesson, side by side in a small JPEG without metadata."""
-
-    def __init__(self) -> None:
-        self._images: list[Image.Image] = []
-        self._seen, self._step = 0, 1
-
-    def noting(self, frames: Frames) -> Frames:
-        """Yield frames, and note them as they are read."""
-        for path, image in frames:
-            if self._seen % self._step == 0:
-                small = image.copy()
-                small.thumbnail((2 * PICTURE_HEIGHT, PICTURE_HEIGHT))
-                self._images.append(small)
-                if (
-                    len(self._images) == 2 * PICTURES
-                ):  # every second one, which are as far apart as those to come
-                    self._images, self._step = self._images[::2], 2 * self._step
-            self._seen += 1
-            yield path, image
-            del image  # before the next one is decoded
-
-    def jpeg(self) -> bytes:
-        """Return the JPEG of up to 4 images, 64 pixels high; empty for none."""
-        if not self._images:
-            return b""
-        places = np.unique(
-            np.linspace(0, len(self._images) - 1, PICTURES).round().astype(int)
-        )
-        chosen = [self._images[place] for place in places]
-        strip, file = (
-            Image.new(
-                "RGB", (sum(one.width for one in chosen), PICTURE_HEIGHT), "white"
-            ),
-            io.BytesIO(),
-        )
-        left = 0
-        for one in chosen:
-            strip.paste(one, (left, (PICTURE_HEIGHT - one.height) // 2))
-            left += one.width
-        strip.save(file, "JPEG", quality=80)
-        return file.getvalue()
+    if len(common) > MOST_LISTED:
+        listed.append(f"and {len(common) - MOST_LISTED} more")
+    what = "the same lesson"
+    if len(common) > 1:
+        what = f"{len(common)} of the same lessons"
+    raise ValueError(
+        f"both learners hold {what} ({'; '.join(listed)}); their images would count "
+        "twice: teach a new learner what one of the two was taught apart and merge "
+        "that, or teach it to the other one"
+    )
 
 
 def name_of(source: Any) -> str:
     """Return the name of a source without its folder; empty for images in memory."""
     path = source.path if isinstance(source, Clip) else source
-    return (
-        printable(path_of(path).name)[:100]
-        if isinstance(path, str | os.PathLike)
-        else ""
-    )
+    if not isinstance(path, str | os.PathLike):
+        return ""
+    return printable(path_of(path).name)[:100]
 
 
 def now() -> str:
     """Return date and time in UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def _pieces(values: Values, progress: Progress | None) -> Iterator[Tensor]:
-    """Join batches of values until there are at least 64 frames."""
-    held: list[Tensor] = []
-    for paths, some in values:
-        held.append(some)
-        if progress is not None:
-            progress(len(paths))
-        if sum(map(len, held)) >= FRAMES_AT_A_TIME:
-            yield torch.cat(held)
-            held = []
-    if held:
-        yield torch.cat(held)

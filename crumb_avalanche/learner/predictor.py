@@ -27,9 +27,11 @@ from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_file import LearnerError, RunAnswers, cannot_be_taught
+from crumb_avalanche.learner.state import State
 from crumb_avalanche.learner.watch import Watched, frames_of, same_classes, together
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
+from crumb_avalanche.system.forks import call_in_child
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
@@ -43,24 +45,41 @@ class Predictor:
     Args:
         method: name of the method.
         network: what computes the features.
-        classifier: a ``Classifier`` or ``RunAnswers``.
+        state: what was taught; or a state whose classifier is ``RunAnswers``.
 
     Attributes:
         note: what a person who reads the answers should know; empty where the
             confidence is calibrated.
     """
 
-    def __init__(self, method: str, network: FrozenNetwork, classifier: Any):
-        self.method, self.network, self._classifier = method, network, classifier
-        self.note = classifier.note if isinstance(classifier, RunAnswers) else ""
+    def __init__(self, method: str, network: FrozenNetwork, state: State):
+        self.method = method
+        self.network = network
+        self._state = state
+        self.note = ""
+        if isinstance(state.classifier, RunAnswers):
+            self.note = state.classifier.note
+        self._runtime_chosen = False
+        self._was_asked = False
+        self._renew_lock()
+        call_in_child(self._renew_lock)
+
+    def _renew_lock(self) -> None:
+        """Begin with a lock that no thread holds."""
         self._lock = threading.RLock()
-        self._runtime_chosen = self._was_asked = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.RLock())
+        self.__dict__.update(state)
+        self._renew_lock()
+        call_in_child(self._renew_lock)
+
+    @property
+    def _classifier(self) -> Any:
+        """What answers: a ``Classifier``, or ``RunAnswers``."""
+        return self._state.classifier
 
     @property
     def runtime(self) -> Runtime:

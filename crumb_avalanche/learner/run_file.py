@@ -230,6 +230,7 @@ class RunAnswers:
     """
 
     looks = WHOLE
+    budget_bytes = 0  # nothing more is learned
     note = "confidence is the softmax of the method's outputs, not calibrated, and unknown images are not told"
 
     def __init__(self, path: Path):

@@ -1,6 +1,6 @@
 """What a learner file may hold, as data: every value has a type, a range and sizes that agree with the others.
 
-``check_learner`` is called on what was read, before anything is built of it, and on
+``check_header`` and ``check_state`` are called on what was read, before anything is built of it, and on
 what is about to be written.
 """
 
@@ -215,17 +215,16 @@ def check_run_header(header: Any) -> None:
     )
 
 
-def check_learner(header: dict[str, Any], state: dict[str, Any]) -> None:
+def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
     """Raise if a learner is not one that ``Learner`` writes.
 
     Args:
-        header: plain values, see ``HEADER``.
+        header: plain values that ``check_header`` took.
         state: what else ``write_learner`` stores.
 
     Raises:
         StateError: names the first place with another value, what it is, and the rule.
     """
-    check_header(header)
     lessons, included = header["lessons"], header["network"]["included"]
     check(STATE, state)
     _check_known(

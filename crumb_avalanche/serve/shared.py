@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import io
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -76,7 +75,8 @@ class SharedLearner:
 
     Args:
         learner: not to be used elsewhere.
-        path: the learner's file, replaced after every change.
+        path: the learner's file, replaced after every change; the caller holds its
+            lock, ``locked_file``.
         weights: whether the file holds the network's weights.
 
     Attributes:
@@ -279,7 +279,7 @@ class SharedLearner:
                 )  # solves the statistics here, not in the next answer
             self._goes_on()
             try:
-                self._taught.save(self.path, self._weights, pictures=True)
+                self._taught.save(self.path, self._weights, pictures=True, locked=True)
             except OSError as error:
                 raise SaveError(
                     f"{self.path} cannot be written ({error.strerror or error}); nothing was changed"
@@ -307,9 +307,7 @@ class SharedLearner:
         with tempfile.TemporaryDirectory() as folder, self._asking:
             path = Path(folder) / self.path.name
             self._asked.save(path, self._weights)
-            del self._asked._files[
-                os.path.realpath(path)
-            ]  # the folder goes, and all copies share this table
+            self._asked._files.forget(path)  # the folder goes; copies share the table
             return path.read_bytes()
 
     def close(self) -> None:

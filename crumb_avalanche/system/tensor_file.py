@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,13 +74,16 @@ def _sort_metadata(path: Path) -> None:
 
 
 def write_tensors(
-    path: str | os.PathLike, tensors: dict[str, Tensor], metadata: dict[str, str]
+    path: str | os.PathLike,
+    tensors: dict[str, Tensor],
+    metadata: dict[str, str],
+    expect: Callable[[str], object] | None = None,
 ) -> str:
     """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
 
     The same content gives the same bytes. Strides are not kept. The metadata entry
-    ``format`` names the kind of file. Returns the checksum of all that was written; see
-    ``digest_of``. StateError: a tensor of a type that ``safetensors`` cannot store;
+    ``format`` names the kind of file. ``expect`` is called before anything is written,
+    with the checksum of all that will be, which is returned; see ``digest_of``. StateError: a tensor of a type that ``safetensors`` cannot store;
     OSError, such as a full disk, leaves an existing file as it is.
     """
     # safetensors keeps no strides and refuses shared memory; all other tensors are
@@ -99,6 +102,8 @@ def write_tensors(
         ),
     }
     metadata[DIGEST] = _digest(metadata)
+    if expect is not None:
+        expect(metadata[DIGEST])
     with atomic_write(Path(path)) as unfinished:
         try:
             save_file(plain, unfinished, metadata)
@@ -324,10 +329,16 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def write_state(path: str | os.PathLike, state: Any, metadata: dict[str, str]) -> str:
+def write_state(
+    path: str | os.PathLike,
+    state: Any,
+    metadata: dict[str, str],
+    expect: Callable[[str], object] | None = None,
+) -> str:
     """Write a nested state as ``write_tensors`` does, its tree as metadata ``tree``; errors also of ``flatten``."""
     tree, tensors = flatten(state)
-    return write_tensors(path, tensors, {**metadata, "tree": json.dumps(tree)})
+    metadata = {**metadata, "tree": json.dumps(tree)}
+    return write_tensors(path, tensors, metadata, expect)
 
 
 def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:

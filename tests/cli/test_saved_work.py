@@ -8,7 +8,7 @@ import pytest
 from fake_runs import fake_run
 
 from crumb_avalanche.cli import OUTPUT_LOST, main
-from crumb_avalanche.learner.file import ReplacedError
+from crumb_avalanche.learner.known_files import ReplacedError
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.system.folder_lock import (
     FolderInUseError,

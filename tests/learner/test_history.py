@@ -127,7 +127,7 @@ def test_a_class_is_moved_to_another_one(make_any, method):
 def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
     learner = make_any(budget_bytes=15_000)
     learner.teach(*shown(0, 0, 6))
-    each = learner._history.kept[0].bytes
+    each = learner._state.history.features[0].bytes
     fits = 60_000 // each
     for number in range(1, fits + 3):
         learner.teach(*shown(number, number % 3, 6))
@@ -162,9 +162,8 @@ def test_forgotten_classes_stay_forgotten(make_any):
     learner.forget("c1")
     assert learner.undo(1).images == {"c0": 6} and learner.lessons[0].images == {}
     assert [info.name for info in learner.classes] == ["c2", "c0"]
-    assert not any(
-        label == "c1" for kept in learner._history.kept for label, _ in kept.clips
-    )
+    recorded = learner._state.history.features
+    assert not any(clip.label == "c1" for lesson in recorded for clip in lesson.clips)
     learner = teach(make_any(), [shown(9, 3, 6)])
     learner.merge(other)
     assert [lesson.number for lesson in learner.lessons] == list(

@@ -555,7 +555,7 @@ def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch
         shared.path.read_bytes(),
     )
 
-    def full(self, path, weights, pictures):
+    def full(self, path, weights, pictures, locked):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:

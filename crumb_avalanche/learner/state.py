@@ -1,0 +1,156 @@
+"""All that a learner learned, as one value: a change builds the next one."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.history import MOST_KEPT, History
+from crumb_avalanche.learner.lesson import Lesson, check_apart
+from crumb_avalanche.learner.lesson_features import LessonFeatures
+
+
+@dataclass(frozen=True)
+class State:
+    """What a learner answers with, and the lessons that led there.
+
+    A state never changes, nor does the classifier in it, but for what is computed when
+    it is first needed: solutions of the statistics, and features of drawn images. Each
+    method works on copies and returns another state, so that an error or an interrupt
+    at any point leaves the learner with the state from before. Learners may share one.
+
+    Attributes:
+        classifier: what answers.
+        history: the lessons, and what ``undo`` needs of the last ones.
+    """
+
+    classifier: Classifier
+    history: History
+
+    def __deepcopy__(self, memo: dict) -> "State":
+        return self
+
+    @classmethod
+    def empty(cls, classifier: Classifier) -> "State":
+        """Return the state before the first lesson, with a classifier without classes.
+
+        Of the last lessons, features are kept in four times the budget, at most 16 MB.
+        """
+        return cls(classifier, History(min(4 * classifier.budget_bytes, MOST_KEPT)))
+
+    def and_lesson(
+        self, lesson: Lesson, classifier: Classifier, features: LessonFeatures | None
+    ) -> "State":
+        """Return the state after a lesson.
+
+        Args:
+            lesson: what was learned.
+            classifier: a copy of the one here, which learned it.
+            features: of the lesson; ``None`` if they are too many to be kept.
+        """
+        history = self.history.and_lesson(lesson, self.classifier, features)
+        return State(classifier, history)
+
+    def without_lesson(self, lesson: Lesson) -> "State":
+        """Return the state of a learner that never had a lesson.
+
+        Args:
+            lesson: what ``History.undoable_lesson`` returned.
+        """
+        replay = self.history.replayed(lesson, None)
+        return State(replay.classifier, replay.history)
+
+    def with_lesson_moved(self, lesson: Lesson, old: str, new: str) -> "State":
+        """Return the state of a learner that had a lesson with another name of a class.
+
+        Args:
+            lesson: what ``History.undoable_lesson`` returned.
+            old, new: names of the class.
+
+        Raises:
+            ValueError: the lesson does not show ``old``, or has no features.
+        """
+        if old not in lesson.images:
+            shows = ", ".join(lesson.images) or "nothing"
+            raise ValueError(f"lesson {lesson.number} shows {shows}, not {old}")
+        features = self.history.features_of(lesson)
+        if features is None:
+            raise ValueError(
+                f"of lesson {lesson.number} no features are kept, so it cannot be "
+                "learned under another name: take it back with undo, and teach its "
+                f"images as {new}"
+            )
+        replay = self.history.replayed(lesson, features.renamed(old, new))
+        return State(replay.classifier, replay.history)
+
+    def renamed(self, old: str, new: str) -> "State":
+        """Return the state with another name of a class; see ``Classifier.rename``."""
+        classifier = copy.deepcopy(self.classifier)
+        classifier.rename(old, new)
+        return State(classifier, self.history.renamed(old, new))
+
+    def moved(self, old: str, new: str) -> "State":
+        """Return the state with the images of a class as those of another one.
+
+        Raises:
+            ValueError: there is no class ``old``.
+        """
+        if new not in self.classifier.names:
+            return self.renamed(old, new)
+        classifier = copy.deepcopy(self.classifier)
+        classifier.move(old, new)
+        return State(classifier, self.history.renamed(old, new))
+
+    def without_class(self, name: str) -> "State":
+        """Return the state without a class; see ``Classifier.forget``."""
+        classifier = copy.deepcopy(self.classifier)
+        classifier.forget(name)
+        return State(classifier, self.history.without_class(name))
+
+    def check_mergeable(self, other: "State") -> None:
+        """Raise ValueError for a state of another method, or of the same lessons."""
+        self.classifier.check_mergeable(other.classifier)
+        check_apart(self.history.lessons, other.history.lessons)
+
+    def merged(self, other: "State") -> "State":
+        """Return the state of a learner that had the lessons of another one, too.
+
+        None of its lessons can be taken back. See ``Classifier.merge``.
+        """
+        classifier = copy.deepcopy(self.classifier)
+        classifier.merge(other.classifier)
+        return State(classifier, self.history.and_merged(other.history.lessons))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all as plain values and tensors, which may share memory."""
+        lessons = self.history.lessons
+        classifier = self.classifier
+        return {
+            "method": classifier.method,
+            "budget_bytes": classifier.budget_bytes,
+            "features": dict(vars(classifier.features)),
+            "looks": list(classifier.looks.shares),
+            "lessons": [lesson.state_dict() for lesson in lessons],
+            "history": self.history.state_dict(),
+            "pictures": [lesson.picture_state() for lesson in lessons],
+            **classifier.state_dict(),
+        }
+
+    def loaded(self, state: dict[str, Any], lessons: Sequence[Lesson]) -> "State":
+        """Return the state that a ``state_dict`` is of.
+
+        Args:
+            state: what ``state_dict`` returned, of a classifier with the same settings
+                as the one here, which has no classes.
+            lessons: see ``Lesson.of_state``.
+
+        Raises:
+            StateError: it is of other features, or of other statistics.
+        """
+        classifier = copy.deepcopy(self.classifier)
+        classifier.load_state_dict(state)
+        before = copy.deepcopy(self.classifier)
+        room = self.history.room
+        history = History.of_state(room, lessons, state["history"], before)
+        return State(classifier, history)
