@@ -9,7 +9,10 @@ videos.
 - Colours of another profile than sRGB (Display P3 of phones, Adobe RGB) are converted
   to sRGB.
 - Of an animation or a file of several pages the first image is taken, and
-  `other_images` says so.
+  `other_images` says so. Of an animation that begins with images in which nothing is
+  visible, it is the first one in which something is.
+- A file that is cut or has a hole is refused, whatever other libraries have set for
+  Pillow.
 """
 
 import io
@@ -20,10 +23,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from os import PathLike
-from typing import BinaryIO
+from threading import Lock
+from typing import Any, BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, JpegImagePlugin
+
+from benchmarks_toybox_ilab.tables.damage import check_whole
 
 MOST_PIXELS = 89_478_485  # decoded at a time, 268 MB as RGB; beyond it, Pillow warns
 # as in JPEG; rows of one pixel take far longer than the same pixels in a square
@@ -31,25 +37,74 @@ LONGEST_SIDE = 65_535
 DEPTHS = (8, 10, 12, 14, 16)  # bits that cameras use of 16
 BACKGROUND = "white"  # below transparent pixels
 
+# Pixels of a JPEG that is decoded at a reduced size: five times those of the largest
+# phones, and seconds of work.
+_MOST_REDUCED = 1_000_000_000
+# A progressive one is kept as a whole while it is decoded, in 2 bytes a value.
+MOST_PROGRESSIVE = 2 * MOST_PIXELS
+_REDUCTIONS = (1, 2, 4, 8)  # of the sides, which a JPEG can be decoded at
+_MOST_SEARCHED = 100  # images of an animation or pages; there may be millions
 _ORIENTATION = ExifTags.Base.Orientation
-_BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _SUBFILE, _DNG_VERSION = (
-    258,
-    262,
-    281,
-    254,
-    50706,
-)  # TIFF tags
-_NO_CACHE = (
-    0x40  # of LittleCMS, whose transforms are safe in threads only without the cache
-)
+_UPRIGHT = 1  # value of the tag
+_ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # formats of animations with transparency
+# TIFF tags
+_SUBFILE = 254
+_BITS_PER_SAMPLE = 258
+_PHOTOMETRIC = 262
+_MAX_SAMPLE_VALUE = 281
+_DNG_VERSION = 50706
+# Transfer functions of HDR, numbered as in ITU-T H.273: PQ and HLG
+_HDR_TRANSFERS = (16, 18)
+# of LittleCMS, whose transforms are safe in threads only without the cache
+_NO_CACHE = 0x40
 
 
 class TooManyPixelsError(ValueError):
     """An image is too large to be decoded."""
 
 
+class _WholeFiles:
+    """Make Pillow raise for files that end early, in a `with` block.
+
+    `ImageFile.LOAD_TRUNCATED_IMAGES`, which other libraries set, is one for the whole
+    process. It is off while any thread is in such a block, and as before afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks = 0  # that threads are in
+        self._before = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._begin_in_child)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._blocks == 0:
+                self._before = ImageFile.LOAD_TRUNCATED_IMAGES
+                ImageFile.LOAD_TRUNCATED_IMAGES = False
+            self._blocks += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._before
+
+    def _begin_in_child(self) -> None:
+        """Forget the threads of the parent, of which a forked process has none."""
+        self._lock = Lock()
+        if self._blocks:
+            ImageFile.LOAD_TRUNCATED_IMAGES = self._before
+        self._blocks = 0
+
+
+_whole_files = _WholeFiles()
+
+
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
-    """Read an image file as 8-bit RGB by the rules of this module; warn if it holds more than one image.
+    """Read an image file as 8-bit RGB by the rules of this module.
+
+    Warns if the file holds more than one image.
 
     Args:
         path: Path of the file.
@@ -57,18 +112,23 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
 
     Raises:
         ValueError: As `open_image` and `to_rgb`.
-        OSError: If Pillow cannot read the file; it may raise other errors, too.
+        OSError: If Pillow cannot read the file, or it is damaged; Pillow may raise
+            other errors, too.
     """
     with open_image(path) as image:
-        if others := other_images(image):
+        others = other_images(image)
+        if others:
             warnings.warn(f"{path}: {others}", stacklevel=2)
         return _rgb(image, upright)
 
 
 def open_image(
-    source: str | PathLike | BinaryIO, most_pixels: int | None = None, **how
+    source: str | PathLike | BinaryIO, most_pixels: int | None = None, **how: Any
 ) -> Image.Image:
-    """Open an image without decoding it; a JPEG that is too large is set to be decoded at a half, quarter or eighth.
+    """Open an image without decoding it.
+
+    A JPEG that is too large is set to be decoded at a half, quarter or eighth of its
+    width and height.
 
     Args:
         source: Path of a file, or an open file.
@@ -81,78 +141,134 @@ def open_image(
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
     most = MOST_PIXELS if most_pixels is None else most_pixels
-    if (
-        isinstance(source, str | PathLike)
-        and os.path.exists(source)
-        and not os.path.isfile(source)
-    ):
-        raise ValueError(
-            "it is not a regular file; give a file of an image"
-        )  # a pipe would block, a device never end
-    too_large = f"more than {most:,} pixels; reduce it, or save it as JPEG, which is decoded at a reduced size"
+    if _is_special_file(source):
+        raise ValueError("it is not a regular file; give a file of an image")
+    with _whole_files:
+        image = _opened(source, most, **how)
     try:
-        image = Image.open(source, **how)
-    except Image.DecompressionBombError as error:
-        raise TooManyPixelsError(f"it has far {too_large}") from error
-    if (
-        image.format == "EPS"
-    ):  # whatever its name: Pillow runs Ghostscript, if there is one, to decode it
+        # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
+        if image.format == "EPS":
+            raise ValueError(
+                "it is PostScript, a program that draws an image; convert it to JPEG "
+                "or PNG"
+            )
+        _reduce(image, most)
+    except BaseException:
         image.close()
-        raise ValueError(
-            "it is PostScript, a program that draws an image; convert it to JPEG or PNG"
-        )
-    width, height = image.size
-    parts = next(
-        (parts for parts in (1, 2, 4, 8) if width * height <= most * parts**2), 8
-    )
-    if parts > 1:
-        image.draft(None, (width // parts, height // parts))
-    if image.width * image.height > most or max(image.size) > LONGEST_SIDE:
-        image.close()
-        rule = (
-            f"a side of more than {LONGEST_SIDE:,}; cut it"
-            if max(width, height) > LONGEST_SIDE
-            else too_large
-        )
-        raise TooManyPixelsError(f"it has {width} x {height} pixels, {rule}")
+        raise
     return image
 
 
+def _is_special_file(source: str | PathLike | BinaryIO) -> bool:
+    """Whether the path is a pipe, which would block, or a device, which never ends."""
+    if not isinstance(source, str | PathLike):
+        return False
+    return os.path.exists(source) and not os.path.isfile(source)
+
+
+def _opened(source: str | PathLike | BinaryIO, most: int, **how: Any) -> Image.Image:
+    """Open an image; also a JPEG of so many pixels that Pillow refuses it.
+
+    Pillow does so before the JPEG can be asked for a reduced size.
+    """
+    try:
+        return Image.open(source, **how)
+    except Image.DecompressionBombError as error:
+        refused = TooManyPixelsError(f"it has far {_too_large(most)}")
+        refused.__cause__ = error
+    formats = how.get("formats") or ("JPEG",)
+    if "JPEG" not in formats:
+        raise refused
+    if not isinstance(source, str | PathLike):
+        source.seek(0)
+    try:
+        return JpegImagePlugin.JpegImageFile(source)
+    except SyntaxError:  # of another format
+        raise refused from refused.__cause__
+
+
+def _too_large(most: int) -> str:
+    return (
+        f"more than {most:,} pixels; reduce it, or save it as JPEG, which is decoded "
+        "at a reduced size"
+    )
+
+
+def _reduce(image: Image.Image, most: int) -> None:
+    """Set a large JPEG to be decoded at a reduced size; raise if an image is too large.
+
+    Args:
+        image: An opened image, not yet decoded.
+        most: Number of pixels that may be decoded.
+    """
+    width, height = image.size
+    if max(width, height) > LONGEST_SIDE:
+        raise TooManyPixelsError(
+            f"it has {width} x {height} pixels, a side of more than {LONGEST_SIDE:,}; "
+            "cut it"
+        )
+    limit = _MOST_REDUCED
+    if image.info.get("progressive"):
+        limit = MOST_PROGRESSIVE
+    if width * height > limit:
+        raise TooManyPixelsError(
+            f"it has {width} x {height} pixels, more than {limit:,}; reduce it"
+        )
+    fitting = (part for part in _REDUCTIONS if width * height <= most * part**2)
+    reduction = next(fitting, _REDUCTIONS[-1])
+    if reduction > 1:
+        image.draft(None, (width // reduction, height // reduction))
+    if image.width * image.height > most:
+        raise TooManyPixelsError(
+            f"it has {width} x {height} pixels, {_too_large(most)}"
+        )
+
+
 def other_images(image: Image.Image) -> str | None:
-    """Say that an opened file holds images beside the first one, which alone is read; None if there is one.
+    """Say that an opened file holds images beside the first one, which alone is read.
 
     Reduced copies and masks in a TIFF file, layers and the second pictures of phones
-    (previews, gain maps) do not count.
+    (previews, gain maps) do not count. None if there are no others.
     """
     if image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
         return None
-    if image.format == "TIFF":
-        pages = 0
-        with suppress(EOFError):
-            for page in range(100):  # there may be millions
-                image.seek(page)
-                pages += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0
-        image.seek(0)
-        if pages < 2:
-            return None
+    if image.format == "TIFF" and _pages(image) < 2:
+        return None
     return "only the first of its images is used; save the others as files of their own"
 
 
+def _pages(image: Image.Image) -> int:
+    """Number of pages of a TIFF file that are neither reduced copies nor masks."""
+    pages = 0
+    with suppress(EOFError):
+        for page in range(_MOST_SEARCHED):
+            image.seek(page)
+            pages += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0  # type: ignore
+    image.seek(0)
+    return pages
+
+
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
-    """Convert an opened image to 8-bit RGB as `read_image` does; the result shares no memory with the image.
+    """Convert an opened image to 8-bit RGB as `read_image` does.
+
+    The result shares no memory with the image.
 
     Raises:
         ValueError: If the range of the pixels is unknown (floats, 32 bits, 10 to 14
             bits of a colour), there are none, or the file is a raw photo or for HDR
             screens.
-        OSError: If Pillow cannot decode the image; it may raise other errors, too.
+        OSError: If Pillow cannot decode the image, or it is damaged; Pillow may raise
+            other errors, too.
     """
     if 0 in image.size:
         raise ValueError(
-            f"it has {image.width} x {image.height} pixels; give an image with at least one"
+            f"it has {image.width} x {image.height} pixels; give an image with at "
+            "least one"
         )
     rgb = _rgb(image, upright)
-    return rgb.copy() if rgb is image else rgb
+    if rgb is image:
+        return rgb.copy()
+    return rgb
 
 
 def eight_bits(pixels: np.ndarray, depths: tuple[int, ...] = DEPTHS) -> np.ndarray:
@@ -166,26 +282,30 @@ def eight_bits(pixels: np.ndarray, depths: tuple[int, ...] = DEPTHS) -> np.ndarr
     Args:
         pixels: `(..., C)` `uint16`, not empty; the last of 2 or 4 channels is alpha.
         depths: Numbers of bits in ascending order, of 8 to 16.
+
+    Returns:
+        `(..., C)` `uint8`.
     """
-    colours = pixels.shape[-1] - (pixels.shape[-1] in (2, 4))
-    used = _fewest(pixels[..., :colours], depths)
-    shallow = (pixels >> (used - 8)).astype(np.uint8)
-    if colours < pixels.shape[-1]:
+    channels = pixels.shape[-1]
+    has_alpha = channels in (2, 4)
+    colours = channels - has_alpha
+    bits = _fewest_bits(pixels[..., :colours], depths)
+    shallow = (pixels >> (bits - 8)).astype(np.uint8)
+    if has_alpha:
         alpha = pixels[..., colours:]
-        shallow[..., colours:] = alpha >> (_fewest(alpha, (used,)) - 8)
+        shallow[..., colours:] = alpha >> (_fewest_bits(alpha, (bits,)) - 8)
     return shallow
 
 
-def _fewest(pixels: np.ndarray, depths: tuple[int, ...]) -> int:
+def _fewest_bits(pixels: np.ndarray, depths: tuple[int, ...]) -> int:
     largest = int(pixels.max())
     return next((bits for bits in depths if largest < 1 << bits), 16)
 
 
 def on_background(image: Image.Image) -> Image.Image:
     """Lay an image of any mode with transparency on white; returns RGB."""
-    image = (
-        image.convert("LA") if image.mode == "La" else image
-    )  # Pillow converts it to no other mode
+    if image.mode == "La":  # Pillow converts it to no other mode
+        image = image.convert("LA")
     image = image.convert("RGBA")
     below = Image.new("RGB", image.size, BACKGROUND)
     below.paste(image, mask=image.getchannel("A"))
@@ -194,128 +314,238 @@ def on_background(image: Image.Image) -> Image.Image:
 
 def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     """As `to_rgb`, but an RGB image that needs no conversion is returned itself."""
-    if image.format == "TIFF" and (
-        _DNG_VERSION in image.tag_v2 or image.tag_v2.get(_SUBFILE, 0) & 1
-    ):
-        raise ValueError(
-            "it is a raw photo, of which only a thumbnail could be read; convert it to JPEG, PNG or TIFF"
-        )
+    _check_readable(image)
+    profile = image.info.get("icc_profile")
+    decoded = _decoded(image)
+    if decoded.has_transparency_data:
+        rgb = on_background(decoded)
+    elif decoded.mode == "RGB":
+        rgb = decoded
+    else:
+        rgb = decoded.convert("RGB")
+    if profile and decoded.mode in ("RGB", "RGBA", "P", "PA"):
+        transform = _transform(profile)
+        if transform is not None:
+            rgb = ImageCms.applyTransform(rgb, transform)
+    orientation = decoded.getexif().get(_ORIENTATION, _UPRIGHT)
+    if upright and orientation != _UPRIGHT:
+        rgb.getexif()[_ORIENTATION] = orientation
+        return ImageOps.exif_transpose(rgb)
+    return rgb
+
+
+def _check_readable(image: Image.Image) -> None:
+    """Raise for files of which Pillow reads something else than the image."""
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore
+        if _DNG_VERSION in tags or tags.get(_SUBFILE, 0) & 1:
+            raise ValueError(
+                "it is a raw photo, of which only a thumbnail could be read; convert "
+                "it to JPEG, PNG or TIFF"
+            )
     if _is_hdr(image):
         raise ValueError(
-            "its brightness is for HDR screens (PQ or HLG), which is not read; save it as SDR"
+            "its brightness is for HDR screens (PQ or HLG), which is not read; save it "
+            "as SDR"
         )
-    found = _of_sixteen_bits(image)
-    if found is None:
-        _load(image)
-        found = image
-    profile = image.info.get("icc_profile")
-    if found.has_transparency_data:
-        rgb = on_background(found)
-    else:
-        rgb = found if found.mode == "RGB" else found.convert("RGB")
-    if profile and found.mode in ("RGB", "RGBA", "P", "PA"):
-        transform = _transform(profile)
-        rgb = rgb if transform is None else ImageCms.applyTransform(rgb, transform)
-    orientation = found.getexif().get(_ORIENTATION, 1) if upright else 1
-    if orientation != 1:
-        rgb.getexif()[_ORIENTATION] = orientation
-        rgb = ImageOps.exif_transpose(rgb)
-    return rgb
 
 
 @lru_cache(maxsize=8)
 def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
-    """From RGB of a colour profile to sRGB; None if the profile is that of sRGB, damaged or of other colours."""
+    """Return the transform from RGB of a colour profile to sRGB.
+
+    None if the profile is that of sRGB, damaged or of other colours than RGB.
+    """
     try:
-        given = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-        if (
-            "sRGB" in ImageCms.getProfileDescription(given)
-            or given.profile.xcolor_space.strip() != "RGB"
-        ):
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        if "sRGB" in ImageCms.getProfileDescription(source):
             return None
-        srgb = ImageCms.createProfile("sRGB")
-        intent = ImageCms.Intent.RELATIVE_COLORIMETRIC
+        if source.profile.xcolor_space.strip() != "RGB":
+            return None
         return ImageCms.buildTransform(
-            given, srgb, "RGB", "RGB", intent, ImageCms.Flags(_NO_CACHE)
+            source,
+            ImageCms.createProfile("sRGB"),
+            "RGB",
+            "RGB",
+            ImageCms.Intent.RELATIVE_COLORIMETRIC,
+            ImageCms.Flags(_NO_CACHE),
         )
     except (ImageCms.PyCMSError, OSError, ValueError):
         return None
 
 
-def _of_sixteen_bits(image: Image.Image) -> Image.Image | None:
-    """An image of greys with 16 bits as one with 8, with its orientation; None for any other image."""
-    key = image.info.get("transparency")
-    if image.mode != "F" and not image.mode.startswith("I"):
-        if (
-            any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
-            and image.format in ("PNG", "TIFF")
-            and image.mode in ("RGB", "RGBA")
-        ):
-            _load(
-                image
-            )  # Pillow keeps the upper byte, which is right if all bits are used
-            if key is not None or np.asarray(image)[..., :3].max() < 1 << 6:
-                raise ValueError(
-                    "its colours have 16 bits of which few are used; save it with 8 bits per channel"
-                )
-        return None
-    depths, pixels = _stated_depths(image), _grey(image)
-    shallow = eight_bits(pixels, depths)[..., 0]
-    if (
-        image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0
-    ):  # white is 0, which Pillow leaves so
-        shallow = 255 - shallow
-    converted = Image.fromarray(shallow)
-    if key is not None:
-        converted.putalpha(
-            Image.fromarray(np.where(pixels[..., 0] == key, np.uint8(0), np.uint8(255)))
+# Decoding
+
+
+def _decoded(image: Image.Image) -> Image.Image:
+    """Decode an opened image: the image itself, or one of 8 bits instead of it.
+
+    Raises:
+        OSError: If the file is cut or damaged.
+        ValueError: If the range of the pixels is unknown.
+    """
+    if image.mode == "F" or image.mode.startswith("I"):
+        return _eight_bit_grey(image)
+    sixteen_bits = _has_sixteen_bit_colours(image)
+    _load(image)
+    if sixteen_bits:
+        _check_depth_of_colours(image)
+    return _first_visible(image)
+
+
+def _load(image: Image.Image) -> None:
+    """Decode an opened image.
+
+    Pillow maps uncompressed TIFF files into memory, rotated ones with width and height
+    exchanged, which scrambles them. It does not map files whose name it does not know.
+    """
+    with _at_start(image) as file:
+        check_whole(image, file)
+    name = getattr(image, "filename", None)
+    if image.format == "TIFF":
+        image.filename = ""  # type: ignore
+    try:
+        with _whole_files:
+            image.load()
+    finally:
+        if image.format == "TIFF":
+            image.filename = name  # type: ignore
+
+
+def _first_visible(image: Image.Image) -> Image.Image:
+    """Return a decoded image, or if nothing in it is visible, the next one of its file.
+
+    Animations often begin with an empty image. If nothing is visible in any of them, or
+    the file holds one image, it is the image itself. The image stays at its place in
+    the file.
+    """
+    if image.format not in _ANIMATED or image.tell() or _is_visible(image):
+        return image
+    visible = None
+    with _whole_files:
+        with suppress(EOFError):
+            for number in range(1, _MOST_SEARCHED):
+                image.seek(number)
+                if _is_visible(image):
+                    visible = image.copy()
+                    break
+        image.seek(0)
+        image.load()
+    return image if visible is None else visible
+
+
+def _is_visible(image: Image.Image) -> bool:
+    """Whether any pixel of a decoded image is not fully transparent."""
+    if not image.has_transparency_data:
+        return True
+    if image.mode == "La":
+        image = image.convert("LA")
+    alpha = image.convert("RGBA").getchannel("A")
+    return alpha.getbbox() is not None
+
+
+def _has_sixteen_bit_colours(image: Image.Image) -> bool:
+    """Whether an opened image has 16-bit colours; Pillow keeps their upper byte."""
+    tiles = getattr(image, "tile", ())
+    return (
+        any(";16" in str(tile.args) for tile in tiles)
+        and image.format in ("PNG", "TIFF")
+        and image.mode in ("RGB", "RGBA")
+    )
+
+
+def _check_depth_of_colours(image: Image.Image) -> None:
+    """Raise if few of the bits of 16-bit colours are used, of which Pillow drops 8."""
+    transparent_colour = image.info.get("transparency")
+    brightest = np.asarray(image)[..., :3].max()
+    if transparent_colour is not None or brightest < 1 << 6:
+        raise ValueError(
+            "its colours have 16 bits of which few are used; save it with 8 bits per "
+            "channel"
         )
-    converted.getexif()[_ORIENTATION] = image.getexif().get(_ORIENTATION, 1)
+
+
+def _eight_bit_grey(image: Image.Image) -> Image.Image:
+    """Decode an image of 16-bit greys as one of 8 bits, with its orientation."""
+    depths = _stated_depths(image)
+    transparent_grey = image.info.get("transparency")
+    _load(image)
+    pixels = _grey(image)
+    shallow = eight_bits(pixels, depths)[..., 0]
+    if image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0:  # type: ignore
+        shallow = 255 - shallow  # white is 0 there, which Pillow leaves so
+    converted = Image.fromarray(shallow)
+    if transparent_grey is not None:
+        hidden = pixels[..., 0] == transparent_grey
+        alpha = np.where(hidden, np.uint8(0), np.uint8(255))
+        converted.putalpha(Image.fromarray(alpha))
+    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
+    converted.getexif()[_ORIENTATION] = orientation
     return converted
 
 
 def _grey(image: Image.Image) -> np.ndarray:
-    """Pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`."""
-    _load(image)
+    """Return the pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`."""
     pixels = np.asarray(image)
-    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 0xFFFF:
+    lowest, highest = pixels.min(), pixels.max()
+    if image.mode == "F" or lowest < 0 or highest > 0xFFFF:
         raise ValueError(
-            f"its pixels are of mode {image.mode}, from {pixels.min()} to {pixels.max()}; save it "
+            f"its pixels are of mode {image.mode}, from {lowest} to {highest}; save it "
             "with 8 or 16 bits per channel"
         )
     return pixels.astype(np.uint16)[..., None]
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:
-    """The bits that 16-bit pixels of an opened file may use: those that the file states, or any of `DEPTHS`."""
+    """Return the bits that 16-bit pixels of an opened file may use.
+
+    Those that the file states, or else any of `DEPTHS`.
+    """
+    bits = 0
     if image.format in ("PPM", "JPEG2000"):  # Pillow scales their values to 16 bits
-        return (16,)
-    if image.format == "TIFF":
-        largest = image.tag_v2.get(_MAX_SAMPLE_VALUE, 0)
-        stated = max(largest if isinstance(largest, tuple) else (largest,)).bit_length()
-        stated = stated or max(image.tag_v2.get(_BITS_PER_SAMPLE, (16,))) % 16
-    else:
+        bits = 16
+    elif image.format == "TIFF":
+        bits = _stated_in_tiff(image)
+    elif image.format == "PNG":
         # A file that follows the standard fills all 16 bits whatever it states; those
         # of cameras do not.
-        stated = max(
-            _chunk(image, b"sBIT") if image.format == "PNG" else b"", default=0
-        )
-    return (min(max(stated, 8), 16),) if stated else DEPTHS
+        bits = max(_chunk(image, b"sBIT"), default=0)
+    if not bits:
+        return DEPTHS
+    return (min(max(bits, 8), 16),)
+
+
+def _stated_in_tiff(image: Image.Image) -> int:
+    """Return the bits that the tags of a TIFF file state; 0 for none or 16."""
+    tags = image.tag_v2  # type: ignore
+    largest = tags.get(_MAX_SAMPLE_VALUE, 0)
+    if isinstance(largest, tuple):
+        largest = max(largest)
+    if largest:
+        return largest.bit_length()
+    return max(tags.get(_BITS_PER_SAMPLE, (16,))) % 16
 
 
 def _is_hdr(image: Image.Image) -> bool:
-    """Whether the brightness of an opened file is stored for HDR screens (PQ, HLG), which Pillow ignores."""
+    """Whether the brightness of an opened file is stored for HDR screens (PQ, HLG).
+
+    Pillow, and decoders of HEIC that are registered with it, ignore that.
+    """
     if image.format == "PNG":
         return _chunk(image, b"cICP")[1:2] in (b"\x10", b"\x12")
-    if image.format != "AVIF":
-        return False
-    with _at_start(image) as file:
-        _, _, colours = file.read(1 << 16).partition(b"colrnclx")
-    return colours[2:4] in (b"\0\x10", b"\0\x12")
+    if image.format == "AVIF":
+        with _at_start(image) as file:
+            _, _, colours = file.read(1 << 16).partition(b"colrnclx")
+        return colours[2:4] in (b"\0\x10", b"\0\x12")
+    profile = image.info.get("nclx_profile") or {}  # of pillow-heif
+    return profile.get("transfer_characteristics") in _HDR_TRANSFERS
 
 
 def _chunk(image: Image.Image, name: bytes) -> bytes:
-    """A chunk that lies before the pixels of a PNG file and that Pillow skips; empty if there is none."""
+    """Return the beginning of a chunk before the pixels of a PNG file.
+
+    Pillow skips such chunks. At most 4 bytes; empty if there is none.
+    """
     with _at_start(image) as file:
         file.seek(8)
         while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
@@ -328,27 +558,14 @@ def _chunk(image: Image.Image, name: bytes) -> bytes:
 
 @contextmanager
 def _at_start(image: Image.Image) -> Iterator[BinaryIO]:
-    """The file of an opened image, at its beginning; an empty one if it is closed. Its place is kept."""
+    """Yield the file of an opened image, at its beginning; its position is restored.
+
+    It is an empty file if the one of the image is closed.
+    """
     file = getattr(image, "fp", None) or io.BytesIO()
-    place = file.tell()
+    position = file.tell()
     file.seek(0)
     try:
         yield file
     finally:
-        file.seek(place)
-
-
-def _load(image: Image.Image) -> None:
-    """Decode an opened image.
-
-    Pillow maps uncompressed TIFF files into memory, rotated ones with width and height
-    exchanged, which scrambles them. It does not map files whose name it does not know.
-    """
-    name = getattr(image, "filename", None)
-    if image.format == "TIFF":
-        image.filename = ""
-    try:
-        image.load()
-    finally:
-        if image.format == "TIFF":
-            image.filename = name
+        file.seek(position)

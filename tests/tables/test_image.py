@@ -96,6 +96,39 @@ def test_the_first_image_of_an_animation(tmp_path, name):
         assert read(tmp_path / name) == [[list(SHOWN), [255] * 3]]
 
 
+@pytest.mark.parametrize("empty", [1, 3])
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.gif", "a.avif"])
+def test_empty_images_before_an_animation(tmp_path, name, empty):
+    nothing = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    picture = Image.new("RGBA", (8, 8), (*SHOWN, 255))
+    # Formats leave out images that equal the one before.
+    frames = [nothing.copy() for _ in range(empty)]
+    for number, frame in enumerate(frames):
+        frame.putpixel((number, 0), (9, 9, 9, 0))
+    last = Image.new("RGBA", (8, 8), (7, 7, 7, 255))
+    frames[0].save(
+        tmp_path / name,
+        save_all=True,
+        append_images=[*frames[1:], picture, last],
+        duration=100,
+        lossless=True,
+        quality=100,
+        disposal=0,
+    )
+    with pytest.warns(UserWarning, match=f"{name}: only the first of its images"):
+        pixels = np.asarray(read_image(tmp_path / name))
+    assert pixels[4, 4] == pytest.approx(SHOWN, abs=2)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.webp", "a.gif"])
+def test_an_animation_of_empty_images_is_white(tmp_path, name):
+    frames = [Image.new("RGBA", (8, 8), (shade, 0, 0, 0)) for shade in (0, 90, 200)]
+    frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:])
+    with Image.open(tmp_path / name) as opened:
+        assert to_rgb(opened).getpixel((4, 4)) == (255, 255, 255)
+        assert opened.tell() == 0
+
+
 @pytest.mark.parametrize(("bits", "keys"), [(1, (0, 1)), (8, (0, 77)), (16, (0, 500))])
 def test_the_transparent_grey_of_a_file_of_any_depth(tmp_path, bits, keys):
     for key in keys:

@@ -1,0 +1,371 @@
+"""Find damage in image files that decoders do not report.
+
+A copy or a download that was interrupted leaves holes: parts of the file that are
+zeros. Decoders of JPEG, WebP, AVIF, HEIF, JPEG 2000 and of some TIFF files read them as
+pixels, since these formats have no checksums. Entropy coding leaves few zeros in a
+row, so that more of them tell a hole. Which codes zeros stand for is in the tables of
+a JPEG; in WebP only the number of its blocks limits them, and nothing in lossless WebP.
+"""
+
+import math
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from PIL import Image
+
+# Bytes. The longest run that encoders wrote, also of flat images of 16 megapixels, has
+# 16; data of cameras beside the pixels of AVIF and HEIF have longer ones.
+_LONGEST_RUN = {"JPEG2000": 64, "AVIF": 256, "HEIF": 256}
+# 78 bits a block of 16 x 16 pixels, of a fast encoder.
+_ZEROS_OF_WEBP_BLOCK = 10
+_LONGEST_RUN_OF_LZW = 64
+# A flat gradient of a few thousand pixels may leave a hundred.
+_LONGEST_RUN_OF_JPEG = 256
+_LONG_RUNS = re.compile(rb"\0{%d,}" % _LONGEST_RUN_OF_JPEG)
+_LONGEST_GAP = 64  # between two segments of a JPEG, where nothing should stand
+
+# What such a file begins with, and where. The file of an image that Pillow has decoded
+# may hold pixels instead.
+_SIGNATURES: dict[str | None, tuple[int, tuple[bytes, ...]]] = {
+    "WEBP": (0, (b"RIFF",)),
+    "AVIF": (4, (b"ftyp",)),
+    "HEIF": (4, (b"ftyp",)),
+    "JPEG2000": (0, (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")),
+}
+_LOSSY_WEBP = b"VP8 "
+_HEADER_OF_RIFF = 12
+_STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES = 273, 279, 324, 325
+_COMPRESSION, _JPEG_TABLES = 259, 347
+_LZW, _JPEG, _DEFLATE = 5, 7, (8, 32946)  # values of the tag of compression
+
+_START_OF_SCAN, _HUFFMAN_TABLES, _END = 0xDA, 0xC4, 0xD9
+_RESTARTS = range(0xD0, 0xD8)
+_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, of Huffman codes
+# The first marker after the pixels of a scan; 0 and the restarts belong to it.
+_NEXT_MARKER = re.compile(rb"\xff+[^\x00\xd0-\xd7\xff]")
+_SIXTEEN_ZEROS = 0xF0  # symbol of AC coefficients: further ones of the block follow
+
+
+class DamagedError(OSError):
+    """An image file has a part that was never written, although it can be decoded."""
+
+
+def check_whole(image: Image.Image, file: BinaryIO) -> None:
+    """Raise if the compressed pixels of an opened image have a hole.
+
+    Pixels that are stored without compression are not checked: zeros are black there.
+
+    Args:
+        image: The opened image; it need not be decoded.
+        file: Its file, at the beginning.
+
+    Raises:
+        DamagedError: If there is a hole.
+        OSError: If the file cannot be read.
+    """
+    if image.format in ("JPEG", "MPO"):
+        _check_jpeg(image, file.read())
+    elif image.format == "TIFF":
+        _check_tiff(image, file)
+    elif image.format in _SIGNATURES:
+        content = file.read()
+        position, signature = _SIGNATURES[image.format]
+        if content.startswith(signature, position):
+            _check_runs(image, content)
+
+
+def _check_runs(image: Image.Image, content: bytes) -> None:
+    """Raise if zeros in a row are more than encoders write."""
+    if image.format == "WEBP":
+        blocks = math.ceil(image.width / 16) * math.ceil(image.height / 16)
+        for start, end in _chunks_of_webp(content):
+            _check_run(content[start:end], _ZEROS_OF_WEBP_BLOCK * blocks + 64)
+    elif image.format in ("AVIF", "HEIF"):
+        for start, end in _boxes(content, b"mdat"):
+            _check_run(content[start:end], _LONGEST_RUN[image.format])
+    elif image.format == "JPEG2000":
+        _check_run(content, _LONGEST_RUN[image.format])
+
+
+def _check_run(content: bytes, longest: int) -> None:
+    if bytes(longest) in content:
+        raise _hole(longest)
+
+
+def _hole(count: int) -> DamagedError:
+    return DamagedError(
+        f"it is damaged: at least {count} bytes of its pixels are zeros, which an "
+        "interrupted copy leaves; copy it again from its source"
+    )
+
+
+def _chunks_of_webp(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the lossy pixels of a WebP file."""
+    position = _HEADER_OF_RIFF
+    while position + 8 <= len(content):
+        name, size = struct.unpack_from("<4sI", content, position)
+        if name == _LOSSY_WEBP:
+            yield position + 8, position + 8 + size
+        position += 8 + size + size % 2
+
+
+def _boxes(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the boxes of a name in an ISO base media file."""
+    position = 0
+    while position + 8 <= len(content):
+        size, name = struct.unpack_from(">I4s", content, position)
+        if size == 1 and position + 16 <= len(content):  # the size follows, in 64 bits
+            size = struct.unpack_from(">Q", content, position + 8)[0]
+        if size < 8:  # up to the end of the file
+            size = len(content) - position
+        if name == wanted:
+            yield position + 8, position + size
+        position += size
+
+
+# TIFF
+
+
+def _check_tiff(image: Image.Image, file: BinaryIO) -> None:
+    """Check the strips or tiles of the page that is read.
+
+    Those of LZW, JPEG and Deflate; libtiff does not look at the checksums of Deflate
+    once all pixels are there.
+    """
+    tags = image.tag_v2  # type: ignore[attr-defined]
+    compression = tags.get(_COMPRESSION)
+    if compression not in (_LZW, _JPEG, *_DEFLATE):
+        return
+    offsets = tags.get(_STRIP_OFFSETS, tags.get(_TILE_OFFSETS, ()))
+    sizes = tags.get(_STRIP_SIZES, tags.get(_TILE_SIZES, ()))
+    for offset, size in zip(offsets, sizes):
+        file.seek(offset)
+        content = file.read(size)
+        if compression == _LZW:
+            _check_run(content, _LONGEST_RUN_OF_LZW)
+        elif compression == _JPEG:
+            # Both begin with a marker of 2 bytes; the tables end with one, too.
+            _check_scans(tags.get(_JPEG_TABLES, b"")[:-2] + content[2:])
+        elif not _inflates(content):
+            raise DamagedError(
+                "it is damaged: a checksum of its pixels is wrong; copy it again from "
+                "its source"
+            )
+
+
+def _inflates(content: bytes) -> bool:
+    """Whether bytes are a whole zlib stream with the right checksum."""
+    inflater = zlib.decompressobj()
+    try:
+        while content and not inflater.eof:
+            inflater.decompress(content, 1 << 20)
+            content = inflater.unconsumed_tail
+        inflater.flush()
+    except zlib.error:
+        return False
+    return inflater.eof
+
+
+# JPEG
+
+
+@dataclass(frozen=True)
+class _ZeroCode:
+    """The code of a Huffman table that consists of zeros: its symbol and its bits."""
+
+    symbol: int
+    bits: int
+
+
+@dataclass
+class _Scan:
+    """A scan of a JPEG file, with what tells whether zeros may stand in it.
+
+    Attributes:
+        dc_codes, ac_codes: For each component, the code of zeros in its table of DC
+            and of AC coefficients; None without a table.
+        blocks: For each component, the number of its blocks in an MCU.
+        first, last: The coefficients in zigzag order; 0 is DC.
+        refines: Whether it adds a bit to coefficients of an earlier scan.
+        content: Its entropy-coded bytes.
+    """
+
+    dc_codes: list[_ZeroCode | None]
+    ac_codes: list[_ZeroCode | None]
+    blocks: list[int]
+    first: int
+    last: int
+    refines: bool
+    content: bytes
+
+
+@dataclass
+class _Frame:
+    """What a JPEG file says of all its scans."""
+
+    size: tuple[int, int] = (0, 0)
+    blocks: dict[int, int] = field(default_factory=dict)  # in an MCU, by component
+    mcu: tuple[int, int] = (8, 8)  # width and height in pixels
+
+    @property
+    def mcus(self) -> int:
+        """Number of MCUs."""
+        columns = -(-self.size[0] // self.mcu[0])
+        rows = -(-self.size[1] // self.mcu[1])
+        return columns * rows
+
+
+def _check_jpeg(image: Image.Image, content: bytes) -> None:
+    tables = getattr(image, "quantization", {})
+    if any(0 in table for table in tables.values()):
+        raise DamagedError(
+            "it is damaged: a quantization table holds zeros; copy it again from its "
+            "source"
+        )
+    _check_scans(content)
+
+
+def _check_scans(content: bytes) -> None:
+    """Raise if the scans of a JPEG file have a hole."""
+    if bytes(_LONGEST_RUN_OF_JPEG) not in content:
+        return
+    frame = _Frame()
+    # What breaks the structure of a JPEG is for its decoder to judge.
+    with suppress(struct.error, IndexError):
+        for scan in _scans(content, frame):
+            longest = max(map(len, _LONG_RUNS.findall(scan.content)), default=0)
+            if longest and 8 * longest > _most_zero_bits(scan, frame):
+                raise _hole(longest)
+
+
+def _scans(content: bytes, frame: _Frame) -> Iterator[_Scan]:
+    """Yield the scans of the first image of a JPEG file; fill in its frame.
+
+    Raises:
+        DamagedError: If there is a hole between two segments.
+    """
+    codes: dict[int, _ZeroCode | None] = {}  # by class (0: DC, 16: AC) plus number
+    position = 2
+    while position + 4 <= len(content):
+        if content.startswith(bytes(_LONGEST_GAP), position):
+            raise _hole(_LONGEST_GAP)
+        if content[position] != 0xFF:  # decoders skip what stands between segments
+            position += 1
+            continue
+        kind = content[position + 1]
+        if kind == 0xFF or kind in _RESTARTS:  # a byte that fills, a stray restart
+            position += 1 if kind == 0xFF else 2
+            continue
+        if kind == _END:
+            return
+        length = struct.unpack_from(">H", content, position + 2)[0]
+        segment = content[position + 4 : position + 2 + length]
+        position += 2 + length
+        if kind == _HUFFMAN_TABLES:
+            codes.update(_zero_codes(segment))
+        elif kind in _FRAMES:
+            _read_frame(segment, frame)
+        elif kind == _START_OF_SCAN:
+            following = _NEXT_MARKER.search(content, position)
+            end = len(content) if following is None else following.start()
+            yield _scan(segment, codes, frame, content[position:end])
+            position = end
+
+
+def _read_frame(segment: bytes, frame: _Frame) -> None:
+    height, width, count = struct.unpack_from(">xHHB", segment)
+    samplings = {}
+    for component in range(count):
+        number, sampling = struct.unpack_from("BB", segment, 6 + 3 * component)
+        samplings[number] = (sampling >> 4, sampling & 15)
+    widest = max((across for across, _ in samplings.values()), default=1)
+    highest = max((down for _, down in samplings.values()), default=1)
+    frame.size = (width, height)
+    frame.mcu = (8 * max(widest, 1), 8 * max(highest, 1))
+    frame.blocks = {
+        number: across * down for number, (across, down) in samplings.items()
+    }
+
+
+def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
+    """Yield the code of zeros of each Huffman table, with the table's class and number.
+
+    Codes are given in ascending order, so it is that of the first symbol.
+    """
+    position = 0
+    while position + 17 <= len(segment):
+        table = segment[position]
+        counts = segment[position + 1 : position + 17]
+        symbols = segment[position + 17 : position + 17 + sum(counts)]
+        bits = next((bits for bits, count in enumerate(counts, 1) if count), 0)
+        yield table, _ZeroCode(symbols[0], bits) if bits and symbols else None
+        position += 17 + sum(counts)
+
+
+def _scan(
+    segment: bytes,
+    codes: dict[int, _ZeroCode | None],
+    frame: _Frame,
+    content: bytes,
+) -> _Scan:
+    count = segment[0]
+    first, last, bits = struct.unpack_from("BBB", segment, 1 + 2 * count)
+    scan = _Scan([], [], [], first, last, refines=bool(bits >> 4), content=content)
+    for component in range(count):
+        number, tables = struct.unpack_from("BB", segment, 1 + 2 * component)
+        scan.dc_codes.append(codes.get(tables >> 4))
+        scan.ac_codes.append(codes.get(16 + (tables & 15)))
+        scan.blocks.append(frame.blocks.get(number, 1))
+    return scan
+
+
+def _most_zero_bits(scan: _Scan, frame: _Frame) -> float:
+    """Return how many bits of zeros may follow each other in a scan.
+
+    None, unless the codes of zeros say "no difference to the block before" and "no
+    further coefficient", as optimised tables may write a flat area; then as many as all
+    blocks of the image have.
+    """
+    if scan.first == 0 and scan.refines:  # one bit a block, without any code
+        return frame.mcus * sum(scan.blocks)
+    if scan.refines:  # corrections of any number of coefficients stand between codes
+        return math.inf if all(map(_ends_blocks, scan.ac_codes)) else 0
+    bits = 0.0
+    if scan.first == 0:
+        if not all(map(_is_no_difference, scan.dc_codes)):
+            return 0
+        bits += _bits_of_mcu(scan.dc_codes, scan.blocks)
+    if scan.last > 0:
+        if not all(map(_ends_blocks, scan.ac_codes)):
+            return 0
+        bits += _bits_of_mcu(scan.ac_codes, scan.blocks)
+    return bits * frame.mcus
+
+
+def _is_no_difference(code: _ZeroCode | None) -> bool:
+    """Whether a code of DC coefficients says that a block is as bright as the last."""
+    return code is not None and code.symbol == 0
+
+
+def _ends_blocks(code: _ZeroCode | None) -> bool:
+    """Whether a code of AC coefficients ends a block, or a run of blocks."""
+    return code is not None and code.symbol & 15 == 0 and code.symbol != _SIXTEEN_ZEROS
+
+
+def _bits_of_mcu(codes: Iterable[_ZeroCode | None], blocks: Iterable[int]) -> float:
+    """Return the bits of an MCU that consists of codes of zeros.
+
+    Symbol 16 r of progressive AC coefficients ends at least 2^r blocks, and r more bits
+    follow it.
+    """
+    bits = 0.0
+    for code, count in zip(codes, blocks):
+        if code is not None:
+            run = code.symbol >> 4
+            bits += count * (code.bits + run) / 2**run
+    return bits
