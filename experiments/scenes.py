@@ -40,6 +40,7 @@ from scipy import ndimage
 from support.common_options import run_script
 from support.statistics import interval
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.images.boxes import cut_out
 from crumb_avalanche.images.looks import middle
 from crumb_avalanche.learner.learner import LOOKS, Learner
@@ -48,7 +49,6 @@ from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import LEARNER, table
-from crumb_avalanche.system.atomic_file import write_text
 
 SIDE = 256
 STREAMS = ("own", "table", "three", "plain")

@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write, remove_abandoned
+from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.text import terminal_bar
@@ -99,6 +100,7 @@ def unpack(
         check_room(
             target, sum(member.size for member in missing), f"unpacking {archive}"
         )
+        remove_abandoned(target)
         done = len(wanted) - len(missing)
         with progress(
             len(wanted), f"unpacking {archive.name}", " files", initial=done

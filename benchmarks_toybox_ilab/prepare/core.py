@@ -17,7 +17,8 @@ from benchmarks_toybox_ilab.datasets import toybox
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import DownloadError, download, md5_of
-from benchmarks_toybox_ilab.tables.disk import atomic_write, check_room, readable_size
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write, remove_abandoned
+from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import files_below
 from benchmarks_toybox_ilab.tables.frame import (
     BadFrameError,
@@ -137,6 +138,8 @@ def write_cifar100(job: Job, archive: Path) -> None:
             pickle.load(file.extractfile(f"cifar-100-python/{name}"), encoding="latin1")
             for name in ("meta", "train", "test")
         )
+    for split in ("train", "test"):
+        remove_abandoned(job.root / split)
     images: dict[Path, np.ndarray] = {}
     for split, content in zip(("train", "test"), splits):
         pixels = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -225,10 +228,6 @@ def prepare(
                 raise
             return [*failures, str(error)]
         file = job.root / f"{name}.csv"
-        for unfinished in job.root.glob(
-            f".*{file.name}*.part"
-        ):  # of a killed process: this one alone uses the root
-            unfinished.unlink()
         _relative_to(job.root, table).to_csv(file)
     except (DownloadError, BadFrameError):
         raise

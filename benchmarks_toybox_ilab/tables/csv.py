@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
 
-from benchmarks_toybox_ilab.tables.disk import atomic_write
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.text import from_spreadsheet_cell, spreadsheet_cell
 

@@ -1,14 +1,12 @@
-"""Free disk space, files that are written atomically, and digests of the contents of files."""
+"""Free disk space, and digests of the contents of files."""
 
 import hashlib
-import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
@@ -42,44 +40,6 @@ def readable_size(count: int) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
-
-
-@contextmanager
-def atomic_write(
-    path: str | Path, mode: str = "wb", bulk: bool = False, **options: Any
-) -> Iterator[IO[Any]]:
-    """Open a file for writing that replaces `path` at the end of the `with` block.
-
-    An error in the block keeps what was at `path` and removes the unfinished, hidden
-    file beside it. Of a symbolic link, the file that it leads to is replaced; an
-    existing file keeps its permissions.
-
-    Args:
-        path: The file, whose folder must exist.
-        mode: Mode to open it in, "w" or "wb".
-        bulk: Whether this is one of many files that a single process writes and can
-            write again. The file is then not flushed to the disk, which takes
-            milliseconds, and replaces an unfinished one that a killed process left.
-        **options: Further arguments of `open`.
-    """
-    path = Path(os.path.realpath(path))
-    unfinished = path.with_name(
-        f".{path.name}.part" if bulk else f".{path.name}.{os.getpid()}.part"
-    )
-    try:
-        with open(unfinished, mode, **options) as file:
-            yield file
-            if not bulk:
-                file.flush()
-                os.fsync(
-                    file.fileno()
-                )  # or a power failure may leave the name without the content
-        if not bulk and path.exists():
-            shutil.copymode(path, unfinished)
-        os.replace(unfinished, path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
 
 
 def digest_of(paths: Iterable[Path]) -> str:

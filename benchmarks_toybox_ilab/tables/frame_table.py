@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
-from benchmarks_toybox_ilab.tables.disk import atomic_write
 from benchmarks_toybox_ilab.tables.frame import (
     SPLITS,
     BadFrameError,

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
 
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
-from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.settings import ExportSettings, LearnerSettings
 from crumb_avalanche.learner.file import (
@@ -18,7 +19,6 @@ from crumb_avalanche.learner.file import (
 )
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
-from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.progress import counted
 
@@ -127,8 +127,8 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
         )
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        with atomic_write(Path(folder) / name) as temporary:
-            temporary.write_bytes(picture)
+        with atomic_write(Path(folder) / name) as file:
+            file.write(picture)
     print_line(f"{folder}: {counted(len(pictures), 'picture')}")
 
 

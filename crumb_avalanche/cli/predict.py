@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
@@ -19,7 +20,6 @@ from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import output_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.progress import counted

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import WHOLE
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.models.runtimes import OPSET, onnx_bytes
-from crumb_avalanche.system.atomic_file import atomic_write
 
 SCORE_TOLERANCE = (
     1e-3  # largest difference of a score, relative to the largest score of the image
@@ -139,8 +138,8 @@ def export_onnx(
         raise ExportError(
             f"the ONNX graph answers otherwise than the learner, so no file is written; on {parity}"
         )
-    with atomic_write(Path(path)) as temporary:
-        temporary.write_bytes(graph)
+    with atomic_write(path) as file:
+        file.write(graph)
     return parity
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from crumb_avalanche.models.backbone_names import (
     PREFIX,
     PREPROCESSING,
@@ -37,7 +38,6 @@ from crumb_avalanche.models.weights import (
     read_weights,
     torchvision_weights,
 )
-from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.process import preserve_rng_state
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]

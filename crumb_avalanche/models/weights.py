@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from crumb_avalanche.models.backbone_names import (
     PACKAGE,
     package_of_weights,
     published_by,
 )
-from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")

@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from benchmarks_toybox_ilab.datasets.clip_folder import FRAMES_FOLDER
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
@@ -22,7 +23,6 @@ from crumb_avalanche.report.contact_sheet import (
 )
 from crumb_avalanche.report.page import Cell, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.progress import counted
 
 MOST_MISTAKES = 200  # with images

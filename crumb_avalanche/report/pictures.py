@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.system.atomic_file import atomic_write
 
 # Okabe and Ito's palette, distinct for every kind of colour vision; without its yellow,
 # which is faint on white.
@@ -229,8 +229,8 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
         "svg": {"metadata": {"Date": None}},
     }.items():
         path = folder / f"{name}.{kind}"
-        with matplotlib.rc_context(STYLE), atomic_write(path) as unfinished:
-            figure.savefig(unfinished, format=kind, **options)
+        with matplotlib.rc_context(STYLE), atomic_write(path) as file:
+            figure.savefig(file, format=kind, **options)
         paths.append(path)
     return paths
 

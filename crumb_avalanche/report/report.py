@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report import pictures, runs
 from crumb_avalanche.report.page import (
@@ -35,7 +36,6 @@ from crumb_avalanche.runs.tables import (
     table,
     usage_of,
 )
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.progress import counted
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from crumb_avalanche.learner.run_file import probabilities
-from crumb_avalanche.system.atomic_file import atomic_write
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 PREDICTIONS = "predictions.npz"
@@ -40,7 +40,7 @@ class PredictionsPlugin(StatefulPlugin):
     def write(self, folder: Path, rows: np.ndarray) -> None:
         """Write ``predictions.npz`` atomically, with the row of each image in the frame table, ``(N,)``."""
         path = folder / PREDICTIONS
-        with atomic_write(path) as unfinished, open(unfinished, "wb") as file:
+        with atomic_write(path) as file:
             np.savez_compressed(
                 file,
                 row=np.asarray(rows, np.int32),

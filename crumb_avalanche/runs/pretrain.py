@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
@@ -21,7 +22,6 @@ from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import part_for
 from crumb_avalanche.runs.tables import table
-from crumb_avalanche.system.atomic_file import cured
 from crumb_avalanche.system.folder_lock import LOCK, locked
 from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.progress import counted

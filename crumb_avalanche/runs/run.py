@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.learner.run_file import LEARNER
 from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
@@ -22,7 +23,6 @@ from crumb_avalanche.runs.session import (
     trials_text,
 )
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import (
     check_device,

@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.process import cpu_name
 from crumb_avalanche.system.schema import (
     PLAIN_VALUES,

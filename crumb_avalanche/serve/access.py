@@ -9,7 +9,7 @@ import ssl
 import sys
 from pathlib import Path
 
-from crumb_avalanche.system.atomic_file import atomic_write
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 
 DAYS = 397  # of a certificate that is made here; browsers take no longer ones
 _TOKEN = re.compile(r"[\w-]{22}\n")
@@ -146,5 +146,5 @@ def _write_private(file: Path, content: bytes) -> None:
     """Write a file that its owner alone can read; a link is replaced, not followed, as others may have made it."""
     if file.is_symlink():
         file.unlink()
-    with atomic_write(file, 0o600) as unfinished:
-        unfinished.write_bytes(content)
+    with atomic_write(file, permissions=0o600) as unfinished:
+        unfinished.write(content)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from crumb_avalanche.system.atomic_file import replaceable
+from benchmarks_toybox_ilab.tables.atomic_file import check_replaceable
 
 LOCK = "lock"
 MARKER = f"{LOCK}.marker"  # the lock where a file system has no flock
@@ -47,7 +47,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
     Readers need no lock if the file is replaced atomically. Warns of other names (hard
     links) of the file, which keep its earlier content. OSError: it cannot be replaced;
-    see ``replaceable``.
+    see ``check_replaceable``.
     """
     real = Path(os.path.realpath(path))
     with _held(
@@ -55,7 +55,7 @@ def locked_file(path: Path) -> Iterator[None]:
         f"{path} is being changed by another process",
         "",
     ):
-        if (found := replaceable(real)) is not None and found.st_nlink > 1:
+        if (found := check_replaceable(real)) is not None and found.st_nlink > 1:
             warnings.warn(
                 f"{path} has other names (hard links), which keep the content of now; use symbolic links instead",
                 stacklevel=3,

@@ -1,23 +1,30 @@
-"""Tensors and nested state as ``.safetensors`` files: written atomically, checksummed, read without running code.
+"""Tensors and nested state as ``.safetensors`` files, and the bytes that tensors take.
 
-And the bytes that tensors take.
+Files are written atomically, with checksums, and read into memory of their own without
+running code.
 """
 
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from crumb_avalanche.system.atomic_file import atomic_write
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
+from crumb_avalanche.system.safetensors_format import (
+    METADATA,
+    FormatError,
+    Header,
+    bytes_of,
+    read_header,
+    read_tensors_of,
+    write_safetensors,
+)
 from crumb_avalanche.system.schema import StateError
 
 CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
@@ -30,47 +37,16 @@ class TensorFileError(ValueError):
 
 def checksum(name: str, tensor: Tensor) -> str:
     """SHA-256 over name, dtype, shape and values of a tensor on the CPU."""
-    found = hashlib.sha256(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-    if tensor.numel():
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+    description = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|"
+    digest = hashlib.sha256(description.encode())
+    digest.update(bytes_of(tensor).data)
+    return digest.hexdigest()
 
 
 def _digest(metadata: dict[str, str]) -> str:
     """SHA-256 over all metadata except the digest itself."""
-    rest = {name: text for name, text in metadata.items() if name != DIGEST}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _read_header(file: BinaryIO) -> bytes:
-    """Read the JSON header of an open ``.safetensors`` file, with its padding."""
-    return file.read(int.from_bytes(file.read(8), "little"))
-
-
-def _written(header: dict[str, Any], size: int) -> bytes:
-    """Return the only spelling of a header that ``write_tensors`` writes."""
-    return (
-        json.dumps(header, separators=(",", ":"), ensure_ascii=False)
-        .encode()
-        .ljust(size)
-    )
-
-
-def _sort_metadata(path: Path) -> None:
-    """Sort the metadata of a ``.safetensors`` file in place: the library writes them in a random order."""
-    with open(path, "r+b") as file:
-        text = _read_header(file)
-        header = json.loads(text)
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        ordered = _written(header, len(text))
-        if len(ordered) > len(
-            text
-        ):  # never, while both escape text alike; it would overwrite tensors
-            raise StateError(
-                f"the metadata of {path} cannot be sorted in place; leave out unusual characters"
-            )
-        file.seek(8)
-        file.write(ordered)
+    others = {name: text for name, text in metadata.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def write_tensors(
@@ -79,78 +55,56 @@ def write_tensors(
     metadata: dict[str, str],
     expect: Callable[[str], object] | None = None,
 ) -> str:
-    """Write tensors and text metadata atomically, with a checksum of each tensor and of the metadata.
+    """Write tensors and texts atomically, with a checksum of each tensor and of the texts.
 
-    The same content gives the same bytes. Strides are not kept. The metadata entry
-    ``format`` names the kind of file. ``expect`` is called before anything is written,
-    with the checksum of all that will be, which is returned; see ``digest_of``. StateError: a tensor of a type that ``safetensors`` cannot store;
-    OSError, such as a full disk, leaves an existing file as it is.
+    The same content gives the same bytes. Strides are not kept, and tensors that share
+    memory are written one by one. The entry ``format`` of the metadata names the kind
+    of file. ``expect`` is called before anything is written, with the checksum of all
+    that will be.
+
+    Returns:
+        The checksum of all that was written; see ``digest_of``.
+
+    Raises:
+        StateError: a tensor is of a type that the format cannot store.
+        OSError: such as a full disk; an existing file is left as it is.
     """
-    # safetensors keeps no strides and refuses shared memory; all other tensors are
-    # written without a copy.
-    plain: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        storage = tensor.untyped_storage().data_ptr()
-        plain[name] = tensor.clone() if storage in storages else tensor
-        storages.add(storage)
-    metadata = {
-        **metadata,
-        CHECKSUMS: json.dumps(
-            {name: checksum(name, tensor) for name, tensor in plain.items()}
-        ),
-    }
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    checksums = {name: checksum(name, tensor) for name, tensor in tensors.items()}
+    metadata = {**metadata, CHECKSUMS: json.dumps(checksums)}
     metadata[DIGEST] = _digest(metadata)
     if expect is not None:
         expect(metadata[DIGEST])
-    with atomic_write(Path(path)) as unfinished:
-        try:
-            save_file(plain, unfinished, metadata)
-        except KeyError as error:  # the type is missing in safetensors' table
-            raise StateError(
-                f"{path} cannot hold tensors of type {error}; convert them"
-            ) from error
-        except (
-            SafetensorError
-        ) as error:  # names the system's error number only in its text
-            if not (number := re.search(r"\(os error (\d+)\)", str(error))):
-                raise
-            raise OSError(
-                int(number[1]), os.strerror(int(number[1])), str(path)
-            ) from error
-        _sort_metadata(unfinished)
+    try:
+        with atomic_write(path) as file:
+            write_safetensors(file, tensors, metadata)
+    except FormatError as error:
+        raise StateError(f"{path} cannot be written: {error}; convert it") from error
     return metadata[DIGEST]
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Read the text metadata of a file, verified where it has a digest; TensorFileError if it is absent or damaged."""
+    """Read the texts of a file, verified where it has a digest.
+
+    Raises:
+        TensorFileError: the file is absent, or is damaged.
+    """
     if not Path(path).is_file():
         raise TensorFileError(f"there is no file {path}; check the path")
     try:
-        with safe_open(path, "pt") as file:
-            metadata = dict(file.metadata() or {})
         with open(path, "rb") as file:
-            header = _read_header(file)
-        # Another spelling of the same header has the same digest: spaces, escapes,
-        # tensors of the same bytes.
-        as_written = header == _written(json.loads(header), len(header))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise TensorFileError(
-            f"{path} is no complete .safetensors file ({error}); write or fetch it again"
-        ) from error
-    # Every file with checksums is written with a digest, so one without the other is
-    # damage.
-    checked = DIGEST in metadata or CHECKSUMS in metadata
-    if checked and not (as_written and metadata.get(DIGEST) == _digest(metadata)):
-        raise TensorFileError(
-            f"the metadata of {path} are damaged; write or fetch it again"
-        )
-    return metadata
+            header = read_header(file)
+    except (FormatError, OSError) as error:
+        raise _incomplete(path, error) from error
+    _check_digest(path, header)
+    return header.metadata
 
 
 def digest_of(path: str | os.PathLike) -> str | None:
-    """Return the checksum of all that a file holds, as it says itself; ``None`` if it is damaged or has none."""
+    """Return the checksum of all that a file holds, as it says itself.
+
+    ``None`` if the file is damaged, or has none.
+    """
     try:
         return read_metadata(path).get(DIGEST)
     except TensorFileError:
@@ -158,7 +112,10 @@ def digest_of(path: str | os.PathLike) -> str | None:
 
 
 def format_of(path: str | os.PathLike) -> str:
-    """Return the kind of file that the metadata name; empty for a file that is damaged or of another program."""
+    """Return the kind of file that the metadata name.
+
+    Empty for a file that is damaged, or of another program.
+    """
     try:
         return read_metadata(path).get("format", "")
     except TensorFileError:
@@ -166,55 +123,64 @@ def format_of(path: str | os.PathLike) -> str:
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors by name, and the metadata without checksums, and verify every checksum.
+    """Read tensors by name, and the texts without checksums.
 
-    A file of another program has no checksums and is read silently. If another process
-    replaces the file meanwhile, the new one is read. TensorFileError: the file is
-    absent, or a tensor or the metadata are damaged; names which.
+    The tensors are copied from the file, then every checksum is verified on the copies:
+    another program may replace the file meanwhile, or write to it later. A file of
+    another program has no checksums and is read as it is.
+
+    Raises:
+        TensorFileError: the file is absent, or a tensor or the metadata are damaged;
+            names which.
     """
-    while True:
-        before = _identity(path)
-        try:
-            found = _read_tensors(path)
-        except TensorFileError:
-            if _identity(path) == before:
-                raise
-        else:
-            if _identity(path) == before:  # or metadata and tensors may be of two files
-                return found
-
-
-def _identity(path: str | os.PathLike) -> tuple[int, ...] | None:
-    """Return numbers that change when another file takes the place of this one; ``None`` if there is no file."""
+    if not Path(path).is_file():
+        raise TensorFileError(f"there is no file {path}; check the path")
     try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        with open(path, "rb") as file:
+            header = read_header(file)
+            _check_digest(path, header)
+            tensors = read_tensors_of(file, header)
+    except (FormatError, OSError) as error:
+        raise _incomplete(path, error) from error
+    texts = dict(header.metadata)
+    texts.pop(DIGEST, None)
+    if CHECKSUMS in texts:
+        _check_tensors(path, tensors, _plain(path, texts.pop(CHECKSUMS)))
+    return tensors, texts
 
 
-def _read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    metadata = read_metadata(path)
-    try:
-        with safe_open(path, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+def _incomplete(path: str | os.PathLike, reason: Exception) -> TensorFileError:
+    return TensorFileError(
+        f"{path} is no complete .safetensors file ({reason}); write or fetch it again"
+    )
+
+
+def _check_digest(path: str | os.PathLike, header: Header) -> None:
+    """Raise TensorFileError unless the metadata are those that were written.
+
+    Every file with checksums is written with a digest, so one without the other is
+    damage. So is another spelling of the same header, which has the same digest.
+    """
+    metadata = header.metadata
+    if DIGEST not in metadata and CHECKSUMS not in metadata:
+        return
+    if metadata.get(DIGEST) != _digest(metadata) or not header.is_canonical:
         raise TensorFileError(
-            f"{path} is no complete .safetensors file ({error}); write or fetch it again"
-        ) from error
-    if CHECKSUMS in metadata:
-        expected = _plain(path, metadata[CHECKSUMS])
-        expected = expected if isinstance(expected, dict) else {}
-        for name in sorted({*expected, *tensors}):
-            if name not in tensors or expected.get(name) != checksum(
-                name, tensors[name]
-            ):
-                raise TensorFileError(
-                    f"tensor {name!r} of {path} is damaged; write or fetch the file again"
-                )
-    return tensors, {
-        name: text for name, text in metadata.items() if name not in (CHECKSUMS, DIGEST)
-    }
+            f"the metadata of {path} are damaged; write or fetch it again"
+        )
+
+
+def _check_tensors(
+    path: str | os.PathLike, tensors: dict[str, Tensor], checksums: Any
+) -> None:
+    """Raise TensorFileError unless each tensor has its checksum, and none is absent."""
+    expected = checksums if isinstance(checksums, dict) else {}
+    for name in sorted({*expected, *tensors}):
+        is_whole = name in tensors and name in expected
+        if not is_whole or expected[name] != checksum(name, tensors[name]):
+            raise TensorFileError(
+                f"tensor {name!r} of {path} is damaged; write or fetch the file again"
+            )
 
 
 def _plain(path: str | os.PathLike, text: str) -> Any:
@@ -249,7 +215,7 @@ def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
 
     def store(value: Tensor, place: str) -> str:
         name = place
-        while name in tensors or name == "__metadata__":  # safetensors' own entry
+        while name in tensors or name == METADATA:
             name += "'"
         tensors[name] = value.detach()
         return name

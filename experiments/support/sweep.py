@@ -18,9 +18,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from benchmarks_toybox_ilab.tables.disk_errors import DISK_FULL
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.atomic_file import DISK_FULL, write_text
 from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
 from crumb_avalanche.system.progress import progress_bar
 

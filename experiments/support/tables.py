@@ -15,10 +15,10 @@ from support.pictures import bars
 from support.recorded_runs import RecordedRun, write_recorded
 from support.statistics import Comparison, Paired
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import markdown, mean_text, number, table
-from crumb_avalanche.system.atomic_file import write_text
 
 FIRST_CUT = 80.0  # percent that a run has to reach after the first task
 ACCURACY = "accuracy over all classes at the end (%)"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from faults import full_disk
 
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from crumb_avalanche.cli import (
     TerminatedError,
     interrupted_later,
@@ -25,7 +26,6 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.weights import WeightsError
-from crumb_avalanche.system.atomic_file import cured
 
 STEP = "crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step"
 
@@ -137,16 +137,14 @@ def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(
     assert "1 of 2 experiences are finished" in crumb(*run)[1]
 
 
-def test_a_full_disk(refused, tiny, tmp_path, monkeypatch):
-    def full_disk(tensors, file, metadata):
-        raise SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
-
-    monkeypatch.setattr("crumb_avalanche.system.tensor_file.save_file", full_disk)
-    last = refused(
-        "Free some room and give the same command again", *tiny, "--output", tmp_path
-    ).splitlines()[-1]
+def test_a_full_disk(refused, tiny, tmp_path):
+    with full_disk(tmp_path, "*.safetensors.*"):
+        last = refused(
+            "Free some room and give the same command again",
+            *tiny,
+            "--output",
+            tmp_path,
+        ).splitlines()[-1]
     assert "Free some room" in last and "No space left on device" in last
     assert not (tmp_path / "result.json").exists() and not list(
         tmp_path.rglob("*.part")

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from faults import full_disk
 from support import sweep as module
 from support.runs import finished_runs
 from support.sweep import DONE, ERROR, exit_code, grid, run_cell
 
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
 from crumb_avalanche.runs.run_folder import (
@@ -27,7 +29,6 @@ from crumb_avalanche.runs.run_folder import (
     write_json,
 )
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.atomic_file import write_text
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
 
@@ -181,23 +182,15 @@ def test_a_cell_killed_each_time_or_out_of_memory_fails_alone(tmp_path):
     assert accuracies(cells) == [10, None, 12]
 
 
-@pytest.mark.skipif(
-    not Path("/dev/full").exists(), reason="needs a device that is always full"
-)
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     cells = cells_of(tmp_path)
     folder = Path(cells[1].output)
     folder.mkdir(parents=True)
-    for name in (
-        RESULT,
-        ERROR,
-    ):  # whatever is written there meets "no space left", by the kernel
-        (folder / f"{name}.{os.getpid()}.part").symlink_to("/dev/full")
-    failed = here(cells, work=finish)
-    assert (
-        "run1 is full ([Errno 28] No space left on device): make room and give the same"
-        in failed.pop(folder)
-    )
+    with full_disk(folder):
+        failed = here(cells, work=finish)
+    reason = failed.pop(folder)
+    assert "run1 is full ([Errno 28] No space left on device: '" in reason
+    assert "): make room and give the same" in reason
     assert (
         not failed
         and accuracies(cells) == [10, None, 12]

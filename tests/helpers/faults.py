@@ -5,6 +5,7 @@ ours says what is wrong.
 """
 
 import contextlib
+import errno
 import io
 import os
 import signal
@@ -17,8 +18,8 @@ from hypothesis import strategies as st
 
 import benchmarks_toybox_ilab
 import crumb_avalanche
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from crumb_avalanche import cli
-from crumb_avalanche.system.atomic_file import cured
 
 OURS = tuple(
     str(Path(package.__file__).parent)
@@ -110,6 +111,24 @@ def check(
         str(one.message) for one in caught if one.category is UserWarning
     ] + err.getvalue().splitlines()
     assert right(found) or said, f"silent: {what}"
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path, pattern: str = "*") -> Iterator[None]:
+    """Let files below a folder that are flushed to the disk meet "no space left"."""
+    flush = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if any(os.path.samestat(status, path.stat()) for path in folder.rglob(pattern)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(descriptor)
+
+    os.fsync = fsync
+    try:
+        yield
+    finally:
+        os.fsync = flush
 
 
 @contextlib.contextmanager

@@ -65,7 +65,9 @@ def test_an_interruption_leaves_no_partial_file_and_the_same_call_resumes(tmp_pa
         unpack(archive, out, progress=NotedBar(stop=(1, 3)))
     assert in_folder(out) == {"a/1.png": FILES["a/1.png"]}
     (out / "a/b").mkdir()
-    (out / "a/b/.2.png.part").write_bytes(b"t")  # left by a power failure
+    (out / "a/b/.2.png.0123456789abcdef.part").write_bytes(
+        b"t"
+    )  # left by a power failure
     assert unpack(archive, out) == 2 and in_folder(out) == FILES
 
 

@@ -237,8 +237,8 @@ def test_the_distribution_of_cifar100_is_written_without_loss_and_resumes(
 def test_imagenet_is_listed_in_place_or_says_what_sorts_it(tmp_path, run, said):
     root = write_files(tmp_path / "root", IMAGENET)
     for name in (
-        ".imagenet.csv.123.part",
-        "..imagenet.csv.sha256.123.part",
+        ".imagenet.csv.0123456789abcdef.part",
+        "..imagenet.csv.sha256.0123456789abcdef.part",
     ):  # left by a killed process
         (root / name).write_text("path,cl")
     assert (

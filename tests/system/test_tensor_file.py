@@ -3,16 +3,15 @@
 import random
 import re
 import struct
+import threading
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import save_file
 
-from crumb_avalanche.system import tensor_file
 from crumb_avalanche.system.tensor_file import (
     CHECKSUMS,
     DIGEST,
@@ -194,27 +193,37 @@ def test_another_spelling_of_the_header_is_damage(tmp_path):
             read_tensors(path)
 
 
-def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
-    path, opened = tmp_path / "a.safetensors", []
-    write_tensors(path, {"x": torch.ones(3)}, {"number": "1"})
+@pytest.mark.parametrize("read", [read_tensors, read_state])
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, read):
+    """What is read is one of the files, never a part of each."""
+    path = tmp_path / "a.safetensors"
+    done = threading.Event()
 
-    def replaced(*arguments):
-        opened.append(len(opened))
-        if len(opened) in (2, 4):  # after the metadata were read
-            write_tensors(
-                path,
-                {"x": torch.full((3,), float(len(opened)))},
-                {"number": str(len(opened))},
-            )
-        return safe_open(*arguments)
+    def replace():
+        for number in range(300):
+            values = torch.full((1000,), number)
+            write_state(path, {"x": values}, {"number": str(number)})
+        done.set()
 
-    monkeypatch.setattr(tensor_file, "safe_open", replaced)
-    found, metadata = read_tensors(path)
-    assert (
-        metadata == {"number": "4"}
-        and found["x"].tolist() == [4, 4, 4]
-        and len(opened) == 6
-    )
+    write_state(path, {"x": torch.zeros(1000, dtype=torch.int64)}, {"number": "0"})
+    writer = threading.Thread(target=replace)
+    writer.start()
+    while not done.is_set():
+        content, metadata = read(path)
+        assert (content["x"] == int(metadata["number"])).all()
+    writer.join()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(5000), b"x" * 5000], ids=len)
+def test_what_is_read_does_not_change_with_the_file(tmp_path, content):
+    """As ``cp backup mine`` does, which writes into the file that is there."""
+    path = tmp_path / "a.safetensors"
+    write_tensors(path, {"x": torch.arange(1000.0)}, {})
+    tensors, _ = read_tensors(path)
+    with open(path, "r+b") as file:
+        file.truncate(len(content))
+        file.write(content)
+    assert torch.equal(tensors["x"], torch.arange(1000.0))
 
 
 def test_no_file_and_a_damaged_header_are_errors(tmp_path):

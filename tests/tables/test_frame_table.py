@@ -1,5 +1,4 @@
 import csv
-import errno
 import io
 import os
 import pickle
@@ -13,7 +12,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks_toybox_ilab.tables.csv import COLUMNS
-from benchmarks_toybox_ilab.tables.disk import atomic_write, readable_size
+from benchmarks_toybox_ilab.tables.disk import readable_size
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -322,41 +321,6 @@ def test_a_table_written_by_hand_is_what_it_spells_or_one_line_says_what_is_wron
     table.to_csv(folder / "again.csv")
     again = FrameTable.from_csv(folder / "again.csv", folder)
     assert list(again) == list(table) and again.classes == table.classes
-
-
-@pytest.mark.skipif(os.name != "posix", reason="links and permissions of POSIX")
-def test_a_link_is_followed_and_permissions_are_kept(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "link").symlink_to("folder/a")
-    (tmp_path / "folder" / "a").touch(0o640)
-    with atomic_write(tmp_path / "link") as file:
-        file.write(b"new")
-    assert (tmp_path / "link").is_symlink() and (
-        tmp_path / "folder" / "a"
-    ).read_bytes() == b"new"
-    assert (tmp_path / "folder" / "a").stat().st_mode & 0o777 == 0o640
-    with (tmp_path / "link").open() as begun:
-        with atomic_write(tmp_path / "link") as file:
-            file.write(b"newer")
-        assert begun.read() == "new", (
-            "who reads meanwhile has the old file, not a part of the new one"
-        )
-
-
-@pytest.mark.parametrize("bulk", [False, True])
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, OSError(errno.ENOSPC, "no space left")]
-)
-def test_an_error_keeps_the_old_file_and_leaves_no_other(tmp_path, bulk, error):
-    path = tmp_path / "a"
-    path.write_bytes(b"old")
-    with (
-        pytest.raises(type(error) if isinstance(error, OSError) else error),
-        atomic_write(path, bulk=bulk) as file,
-    ):
-        file.write(b"half")
-        raise error
-    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a"]
 
 
 @pytest.mark.parametrize(

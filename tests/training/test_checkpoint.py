@@ -1,7 +1,6 @@
 """Checkpoints: files are atomic and run no code; every strategy resumes from any step and ends with the same bits."""
 
 import copy
-import errno
 import json
 import warnings
 
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from crafted import crafted, json_of
+from faults import full_disk
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from watched import VARIANTS, Answers, built, entry_of
 
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.system import tensor_file
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import flatten, read_state, write_state
 from crumb_avalanche.training import checkpoint
@@ -83,7 +82,7 @@ def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
     files.path(3).write_bytes(files.path(3).read_bytes()[:40])
     with pytest.warns(UserWarning, match="is damaged"):
         assert files.newest().notes == {"place": 1}
-    tensor_file.write_state(
+    write_state(
         files.path(1),
         TENSORS,
         {"format": "of another program", "settings": "{}", "notes": "{}"},
@@ -96,17 +95,10 @@ def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
         files.newest()
 
 
-def test_a_full_disk_leaves_the_earlier_ones(files, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_ones(files):
     files.write({"place": 0}, TENSORS)
-
-    def full(tensors, path, metadata):
-        with open(path, "wb") as file:
-            file.write(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(tensor_file, "save_file", full)
-    words = r"00000001.safetensors cannot be written \(.*No space left on device\); the one before it is untouched"
-    with pytest.raises(CheckpointError, match=words):
+    words = r"00000001.safetensors cannot be written \(.*No space left on device.*\); the one before it is untouched"
+    with full_disk(files.folder), pytest.raises(CheckpointError, match=words):
         files.write({"place": 1}, TENSORS)
     assert [path.name for path in files.folder.iterdir()] == ["00000000.safetensors"]
     assert files.newest().notes == {"place": 0}
@@ -129,7 +121,7 @@ def test_100_crafted_checkpoints(tmp_path_factory, data):
             for name in ("settings", "notes")
             if name in changed
         }
-        tensor_file.write_state(
+        write_state(
             files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about}
         )
     except (ValueError, RecursionError, TypeError):
