@@ -173,7 +173,12 @@ def readme() -> str:
             accuracy = f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}"
             cells = [accuracy, f"{mean - half:.1f} to {mean + half:.1f}"]
             rows.append(
-                [label, *cells, megabytes(lines[row]) or "all images", speeds[row]]
+                [
+                    label,
+                    *cells,
+                    megabytes(lines[row]) or "all images",
+                    speeds.get(row, ""),
+                ]
             )
     return markdown(
         ["method", "accuracy, %", "95 % interval", "kept", "images/s"], rows
