@@ -14,7 +14,6 @@ from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import (
-    WHITENED,
     Evidence,
     evidence,
     evidence_by_location,
@@ -100,7 +99,7 @@ class Classifier:
         self.budget_bytes = budget_bytes
         self.kept = length if kept is None else kept
         self.looks = looks
-        self.usual = usual if issubclass(form, WHITENED) else None
+        self.usual = usual if form.apart_from_nothing else None
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self.names: list[str | None] = []
         self.nothing: Tensor | None = None
@@ -262,7 +261,7 @@ class Classifier:
 
         They follow from the model alone, and are the same whenever they are computed.
         """
-        if self.nothing is None and isinstance(self.statistics, WHITENED):
+        if self.nothing is None and self.statistics.apart_from_nothing:
             features = self.features(model, drawn_images(model.image_size))
             self.nothing = features[:, -self.length :]
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from crumb_avalanche.methods.typicality import DRAWN
+
 NOTHING = ""  # the class name of what shows nothing
-DRAWN = 16  # images
 SIDE = 128  # of the images that are drawn, in pixels
 SHAPES = 100  # of an image
 # rows of features of images that were shown as nothing; the latest ones are kept

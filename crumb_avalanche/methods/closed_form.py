@@ -6,11 +6,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.progress import counted
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
@@ -45,6 +46,14 @@ class Scores(nn.Module):
         )
 
 
+class _TypicalSpace(NamedTuple):
+    """What ``ClosedForm.typicality`` caches, and what it was computed from."""
+
+    solved: Any
+    nothing: Tensor | None
+    space: Any
+
+
 class ClosedForm(ABC):
     """Statistics of features that are updated batch by batch, merged, saved and loaded, and score new features.
 
@@ -66,6 +75,8 @@ class ClosedForm(ABC):
             CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
         budgeted: whether the budget of a run decides how much is stored; see
             ``bought``.
+        apart_from_nothing: whether ``typicality`` sees images apart from those that
+            show nothing.
         by_class, shared: names of the tensors with a row for each class, and of those
             that all classes share.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
@@ -75,6 +86,7 @@ class ClosedForm(ABC):
     moments: ClassVar[dict[str, Any]] = {}
     temperature: ClassVar[float] = 1.0
     budgeted: ClassVar[bool] = False
+    apart_from_nothing: ClassVar[bool] = False
     by_class: ClassVar[tuple[str, ...]] = ("counts",)
     shared: ClassVar[tuple[str, ...]] = ()
     counts: Tensor
@@ -83,6 +95,7 @@ class ClosedForm(ABC):
     _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
     _changing: ClassVar[frozenset[str]] = frozenset()
     _solution: Any = None  # cached by ``scores``; None after the statistics change
+    _typical: _TypicalSpace | None = None  # cached by ``typicality``; may be outdated
     _derived: tuple[Any, int] = (
         None,
         0,
@@ -123,12 +136,15 @@ class ClosedForm(ABC):
         self._allocate(**arguments)
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
-        memo.update(
-            {id(part): part for part in (getattr(self, name) for name in self._cached)}
-        )
+        for name in (*self._cached, "_typical"):
+            value = getattr(self, name)
+            memo[id(value)] = value
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(self.__dict__, memo)
         return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_typical": None}
 
     @property
     def image_counts(self) -> Tensor:
@@ -214,6 +230,38 @@ class ClosedForm(ABC):
         if self._solution is None:  # only after a change
             self._solution = self._solve(self.image_counts > 0)
         return self._solution
+
+    def typicality(self, features: Tensor, nothing: Tensor | None = None) -> Typicality:
+        """Score the classes with images, and measure how like their images new ones are.
+
+        What "like" means is the method's own; see ``_typicality``.
+
+        Args:
+            features: ``(B, D)`` float, on the CPU.
+            nothing: features of images that show nothing, as in
+                ``MeansSpan.against_background``; for forms that are
+                ``apart_from_nothing``.
+        """
+        solved, typical = self.solved(), self._typical
+        if (
+            typical is None
+            or typical.solved is not solved  # another one after each change
+            or typical.nothing is not nothing
+        ):
+            space = self._typical_space(nothing)
+            typical = _TypicalSpace(solved=solved, nothing=nothing, space=space)
+            self._typical = typical
+        return self._typicality(features.double(), typical.space)
+
+    def _typical_space(self, nothing: Tensor | None) -> Any:
+        """Return what ``_typicality`` needs and is computed once after each change."""
+        return None
+
+    def _typicality(self, features: Tensor, space: Any) -> Typicality:
+        """Measure how typical ``(B, D)`` float64 features are; by default by the largest score."""
+        scores = self.solution()(features)
+        largest = scores.amax(1) / self.temperature
+        return Typicality.of_three(scores, largest, largest, largest)
 
     def grow(self, n_classes: int) -> None:
         """Add classes without images, up to ``n_classes``; scores of the other classes stay as they are.

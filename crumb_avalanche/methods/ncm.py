@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.typicality import MeansSpan, Typicality
 
 
 @register(
@@ -20,7 +21,8 @@ class ClassMeans(ClosedForm):
     """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
 
     The order of the images does not matter, up to rounding. ``forget`` leaves nothing
-    of a class.
+    of a class. Typical images are near a class mean and have its direction, both of
+    unit vectors.
 
     Attributes:
         means: ``(n_classes, D)`` float32.
@@ -88,6 +90,15 @@ class ClassMeans(ClosedForm):
 
     def _answers(self, features, solution):
         return functional.normalize(features, dim=1) @ solution.mT
+
+    def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        means = self.means[self.image_counts > 0].double()
+        return MeansSpan.of_unit_vectors(functional.normalize(means, dim=1))
+
+    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+        rows = functional.normalize(features) - space.centre
+        scores = self.solution()(features)
+        return space.typicality(scores, rows=rows, white=space.white(rows))
 
     def _merge(self, other, labels):
         self.absorb_means(other, labels)

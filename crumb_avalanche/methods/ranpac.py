@@ -15,6 +15,7 @@ from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import ClosedForm, Form
 from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.typicality import TINY, Typicality
 from crumb_avalanche.system.setting_ranges import NotNegative, Range
 
 Projection = Annotated[int, Range(0, 50_000)]
@@ -78,6 +79,8 @@ class FillsBudget(RandomFeatures):
     """Base of forms with as many random features as the budget buys, where the setting ``projection`` is 0."""
 
     budgeted = True
+    # Their ridge may be 0, and not all hold a Gram matrix: typical by the largest score.
+    has_leverage = False
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
@@ -136,6 +139,9 @@ class RandomProjection(RandomFeatures):
     ``forget`` removes the sum of a class and leaves the Gram matrix: the removed images
     count from then on as images of none of the classes.
 
+    Typical images have a large score, also relative to the root of their leverage in
+    the regression.
+
     Deviation: RanPAC trains its network on the first experience, which stays frozen
         here.
 
@@ -161,6 +167,7 @@ class RandomProjection(RandomFeatures):
     temperature = 0.06
     by_class, shared = ("sums", "counts"), ("gram",)
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
+    has_leverage: ClassVar[bool] = True
     remains_after_forget = "the share of the removed images in the Gram matrix"
     _cached = ("_solution", "_weights")
 
@@ -172,7 +179,7 @@ class RandomProjection(RandomFeatures):
         self._weights: Tensor | None = None
 
     def __getstate__(self):
-        return {**self.__dict__, "_weights": None}
+        return {**super().__getstate__(), "_weights": None}
 
     def project(self, features: Tensor) -> Tensor:
         """Compute ``H``, ``(B, M)`` float64."""
@@ -210,6 +217,26 @@ class RandomProjection(RandomFeatures):
 
     def _answers(self, features, solution):
         return self.project(features) @ solution
+
+    def _typical_space(self, nothing: Tensor | None) -> Tensor | None:
+        """Return the root of the ridged Gram matrix, ``(M, M)``."""
+        if not self.has_leverage:
+            return None
+        gram = self.gram.double()
+        unit = float(gram.diagonal().mean()) or 1.0  # 0 where all features are
+        gram.diagonal().add_(self.ridge * unit)
+        return torch.linalg.cholesky(gram)
+
+    def _typicality(self, features: Tensor, space: Tensor | None) -> Typicality:
+        if space is None:
+            return super()._typicality(features, space)
+        scores = self.solution()(features)
+        largest = scores.amax(1)
+        hidden = self.project(features)
+        solved = torch.linalg.solve_triangular(space, hidden.mT, upper=False)
+        leverage = solved.square().sum(0)
+        cosine = largest / leverage.clamp_min(TINY).sqrt()
+        return Typicality.of_three(scores, largest, cosine, cosine)
 
     def _merge(self, other, labels):
         self.gram += other.gram

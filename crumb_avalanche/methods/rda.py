@@ -16,8 +16,12 @@ import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from torch import Tensor
+
+from crumb_avalanche.methods.closed_form import LOWEST_SCORE
 from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, BlendedGaussians
 from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.typicality import MeansSpan, Typicality, above_rounding
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
 LEAST_OF_ALL_FEATURES = (
@@ -58,6 +62,9 @@ class RegularizedDiscriminant(BlendedGaussians):
     of a class but its share of a full common scatter, which counts from then on as that
     of the images that are left.
 
+    Typical images have a small relative Mahalanobis distance (Ren et al., 2021) and the
+    direction of a class mean, both where ``S`` is the unit matrix; see ``MeansSpan``.
+
     Attributes:
         own: share ``a`` of a class's own covariance; the rest is the common one. 0 is
             linear discriminant analysis.
@@ -93,6 +100,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     drop_features: bool = True
 
     temperature = 2.7  # log-densities count as independent what hardly is
+    apart_from_nothing = True
     moments: ClassVar = dict(maps=True, power=0.7, equal_lengths=True, cells=2)
     _free = frozenset({"n_classes", "total_directions", "part"})
     _changing = frozenset({"n_classes", "length", "total_directions", "part"})
@@ -166,6 +174,25 @@ class RegularizedDiscriminant(BlendedGaussians):
         if self.settings["part"] >= kept:
             self.settings["part"] = 0
         self._solution = None
+
+    def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        solution = self.solved()
+        axes = above_rounding(solution.span.lengths.square())
+        span = MeansSpan(
+            centre=solution.centre,
+            projection=solution.span.projection[:, axes],
+            means=solution.span.means[:, axes],
+            white=solution.white,
+        )
+        means = self.means[self.image_counts > 0].double()
+        return span.against_background(means, nothing)
+
+    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+        rows = features - space.centre
+        white = space.white(rows)
+        # Scores in the same space, which is not computed a second time.
+        scores = self.solved().scores(features, white).clamp_min(LOWEST_SCORE)
+        return space.typicality(scores, rows=rows, white=white)
 
     def _shrink(self, common, seen):
         variance = (

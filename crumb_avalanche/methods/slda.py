@@ -1,9 +1,11 @@
 """Streaming linear discriminant analysis of frozen features (Hayes and Kanan, CVPR Workshops 2020)."""
 
 import torch
+from torch import Tensor
 
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.typicality import MeansSpan, Typicality, Whitening
 from crumb_avalanche.system.setting_ranges import Factor
 
 
@@ -24,6 +26,9 @@ class StreamingLDA(ClassMeans):
     ``forget`` removes the mean of a class and leaves ``Sigma``, which counts from then
     on as the covariance of the images that are left.
 
+    Typical images have a small relative Mahalanobis distance (Ren et al., 2021) and the
+    direction of a class mean; see ``MeansSpan``.
+
     Attributes:
         shrinkage: share ``e`` of the unit matrix in the covariance, in squared units of
             the features.
@@ -33,6 +38,7 @@ class StreamingLDA(ClassMeans):
     shrinkage: Factor = 1e-4
 
     temperature = 4.6
+    apart_from_nothing = True
     shared = ("covariance",)
     remains_after_forget = "the share of the removed images in the common covariance"
 
@@ -65,6 +71,19 @@ class StreamingLDA(ClassMeans):
     def _answers(self, features, solution):
         weights, offsets = solution
         return features @ weights.mT - offsets
+
+    def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        means = self.means[self.image_counts > 0].double()
+        values, vectors = torch.linalg.eigh(self.covariance.double())
+        shrunk = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
+        whitening = Whitening(vectors=vectors, roots=shrunk.sqrt())
+        span = MeansSpan.of_whitened(means, whitening)
+        return span.against_background(means, nothing)
+
+    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+        rows = features - space.centre
+        scores = self.solution()(features)
+        return space.typicality(scores, rows=rows, white=space.white(rows))
 
     def _merge(self, other, labels):
         old, new = self.formed, other.formed

@@ -1,5 +1,8 @@
 """Distances of images against the formulas over whole matrices, and images of nothing, drawn or of an empty scene."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -8,17 +11,9 @@ from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import (
-    DISTANCE,
-    OUTSIDE,
-    RISE,
-    STRENGTH,
-    evidence,
-    shares_of,
-)
+from crumb_avalanche.learner.evidence import evidence, shares_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import (
-    DRAWN,
     LEAST_APART,
     MOST_SHOWN,
     THRESHOLDS,
@@ -29,6 +24,14 @@ from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.methods.typicality import (
+    DISTANCE,
+    DRAWN,
+    OUTSIDE,
+    RISE,
+    STRENGTH,
+    Typicality,
+)
 
 D, CLASSES = 12, 5
 BUILD = {
@@ -237,6 +240,36 @@ def test_another_closed_form_is_as_typical_as_its_largest_score():
     statistics.update(features, labels)
     found = evidence(statistics, features)
     assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 3))
+
+
+class Nearest(ClassMeans):
+    """Class means to which an image is typical by its distance from the first one."""
+
+    def _typicality(self, features, space):
+        distance = (features - self.means[0].double()).norm(dim=1)
+        return Typicality.of_three(
+            self.solution()(features), -distance, -distance, -distance
+        )
+
+
+def test_a_method_says_what_typical_is():
+    statistics = Nearest(CLASSES, D)
+    features, labels = data()
+    statistics.update(features, labels)
+    distance = (features - statistics.means[0]).double().norm(dim=1)
+    found = evidence(statistics, features).typicality
+    assert torch.allclose(found[:, 0], -distance)
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_copies_are_typical_alike(name):
+    statistics, (fresh, _) = trained(name), data(seed=1)
+    before = evidence(statistics, fresh).typicality
+    for copied in (
+        copy.deepcopy(statistics),
+        pickle.loads(pickle.dumps(statistics)),
+    ):
+        assert torch.equal(evidence(copied, fresh).typicality, before)
 
 
 def test_explain_takes_a_single_image(make):
