@@ -90,10 +90,11 @@ def run_command(given: list[str]) -> int:
     try:
         with interrupted_later():
             # Here, because they take a while.
-            from crumb_avalanche.cli.parser import COMMANDS, parsed, usable_paths
+            from crumb_avalanche.cli.commands import COMMANDS
+            from crumb_avalanche.cli.parser import parsed, usable_paths
 
             name, values = parsed(given)
-        settings = COMMANDS[name][0](**usable_paths(values))
+        settings = COMMANDS[name].settings(**usable_paths(values))
         with short_warnings():
             with interrupted_later():
                 module, function = ELSEWHERE.get(

@@ -1,4 +1,7 @@
-"""The command line of ``crumb``: flags from the settings of each command, without importing torch."""
+"""The command line of ``crumb``: flags from the settings of each command.
+
+Imports neither torch nor Avalanche, so that help and errors come at once.
+"""
 
 import argparse
 import difflib
@@ -16,82 +19,19 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.cli import settings as commands
-from crumb_avalanche.report.settings import ReportSettings
-from crumb_avalanche.runs.demo_settings import DemoSettings
-from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.settings import (
-    GROUPS,
-    RunSettings,
-    Value,
-    load_yaml,
-    meanings,
-)
+from crumb_avalanche.cli.commands import COMMANDS
+from crumb_avalanche.cli.settings import Action
+from crumb_avalanche.runs.settings import GROUPS, Value, load_yaml, meanings
 
-COMMANDS: dict[str, tuple[type, str]] = {
-    "teach": (commands.TeachSettings, "teach a learner what images show"),
-    "predict": (commands.PredictSettings, "ask a learner what images show"),
-    "serve": (
-        commands.ServeSettings,
-        "teach and ask a learner in a browser, or from other programs",
-    ),
-    "connect": (
-        commands.ConnectSettings,
-        "answer for the snapshots of cameras over MQTT",
-    ),
-    "learner": (
-        commands.LearnerSettings,
-        "show a learner; take a lesson back, rename, move or forget a class, merge two",
-    ),
-    "export": (commands.ExportSettings, "convert a learner for other programs"),
-    "run": (RunSettings, "learn a stream with one strategy"),
-    "report": (ReportSettings, "show finished runs as tables and pictures"),
-    "prepare": (
-        commands.PrepareSettings,
-        "convert a downloaded data set to the layout that its benchmark reads",
-    ),
-    "backbones": (
-        commands.BackbonesSettings,
-        "list the networks: cut, map, size, and measured images per second",
-    ),
-    "strategies": (
-        commands.StrategiesSettings,
-        "list the methods: source, what each stores, what a budget buys",
-    ),
-    "demo": (
-        DemoSettings,
-        "compare strategies on rendered shapes: a few minutes, no download",
-    ),
-    "pretrain": (PretrainSettings, "pretrain plastic layers and codebook"),
+EXPERT = "expert"  # the group of flags of crumb run that are in no other
+# Flags of every command beside its settings.
+COMMON = {
+    "config": "a YAML file of settings",
+    "print_config": "print the settings as such a file, and do no more",
 }
-FIRST_OF_GROUP = {
-    "teach": "Teach and ask",
-    "run": "Measure",
-    "demo": "The paper",
-}  # of the list of commands
-# What --help shows of commands with many flags; --help-all shows all.
-FEW = {
-    "run": "benchmark dataset_root output run runs preset strategy backbone weights budget_images feature_cache device",
-    "teach": "label nothing camera seconds new_class keep_pictures method backbone weights runtime looks",
-    "connect": "broker topic name images user password_file ca method backbone weights",
-    "serve": "host port certificate key method backbone weights",
-    "pretrain": "data output weights backbone images_per_class epochs batch_size learning_rate device",
-}
-# The arguments of commands that have no flag: name, and how many values as argparse
-# says it.
-POSITIONAL: dict[str, dict[str, str | None]] = {
-    "prepare": {"name": None},
-    "report": {"folders": "+"},
-    "strategies": {"name": "?"},
-    "backbones": {"names": "*"},
-    "teach": {"model": None, "sources": "*"},
-    "predict": {"model": None, "sources": "*"},
-    "serve": {"model": None},
-    "connect": {"service": None, "model": None},
-    "learner": {"action": None, "model": None, "names": "*"},
-    "export": {"model": None},
-}
+# How the usage shows an argument without a flag, by its number of values.
 USAGE = {None: "{}", "?": "[{}]", "*": "[{} ...]", "+": "{0} [{0} ...]"}
+# Flags that may stand alone, which means true.
 BARE = (
     "--check",
     "--json",
@@ -99,30 +39,31 @@ BARE = (
     "--without-weights",
     "--new-class",
     "--keep-pictures",
-)  # may stand alone
+)
 # Settings that are paths, in any command; --weights may be a word too.
-PATHS = {
-    "boxes",
-    "ca",
-    "certificate",
-    "data",
-    "dataset_root",
-    "feature_cache",
-    "folders",
-    "html",
-    "images",
-    "key",
-}
-PATHS |= {
-    "model",
-    "output",
-    "password_file",
-    "pictures",
-    "pretrained",
-    "source",
-    "sources",
-    "weights",
-}
+PATHS = frozenset(
+    [
+        "boxes",
+        "ca",
+        "certificate",
+        "data",
+        "dataset_root",
+        "feature_cache",
+        "folders",
+        "html",
+        "images",
+        "key",
+        "model",
+        "output",
+        "password_file",
+        "pictures",
+        "pretrained",
+        "source",
+        "sources",
+        "weights",
+    ]
+)
+TERMINAL_WIDTH = 100  # at most, of the list of commands
 
 
 class Parser(argparse.ArgumentParser):
@@ -134,67 +75,80 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(name: str, every_flag: bool = True) -> Parser:
-    """Build the parser of a command, whose help shows every flag or those that people need.
+    """Build the parser of a command.
 
     It parses every value as text, and leaves out what is not given.
+
+    Args:
+        name: of the command.
+        every_flag: whether its help shows every flag, or those that people need.
     """
-    settings, places = COMMANDS[name][0], POSITIONAL.get(name, {})
-    flags = [item.name for item in fields(settings) if item.name not in places]
-    few = FEW[name].split() if name in FEW else flags
-    shown = {
-        "config": "a YAML file of settings",
-        "print_config": "print the settings as such a file, and do no more",
-    }
-    flags, shown = [*flags, *shown], shown | meanings(settings)
+    command = COMMANDS[name]
+    flags = [*command.flagged(), *COMMON]
+    usual = command.usual.split() or command.flagged()
+    help_texts = COMMON | meanings(command.settings)
+    epilog = f"crumb {name} --help-all shows all {len(flags)} flags."
     made = Parser(
         prog=f"crumb {name}",
         usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
-        description=(settings.__doc__ or "").split("\n")[0],
-        epilog=None
-        if every_flag
-        else f"crumb {name} --help-all shows all {len(flags)} flags.",
+        description=(command.settings.__doc__ or "").split("\n")[0],
+        epilog=None if every_flag else epilog,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=24),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    for place, count in places.items():
-        more = {"nargs": count} if count else {}
+    for argument, nargs in command.positional.items():
         made.add_argument(
-            place, metavar=metavar(place), help=shown[place].replace("%", "%%"), **more
-        )  # type: ignore
-    groups = (
-        {title: made.add_argument_group(title) for title in [*GROUPS, "expert"]}
-        if name == "run"
-        else {}
-    )
+            argument,
+            metavar=metavar(argument),
+            help=_escaped(help_texts[argument]),
+            **({"nargs": nargs} if nargs else {}),  # type: ignore[arg-type]
+        )
+    groups = _groups(name, made)
     for flag in flags:
-        title = next(
-            (title for title, members in GROUPS.items() if flag in members), "expert"
+        shown = every_flag or flag in usual
+        groups.get(_group_of(flag), made).add_argument(
+            flag_of(flag),
+            dest=flag,
+            help=_escaped(help_texts[flag]) if shown else argparse.SUPPRESS,
+            **_value_of_flag(flag),
         )
-        more = (
-            {"action": "store_true"}
-            if flag == "print_config"
-            else {"metavar": flag.upper()}
-        )
-        more |= {"nargs": "?"} if flag_of(flag) in BARE else {}
-        text = (
-            shown[flag].replace("%", "%%")
-            if every_flag or flag in few
-            else argparse.SUPPRESS
-        )
-        groups.get(title, made).add_argument(
-            flag_of(flag), dest=flag, help=text, **more
-        )  # type: ignore[arg-type]
     return made
 
 
-def metavar(place: str) -> str:
+def _escaped(help_text: str) -> str:
+    """Return a help text for argparse, which formats it with ``%``."""
+    return help_text.replace("%", "%%")
+
+
+def _groups(name: str, made: Parser) -> dict[str, Any]:
+    """Add the groups of flags that a command has, by title."""
+    if name != "run":
+        return {}
+    return {title: made.add_argument_group(title) for title in [*GROUPS, EXPERT]}
+
+
+def _group_of(flag: str) -> str:
+    for title, members in GROUPS.items():
+        if flag in members:
+            return title
+    return EXPERT
+
+
+def _value_of_flag(flag: str) -> dict[str, Any]:
+    """Return how argparse takes the value of a flag, as keywords of ``add_argument``."""
+    if flag == "print_config":
+        return {"action": "store_true"}
+    if flag_of(flag) in BARE:
+        return {"metavar": flag.upper(), "nargs": "?"}
+    return {"metavar": flag.upper()}
+
+
+def metavar(argument: str) -> str:
     """Return the name of an argument without a flag as the usage shows it."""
-    return (
-        f"{{{','.join(get_args(commands.Action))}}}"
-        if place == "action"
-        else place.removesuffix("s").upper()
-    )
+    if argument == "action":
+        return f"{{{','.join(get_args(Action))}}}"
+    return argument.removesuffix("s").upper()
 
 
 def flag_of(name: str) -> str:
@@ -204,171 +158,207 @@ def flag_of(name: str) -> str:
 
 def usage(name: str) -> str:
     """Return the arguments of a command that have no flag, as its usage shows them."""
-    return "".join(
-        f"{USAGE[count].format(metavar(place))} "
-        for place, count in POSITIONAL.get(name, {}).items()
-    )
+    shown = ""
+    for argument, nargs in COMMANDS[name].positional.items():
+        shown += USAGE[nargs].format(metavar(argument)) + " "
+    return shown
 
 
 def overview() -> str:
     """Return the help of ``crumb``: the commands by group."""
-    width = min(shutil.get_terminal_size().columns, 100)
-    text = "CRUMB learns new object classes from a stream seen once and does not forget the old ones."
-    lines = ["usage: crumb COMMAND [...]", "", *textwrap.wrap(text, width)]
-    for command, (_, summary) in COMMANDS.items():
-        if command in FIRST_OF_GROUP:
-            lines += ["", f"{FIRST_OF_GROUP[command]}:"]
+    width = min(shutil.get_terminal_size().columns, TERMINAL_WIDTH)
+    about = (
+        "CRUMB learns new object classes from a stream seen once and does not forget "
+        "the old ones."
+    )
+    lines = ["usage: crumb COMMAND [...]", "", *textwrap.wrap(about, width)]
+    for name, command in COMMANDS.items():
+        if command.heading:
+            lines += ["", f"{command.heading}:"]
         lines += textwrap.wrap(
-            summary,
+            command.summary,
             width,
-            initial_indent=f"  {command:<22}",
+            initial_indent=f"  {name:<22}",
             subsequent_indent=" " * 24,
         )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "crumb COMMAND --help shows a command; crumb --version prints the version.",
-        ]
-    )
+    end = "crumb COMMAND --help shows a command; crumb --version prints the version."
+    return "\n".join([*lines, "", end])
 
 
-def parsed(given: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command that the arguments name, and the settings that they give.
+def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command that arguments name, and the settings that they give.
 
     Raises:
         SystemExit: what ``--help``, ``--version``, ``--print-config`` or an unknown
             argument ask for was printed.
         ValueError: a file of settings cannot be read.
     """
-    name, *rest = given or ["--help"]
+    name, *rest = arguments or ["--help"]
     if name in ("--help", "-h", "--version"):
-        from crumb_avalanche import __version__
-
-        print(f"crumb {__version__}" if name == "--version" else overview())
+        _print_help_or_version(name)
         raise SystemExit(0)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
-        meant = f"did you mean crumb {near[0]}? " if near else ""
-        print(
-            f"crumb: {printable(name)[:60]!r} is no command; {meant}crumb --help lists all of them",
-            file=sys.stderr,
-        )
+        _print_unknown_command(name)
         raise SystemExit(2)
-    arguments = [
-        spelled(argument, after)
-        for argument, after in zip(rest, [*rest[1:], ""], strict=False)
-    ]
-    made = parser(name, "--help-all" in arguments)
-    own = {
-        argument.partition("=")[0]
-        for argument in arguments
-        if argument.startswith("--method.")
-    }
-    for flag in own if name == "run" else ():
-        made.add_argument(flag, type=partial(value_of, hint=Value))
-    values = vars(
-        made.parse_intermixed_args(
-            ["--help" if one == "--help-all" else one for one in arguments]
-        )
-    )
-    method = {
-        key.removeprefix("method."): values.pop(key)
-        for key in [*values]
-        if key.startswith("method.")
-    }
-    prints, file = values.pop("print_config", False), values.pop("config", None)
-    settings = COMMANDS[name][0]
-    hints = get_type_hints(settings)
-    items = [
-        one for one in fields(settings) if one.name not in POSITIONAL.get(name, ())
-    ]
-    values = (
-        {} if file is None else settings_in(file, [one.name for one in items])
-    ) | values
-    values = {key: value_of(value, hints[key]) for key, value in values.items()}
-    if method and isinstance(values.setdefault("method", {}), dict):
-        values["method"] = values["method"] | method
-    needed = [
-        one.name
-        for one in items
-        if one.default is MISSING and one.default_factory is MISSING
-    ]
-    if missing := [flag_of(key) for key in needed if key not in values]:
+    words = spelled_arguments(rest)
+    made = parser(name, "--help-all" in words)
+    if name == "run":
+        _add_flags_of_method(made, words)
+    words = ["--help" if word == "--help-all" else word for word in words]
+    values = vars(made.parse_intermixed_args(words))
+    prints = values.pop("print_config", False)
+    values = _settings_of(name, values)
+    if missing := [flag_of(key) for key in _needed(name) if key not in values]:
         made.error(f"give {' and '.join(missing)}")
     if prints:
-        whole = vars(settings(**values))
-        print(
-            yaml.safe_dump(
-                {one.name: whole[one.name] for one in items}, sort_keys=False
-            ),
-            end="",
-        )
+        _print_config(name, values)
         raise SystemExit(0)
     return name, values
 
 
-def spelled(argument: str, after: str) -> str:
-    """Return an argument with dashes in its flag, and ``=true`` after one that stands alone.
+def _print_help_or_version(flag: str) -> None:
+    from crumb_avalanche import __version__
+
+    print(f"crumb {__version__}" if flag == "--version" else overview())
+
+
+def _print_unknown_command(name: str) -> None:
+    near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
+    meant = f"did you mean crumb {near[0]}? " if near else ""
+    shown = repr(printable(name)[:60])
+    print(
+        f"crumb: {shown} is no command; {meant}crumb --help lists all of them",
+        file=sys.stderr,
+    )
+
+
+def _add_flags_of_method(made: Parser, words: list[str]) -> None:
+    """Let a parser take the flags ``--method.NAME`` that are among its arguments."""
+    flags = {word.partition("=")[0] for word in words if word.startswith("--method.")}
+    for flag in flags:
+        made.add_argument(flag, type=partial(value_of, hint=Value))
+
+
+def _settings_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a command line and the file of its ``--config`` give."""
+    path = values.pop("config", None)
+    method = {}
+    for key in [*values]:
+        if key.startswith("method."):
+            method[key.removeprefix("method.")] = values.pop(key)
+    command = COMMANDS[name]
+    if path is not None:
+        values = settings_in(path, command.flagged()) | values
+    hints = get_type_hints(command.settings)
+    values = {key: value_of(value, hints[key]) for key, value in values.items()}
+    # A method that is no mapping is refused by RunSettings, which says what to give.
+    if method and isinstance(values.setdefault("method", {}), dict):
+        values["method"] = values["method"] | method
+    return values
+
+
+def _needed(name: str) -> list[str]:
+    """Return the names of the flags that a command cannot do without."""
+    flagged = COMMANDS[name].flagged()
+    return [
+        item.name
+        for item in fields(COMMANDS[name].settings)
+        if item.name in flagged
+        and item.default is MISSING
+        and item.default_factory is MISSING
+    ]
+
+
+def _print_config(name: str, values: dict[str, Any]) -> None:
+    """Print the settings of a command as a file for ``--config``."""
+    command = COMMANDS[name]
+    settings = command.settings(**values)
+    shown = {key: getattr(settings, key) for key in command.flagged()}
+    print(yaml.safe_dump(shown, sort_keys=False), end="")
+
+
+def spelled_arguments(arguments: list[str]) -> list[str]:
+    """Return arguments with dashes in flags, and ``=true`` after those that stand alone.
 
     ``--check X`` becomes ``--check=true X`` unless X is true or false: X may be a name
     without a flag.
     """
-    flag, equals, value = argument.partition("=")
-    if not flag.startswith("--"):
-        return argument
-    alone = flag_of(argument[2:]) in BARE and after.lower() not in ("true", "false")
-    return flag_of(flag[2:]) + ("=true" if alone else equals + value)
+    words = []
+    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
+        flag, equals, value = argument.partition("=")
+        if not flag.startswith("--"):
+            words.append(argument)
+            continue
+        alone = flag_of(argument[2:]) in BARE
+        if alone and after.lower() not in ("true", "false"):
+            equals = "=true"
+        words.append(flag_of(flag[2:]) + equals + value)
+    return words
 
 
-def value_of(given: Any, hint: Any) -> Any:
-    """Return a text of the command line or of a file as the first type of a setting that takes it, else as it is."""
-    kinds = get_args(hint) or (hint,)
-    if not isinstance(given, str):
-        return given
-    if NoneType in kinds and given == "null":
+def value_of(text: Any, hint: Any) -> Any:
+    """Return a text of the command line as the first type of a setting that takes it.
+
+    ``null`` is ``None`` for a setting that takes no text; ``--label null`` names a
+    class. A value that is no text, from a file, and a text that no type takes are
+    returned as they are: the settings say what is wrong with them.
+    """
+    if not isinstance(text, str):
+        return text
+    types = get_args(hint) or (hint,)
+    if text == "null" and NoneType in types and str not in types:
         return None
-    if bool in kinds and given.lower() in ("true", "false"):
-        return given.lower() == "true"
-    for kind in (int, float):
-        if kind in kinds:
+    if bool in types and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for number in (int, float):
+        if number in types:
             with suppress(ValueError):
-                return kind(given)
-    return load_yaml(given) if get_origin(hint) is dict else given
+                return number(text)
+    return load_yaml(text) if get_origin(hint) is dict else text
 
 
 def settings_in(path: str, known: list[str]) -> dict[str, Any]:
-    """Return the settings in a YAML file; raise ValueError for a file that holds anything else."""
+    """Return the settings in a YAML file.
+
+    Raises:
+        ValueError: the file cannot be read, or holds anything else.
+    """
     try:
-        found = load_yaml(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
+        settings = load_yaml(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(settings, dict):
             raise ValueError("it holds no lines of the form name: value")
-        if unknown := [str(name)[:60] for name in found if name not in known]:
+        if unknown := [str(name)[:60] for name in settings if name not in known]:
             raise ValueError(f"it sets {', '.join(unknown)}, unknown to this command")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"{path[:200]} is no file of settings ({reason}); give one, or leave --config out"
+            f"{path[:200]} is no file of settings ({reason}); give one, or leave "
+            "--config out"
         ) from error
-    return found
+    return settings
 
 
 def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with ``~`` in paths expanded; raise ValueError for an empty path."""
-    out = dict(values)
+    """Return settings with ``~`` in paths expanded.
+
+    Raises:
+        ValueError: a path is empty, or holds a zero byte.
+    """
+    usable = dict(values)
     for name in PATHS & values.keys():
-        given = values[name] if isinstance(values[name], list) else [values[name]]
-        if "" in given:
-            raise ValueError(
-                f"{name} is empty; give a path, or '.' for the current folder"
-            )
-        if any("\0" in str(path) for path in given):
-            raise ValueError(
-                f"{name} is {values[name]!r}, but a path holds no zero byte; give another one"
-            )
-        expanded = [
-            os.path.expanduser(path) if isinstance(path, str) else path
-            for path in given
-        ]
-        out[name] = expanded if isinstance(values[name], list) else expanded[0]
-    return out
+        value = values[name]
+        if isinstance(value, list):
+            usable[name] = [_usable_path(name, path) for path in value]
+        else:
+            usable[name] = _usable_path(name, value)
+    return usable
+
+
+def _usable_path(name: str, path: Any) -> Any:
+    if path == "":
+        raise ValueError(f"{name} is empty; give a path, or '.' for the current folder")
+    if "\0" in str(path):
+        raise ValueError(
+            f"{name} is {path!r}, but a path holds no zero byte; give another one"
+        )
+    return os.path.expanduser(path) if isinstance(path, str) else path

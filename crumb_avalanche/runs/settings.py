@@ -17,8 +17,17 @@ MOST_RUNS = 10_000
 MOST_CHARACTERS = 1_000_000  # of a file of settings
 
 
+# Numbers that YAML 1.1 alone reads so: 010 is 8, and 1:30 is 90.
+_OCTAL_OR_BASE_60 = re.compile(r"[-+]?0[0-7_]+|[^:]+:.*")
+
+
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses aliases, a few lines of which stand for more values than any memory holds, and keys that are repeated."""
+    """Reads YAML in which every value is what it looks like, and of bounded size.
+
+    Refuses aliases, a few lines of which stand for more values than any memory holds;
+    keys that are repeated; and numbers of YAML 1.1 that mean another one than people
+    read: ``010`` is 8 there, and ``1:30`` is 90.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -26,14 +35,46 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        node, seen = super().compose_mapping_node(anchor), set()
+        node = super().compose_mapping_node(anchor)
+        seen = set()
         for key, _ in node.value:
+            line = key.start_mark.line + 1
             if isinstance(key.value, str) and (key.tag, key.value) in seen:
                 raise ValueError(
-                    f"line {key.start_mark.line + 1} gives {key.value[:60]} again; give it once"
+                    f"line {line} gives {key.value[:60]} again; give it once"
                 )
             seen.add((key.tag, str(key.value)))
         return node
+
+    def construct_plain_number(self, node: Any) -> float:
+        """Return a number; refuse one that only YAML 1.1 reads so."""
+        if node.tag.endswith(":int"):
+            number = self.construct_yaml_int(node)
+        else:
+            number = self.construct_yaml_float(node)
+        if _OCTAL_OR_BASE_60.fullmatch(node.value):
+            raise _misread(node, number)
+        return number
+
+    def construct_date(self, node: Any) -> Any:
+        """Refuse a date, which no setting is."""
+        raise _misread(node, self.construct_yaml_timestamp(node))
+
+
+def _misread(node: Any, value: object) -> ValueError:
+    """Return the error that says what YAML 1.1 makes of a value."""
+    return ValueError(
+        f"line {node.start_mark.line + 1} has {node.value[:60]}, which YAML reads as "
+        f"{value}; write a decimal number, or a text in quotes"
+    )
+
+
+for _kind, _constructor in {
+    "int": _PlainLoader.construct_plain_number,
+    "float": _PlainLoader.construct_plain_number,
+    "timestamp": _PlainLoader.construct_date,
+}.items():
+    _PlainLoader.add_constructor(f"tag:yaml.org,2002:{_kind}", _constructor)
 
 
 def load_yaml(text: str) -> Any:

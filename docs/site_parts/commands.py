@@ -3,7 +3,8 @@
 import functools
 from typing import Any
 
-from crumb_avalanche.cli.parser import COMMANDS, parser, usage
+from crumb_avalanche.cli.commands import COMMANDS
+from crumb_avalanche.cli.parser import parser, usage
 
 HIDDEN = ("help", "config", "print_config")
 GROUP_NAMES = {
@@ -30,7 +31,7 @@ def names_of(action: Any) -> list[str]:
 
 def page(name: str) -> str:
     """Return the page of a command."""
-    _, summary = COMMANDS[name]
+    summary = COMMANDS[name].summary
     lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
     lines += ["```bash", f"crumb {name} {usage(name)}[--OPTION VALUE ...]", "```", ""]
     for group in subparsers()[name]._action_groups:
@@ -64,7 +65,8 @@ def pages() -> dict[str, str]:
         "| command | what it does |",
         "| :-- | :-- |",
     ]
-    for name, (_, summary) in COMMANDS.items():
+    for name, command in COMMANDS.items():
+        summary = command.summary
         index.append(
             f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |"
         )

@@ -8,6 +8,7 @@ import urllib.error
 import warnings
 from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from crumb_avalanche.cli import (
     terminated_as_interrupted,
     words_for,
 )
-from crumb_avalanche.cli.parser import COMMANDS, POSITIONAL, flag_of, usable_paths
+from crumb_avalanche.cli.commands import COMMANDS
+from crumb_avalanche.cli.parser import flag_of, parsed, usable_paths
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import SmallCNN
@@ -263,13 +265,13 @@ def test_every_command_works_without_the_paths_that_have_a_default(command):
     usable_paths(
         {
             item.name: item.default
-            for item in fields(COMMANDS[command][0])
+            for item in fields(COMMANDS[command].settings)
             if item.default is not MISSING
         }
     )
 
 
-def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
+def test_help_lists_all_commands(crumb):
     text = crumb("--help")[1]
     assert list(re.findall(r"^  (\w+)", text, re.MULTILINE)) == list(COMMANDS)
     assert (
@@ -278,20 +280,19 @@ def test_help_shows_what_people_need_and_help_all_every_flag(crumb):
         < text.index("Measure")
         < text.index("The paper")
     )
-    for command, (settings, _) in COMMANDS.items():
-        few, every = (crumb(command, flag)[1] for flag in ("--help", "--help-all"))
-        flags = [
-            set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
-            for text in (few, every)
-        ]
-        assert flags[0] < flags[1] and len(flags[0]) <= 13
-        unflagged = POSITIONAL.get(command, {})
-        assert {
-            flag_of(item.name)
-            for item in fields(settings)
-            if item.name not in unflagged
-        } <= flags[1]
-        assert f"--help-all shows all {len(flags[1])} flags" in few
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_shows_few_flags(crumb, name):
+    usual, every = (flags_in(crumb(name, help)[1]) for help in ("--help", "--help-all"))
+    assert usual < every and len(usual) <= 13
+    assert {flag_of(setting) for setting in COMMANDS[name].flagged()} <= every
+    assert f"--help-all shows all {len(every)} flags" in crumb(name, "--help")[1]
+
+
+def flags_in(text):
+    """The flags that a help lists."""
+    return set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
 
 
 def test_every_method_or_one_is_listed_with_what_it_stores(done):
@@ -346,6 +347,11 @@ BOMB = [
         ("invalid start byte", b"weights: \xff"),
         ("5000 digits", b"weights: " + b"1" * 5000),
         ("month must be in 1..12", b"weights: 2000-13-45"),
+        ("has 2000-12-31, which YAML reads as 2000-12-31", b"weights: 2000-12-31"),
+        ("line 2 has 010, which YAML reads as 8", b"weights: a\nthreads: 010"),
+        ("has -010, which YAML reads as -8", b"threads: -010"),
+        ("has 1:30, which YAML reads as 90", b"threads: 1:30"),
+        ("has 1:30.5, which YAML reads as 90.5", b"seconds: 1:30.5"),
         (
             "line 3 gives json again; give it once",
             b"json: true\nweights: a\njson: false",
@@ -363,6 +369,62 @@ def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, words, content)
         and err.count("\n") == 1
         and words in err
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12),
+        ("1_000", 1000),
+        ("0", 0),
+        ("08", 8),
+        ("'010'", 10),
+        ("null", None),
+        ("'null'", "null"),
+    ],
+)
+def test_a_file_of_settings(tmp_path, text, value):
+    path = tmp_path / "mine.yaml"
+    name = "weights" if value in (None, "null") else "threads"
+    path.write_text(f"{name}: {text}")
+    _, settings = parsed(["predict", "MODEL", "--config", str(path)])
+    assert settings[name] == value
+
+
+NEEDED_FLAGS = {"prepare": ["dataset_root"], "pretrain": ["data"]}
+
+
+def takes_text(hint):
+    """Whether a setting of this type takes a text, and not only one of some words."""
+    return hint is str or str in get_args(hint)
+
+
+TEXT_FLAGS = [
+    (name, setting)
+    for name, command in COMMANDS.items()
+    for setting, hint in get_type_hints(command.settings).items()
+    if setting in command.flagged() and setting != "method" and takes_text(hint)
+]
+
+
+@pytest.mark.parametrize(("name", "setting"), TEXT_FLAGS)
+def test_null_is_text(name, setting):
+    arguments = [f"{flag_of(setting)}=null"]
+    arguments += [f"{flag_of(needed)}=x" for needed in NEEDED_FLAGS.get(name, ())]
+    arguments += [
+        word
+        for word, nargs in COMMANDS[name].positional.items()
+        if nargs in (None, "+")
+    ]
+    arguments = ["show" if word == "action" else word for word in arguments]
+    assert parsed([name, *arguments])[1][setting] == "null"
+
+
+def test_null_is_no_number(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("batch_size: 7")
+    _, settings = parsed(["run", "--config", str(path), "--batch-size", "null"])
+    assert settings["batch_size"] is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from crumb_avalanche import cli
-from crumb_avalanche.cli.parser import COMMANDS
+from crumb_avalanche.cli.commands import COMMANDS
 
 pytestmark = pytest.mark.slow
 # Never drawn: those that start thousands of processes, measure, open devices or the
@@ -231,7 +231,7 @@ def test_any_settings(place, clips, crumb, monkeypatch, data):
     )
     fields = [
         item.name
-        for item in dataclasses.fields(COMMANDS[command][0])
+        for item in dataclasses.fields(COMMANDS[command].settings)
         if item.name not in LEFT_OUT
     ]
     names = draw(

@@ -13,7 +13,8 @@ from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
 from site_parts import figures, links, notebooks, reference, result_tables
 
-from crumb_avalanche.cli.parser import COMMANDS, parsed
+from crumb_avalanche.cli.commands import COMMANDS
+from crumb_avalanche.cli.parser import parsed
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs.plan import RunPlan
 
@@ -160,7 +161,7 @@ def test_commands_of_crumb_parse(texts):
                 continue
             try:
                 command, values = parsed(words[1:])
-                settings = COMMANDS[command][0](**values)
+                settings = COMMANDS[command].settings(**values)
                 assert command != "run" or RunPlan.of(settings).strategy
             except (SystemExit, ValueError) as error:
                 pytest.fail(f"{name}: {' '.join(words)}: {error}")
@@ -224,13 +225,13 @@ def test_flags_in_the_text_exist(texts):
 
 
 def test_every_setting_stands_on_a_page(made):
-    for command, (settings, _) in COMMANDS.items():
+    for command in COMMANDS:
         actions = command_pages.subparsers()[command]._actions
         assert not re.search(r"^crumb .*'", made[f"cli/{command}.md"], re.MULTILINE), (
             "names as in a terminal"
         )
         positional = {action.dest for action in actions if not action.option_strings}
-        for item in dataclasses.fields(settings):
+        for item in dataclasses.fields(COMMANDS[command].settings):
             flag = f"`--{item.name.replace('_', '-')}`"
             assert item.name in positional or flag in made[f"cli/{command}.md"], (
                 f"{command}: {item.name}"

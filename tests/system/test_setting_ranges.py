@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import pytest
 
-from crumb_avalanche.cli.parser import COMMANDS
+from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings
 from crumb_avalanche.system.setting_ranges import (
     Count,
@@ -21,7 +21,7 @@ from crumb_avalanche.system.setting_ranges import (
     hints_of,
 )
 
-TYPES = [settings for settings, _ in COMMANDS.values()] + [LearningSettings]
+TYPES = [command.settings for command in COMMANDS.values()] + [LearningSettings]
 TYPES += [strategy.settings for strategy in STRATEGIES.values()]
 
 
