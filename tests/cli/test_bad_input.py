@@ -409,8 +409,8 @@ TEXT_FLAGS = [
 
 @pytest.mark.parametrize(("name", "setting"), TEXT_FLAGS)
 def test_null_is_text(name, setting):
-    arguments = [f"{flag_of(setting)}=null"]
-    arguments += [f"{flag_of(needed)}=x" for needed in NEEDED_FLAGS.get(name, ())]
+    arguments = [f"{flag_of(needed)}=x" for needed in NEEDED_FLAGS.get(name, ())]
+    arguments += [f"{flag_of(setting)}=null"]
     arguments += [
         word
         for word, nargs in COMMANDS[name].positional.items()
