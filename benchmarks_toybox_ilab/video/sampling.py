@@ -1,10 +1,15 @@
-"""Decode the frames of a video file at a given rate and size, and detect damaged or truncated files."""
+"""Decode the frames of a video file at a given rate and size.
+
+Frames look as players show them: rotated, with square pixels, without the combs of
+interlaced video, in sRGB. Damaged and truncated files are detected.
+"""
 
 import math
 import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +23,34 @@ from benchmarks_toybox_ilab.tables.forks import (
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.image import on_background
 from benchmarks_toybox_ilab.video.colours import HDR, is_wide, srgb
+from benchmarks_toybox_ilab.video.interlaced import Deinterlacer
 
-Size = (
-    int | tuple[int, int] | None
-)  # largest short side in pixels, exact (width, height), or None to keep the size
+# Largest short side in pixels, exact (width, height), or None to keep the size.
+Size = int | tuple[int, int] | None
 
-DECODING = {
-    "err_detect": "explode"
-}  # raise errors that decoders detect and would hide by repeating earlier pixels
+# Raise errors that decoders detect and would hide by repeating earlier pixels.
+DECODING = {"err_detect": "explode"}
 _ADVICE = (
-    "Copy it again from its source, repair it (`ffmpeg -i {name} repaired.mp4` keeps what can be decoded), "
-    "or remove it."
+    "Copy it again from its source, repair it (`ffmpeg -i {name} repaired.mp4` keeps "
+    "what can be decoded), or remove it."
 )
-_TIME_TOLERANCE = (
-    0.005  # seconds; containers round time stamps, Matroska to milliseconds
-)
+# seconds; containers round time stamps, Matroska to milliseconds
+_TIME_TOLERANCE = 0.005
 # seconds; a larger jump, or one back by a second, resets the clock (joined recordings)
 _LONGEST_GAP = 60
 _MISSING_SECONDS = 0.5  # tolerated at the end of a complete file
 _STATED_LENGTH = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+# Width of a pixel by its height, or the inverse; a file that states more is wrong.
+_MOST_OBLONG = 8
+_BT709 = 1  # number of the matrix in ITU-T H.273
+_UNKNOWN = 2  # transfer function or primaries, in the same standard
 
 
 class VideoError(FrameTableError):
-    """A video file gives no frames or not all of them; the message says which file, why, and what to do."""
+    """A video file gives no frames or not all of them.
+
+    The message says which file, why, and what to do.
+    """
 
 
 def load_av() -> Any:
@@ -58,10 +68,10 @@ def load_av() -> Any:
 def sampled_frames(
     video: Path, fps: float, size: Size = None, threads: int = 0
 ) -> Iterator[Image.Image]:
-    """Yield the frames of a video at times 0, 1/fps, 2/fps ... after its first frame, at least one.
+    """Yield the frames of a video at times 0, 1/fps, 2/fps ... after its first frame.
 
     Each is the first frame whose time stamp is not below that time, so a frame may be
-    repeated if the video has fewer frames per second.
+    repeated if the video has fewer frames per second. At least one is yielded.
 
     Args:
         video: The file.
@@ -77,15 +87,19 @@ def sampled_frames(
     """
     tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
     taken = 0
+    time = 0.0
     try:
-        for time, frame in _timed_frames(video, threads):
-            image = None
-            if taken == 0:
-                matrix = display_matrix(frame)
-            while time >= taken / fps - tolerance:
-                image = image or picture(frame, size, matrix)
-                yield image
-                taken += 1
+        with _opened(video, threads) as (container, stream):
+            aspect = pixel_aspect(stream)
+            for time, frame in _timed_frames(video, container, stream):
+                if taken == 0:
+                    matrix = display_matrix(frame)
+                image = None
+                while time >= taken / fps - tolerance:
+                    if image is None:
+                        image = picture(frame, size, matrix, aspect)
+                    yield image
+                    taken += 1
     except (VideoError, ImportError):
         raise
     # FFmpeg's errors inherit from many built-in ones.
@@ -97,37 +111,53 @@ def sampled_frames(
 
 
 def seconds_of(video: Path, most: float) -> float:
-    """The seconds that the pictures of a video last, by the time stamps of its packets; no more than about `most`.
+    """Return the seconds that the pictures of a video last; no more than about `most`.
 
-    What a header states may be the length of the sound, or begin before the pictures.
-    VideoError if it has none.
+    By the time stamps of its packets: what a header states may be the length of the
+    sound, or begin before the pictures. 0 if there is none that can be read.
+
+    Raises:
+        VideoError: If the file cannot be opened or has no video.
     """
+    begin, end = math.inf, -math.inf
     with _opened(video, 1) as (container, stream):
-        begin, end, step = math.inf, -math.inf, 1 / _rate(stream)
-        with suppress(
-            load_av().error.FFmpegError
-        ):  # of a damaged file what can be read
-            for number, packet in enumerate(
-                packet for packet in container.demux(stream) if packet.size
-            ):
-                stamp = packet.dts if packet.pts is None else packet.pts
-                time = (
-                    number * step if stamp is None else float(stamp * packet.time_base)
-                )
+        step = 1 / _rate(stream)
+        packets = (packet for packet in container.demux(stream) if packet.size)
+        # Of a damaged file, what can be read.
+        with suppress(load_av().error.FFmpegError):
+            for number, packet in enumerate(packets):
+                time = _packet_time(packet)
+                if time is None:
+                    time = number * step
                 if not packet.is_discard:
-                    lasts = (
-                        float(packet.duration * packet.time_base)
-                        if packet.duration
-                        else step
-                    )
-                    begin, end = min(begin, time), max(end, time + lasts)
+                    begin = min(begin, time)
+                    end = max(end, time + (_duration(packet) or step))
                 if end - begin >= most:
                     break
-        return max(end - begin, 0.0)
+    return max(end - begin, 0.0)
+
+
+def _packet_time(packet: Any) -> float | None:
+    """Return when a packet is shown, or else decoded, in seconds; None if unknown."""
+    stamp = packet.pts
+    if stamp is None:
+        stamp = packet.dts
+    if stamp is None:
+        return None
+    return float(stamp * packet.time_base)
+
+
+def _duration(packet: Any) -> float:
+    """Return the seconds that a packet lasts; 0 if it does not say."""
+    if not packet.duration:
+        return 0.0
+    return float(packet.duration * packet.time_base)
 
 
 class Clock:
-    """Convert time stamps, which may be missing, jump, or begin anywhere, to seconds since the first frame.
+    """Convert time stamps to seconds since the first frame.
+
+    Stamps may be missing, jump, or begin anywhere.
 
     Args:
         rate: Frames per second, used where time stamps are missing.
@@ -135,38 +165,115 @@ class Clock:
 
     def __init__(self, rate: float) -> None:
         self._step = 1 / rate
-        self._time: float | None = None
-        self._origin: float | None = None
+        self._time: float | None = None  # of the previous frame
+        self._origin: float | None = None  # the stamp of time 0
 
     def __call__(self, stamp: float | None) -> float:
-        """Return the time of the next frame, never less than that of the previous one."""
+        """Return the time of the next frame, never less than that of the previous."""
         if self._time is None:
-            self._time, self._origin = 0.0, stamp
+            self._time = 0.0
+            self._origin = stamp
         elif stamp is None:
             self._time += self._step
         else:
-            if (
-                self._origin is None
-                or not -1 <= stamp - self._origin - self._time <= _LONGEST_GAP
-            ):
+            if self._origin is None or self._jumps(stamp - self._origin - self._time):
                 self._origin = stamp - self._time - self._step
             self._time = max(self._time, stamp - self._origin)
         return self._time
 
+    def _jumps(self, seconds: float) -> bool:
+        """Whether the step from one frame to the next is no pause of a recording."""
+        return not -1 <= seconds <= _LONGEST_GAP
 
-def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
-    """Rotate and mirror a frame by its display matrix (nine 32-bit integers or None), to the nearest quarter turn."""
-    if matrix is None:
+
+# Pictures
+
+
+def picture(
+    frame: Any, size: Size, matrix: bytes | None = None, aspect: float = 1.0
+) -> Image.Image:
+    """Convert a decoded frame to an upright image of the given size.
+
+    The image is sRGB, and lies on white where the frame is transparent.
+
+    Args:
+        frame: A frame of PyAV.
+        size: Size of the image; see `sampled_frames`.
+        matrix: As `display_matrix` returns it.
+        aspect: Width of a pixel of the frame by its height; see `pixel_aspect`.
+    """
+    width, height = frame.width, frame.height
+    # The shorter sides of pixels are enlarged, so that nothing is lost.
+    if aspect > 1:
+        width = round(width * aspect)
+    else:
+        height = round(height / aspect)
+    image = upright(_rgb(frame), matrix)
+    if is_transposed(matrix):
+        width, height = height, width
+    target = _target_size(width, height, size)
+    if image.size == target:
         return image
-    a, b, _, c, d = struct.unpack("=9i", matrix[:36])[:5]  # x' = ax + cy, y' = bx + dy
-    if abs(b) + abs(c) > abs(a) + abs(d):
-        a, d = c, b
-        image = image.transpose(Image.Transpose.TRANSPOSE)
-    if a < 0:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    if d < 0:
-        image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one
+    # grey level.
+    return image.resize(target, Image.Resampling.BICUBIC)
+
+
+def _target_size(width: int, height: int, size: Size) -> tuple[int, int]:
+    """Return the size of the image of a picture that is shown as width x height."""
+    if size is None:
+        return width, height
+    if isinstance(size, tuple):
+        return size
+    short = min(width, height)
+    if short <= size:
+        return width, height
+    return round(width * size / short), round(height * size / short)
+
+
+def _rgb(frame: Any) -> Image.Image:
+    """Convert a frame to 8-bit sRGB of the same size, on white."""
+    # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
+    how = {}
+    if frame.colorspace == _BT709:
+        how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"}
+    # A forked process that frees a frame would wait for the threads of a converter
+    # which the frame keeps.
+    convert = load_av().video.reformatter.VideoReformatter().reformat
+    transparent = _is_transparent(frame)
+    transfer = getattr(frame, "color_trc", _UNKNOWN)
+    primaries = getattr(frame, "color_primaries", _UNKNOWN)
+    if is_wide(transfer, primaries):
+        deep_format = "rgba64le" if transparent else "rgb48le"
+        deep = convert(frame, format=deep_format, **how).to_ndarray()
+        colours = srgb(deep[..., :3], transfer, primaries)
+        alpha = (deep[..., 3:] >> 8).astype(np.uint8)
+        pixels = np.concatenate([colours, alpha], axis=2)
+    else:
+        pixel_format = "rgba" if transparent else "rgb24"
+        pixels = convert(frame, format=pixel_format, **how).to_ndarray()
+    image = Image.fromarray(pixels)
+    if transparent:
+        return on_background(image)
     return image
+
+
+def _is_transparent(frame: Any) -> bool:
+    if frame.format.has_palette:
+        return True
+    return any(component.is_alpha for component in frame.format.components)
+
+
+def pixel_aspect(stream: Any) -> float:
+    """Return the width of a stream's pixels by their height.
+
+    It is not 1 in DVDs, DV, television and HDV. 1 if the stream does not state it, or
+    what no camera has.
+    """
+    aspect = float(stream.sample_aspect_ratio or 1)
+    if not 1 / _MOST_OBLONG <= aspect <= _MOST_OBLONG:
+        return 1.0
+    return aspect
 
 
 def display_matrix(frame: Any) -> bytes | None:
@@ -177,104 +284,123 @@ def display_matrix(frame: Any) -> bytes | None:
     """
     # By number: PyAV 19 iterates over types, and earlier ones over data.
     entries = map(frame.side_data.__getitem__, range(len(frame.side_data)))
-    return next(
-        (bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX"), None
-    )
+    matrices = (bytes(data) for data in entries if data.type.name == "DISPLAYMATRIX")
+    return next(matrices, None)
 
 
-def picture(frame: Any, size: Size, matrix: bytes | None = None) -> Image.Image:
-    """Convert a decoded frame to an upright image of the given size: sRGB, on white where it is transparent."""
-    # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
-    how = (
-        {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"}
-        if frame.colorspace == 1
-        else {}
-    )
-    # A forked process that frees a frame would wait for the threads of a converter
-    # which the frame keeps.
-    convert = load_av().video.reformatter.VideoReformatter().reformat
-    transfer, primaries = (
-        getattr(frame, "color_trc", 2),
-        getattr(frame, "color_primaries", 2),
-    )
-    clear = frame.format.has_palette or any(
-        part.is_alpha for part in frame.format.components
-    )
-    if is_wide(transfer, primaries):
-        deep = convert(
-            frame, format="rgba64le" if clear else "rgb48le", **how
-        ).to_ndarray()
-        pixels = srgb(deep[..., :3], transfer, primaries)
-        pixels = np.concatenate([pixels, (deep[..., 3:] >> 8).astype(np.uint8)], axis=2)
-        image = Image.fromarray(pixels)
-    else:
-        image = Image.fromarray(
-            convert(frame, format="rgba" if clear else "rgb24", **how).to_ndarray()
-        )
-    image = upright(on_background(image) if clear else image, matrix)
-    # Pillow rounds correctly; FFmpeg's scaler, as set by PyAV, darkens the image by one
-    # grey level.
-    if isinstance(size, int):
-        width, height, short = image.width, image.height, min(image.size)
-        size = (
-            (round(width * size / short), round(height * size / short))
-            if short > size
-            else None
-        )
-    return (
-        image
-        if size in (None, image.size)
-        else image.resize(size, Image.Resampling.BICUBIC)
-    )
+def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
+    """Rotate and mirror a frame by its display matrix, to the nearest quarter turn.
+
+    Args:
+        image: The frame.
+        matrix: Nine 32-bit integers, or None.
+    """
+    if matrix is None:
+        return image
+    turn = _Turn.of(matrix)
+    across, down = turn.a, turn.d
+    if is_transposed(matrix):
+        across, down = turn.c, turn.b
+        image = image.transpose(Image.Transpose.TRANSPOSE)
+    if across < 0:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if down < 0:
+        image = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)
+    return image
 
 
-def _timed_frames(video: Path, threads: int) -> Iterator[tuple[float, Any]]:
-    """Yield every frame and its time after the first; skip damaged frames before the first good one."""
-    with _opened(video, threads) as (container, stream):
-        rate = _rate(stream)
-        clock, time, first, end, begun = Clock(rate), 0.0, None, 0.0, False
-        for packet in container.demux(stream):
-            if begun and packet.is_corrupt:
-                raise _video_error(video, f"is damaged or truncated after {time:.1f} s")
-            begun = begun or not packet.is_corrupt
-            for frame in packet.decode():
-                if (
-                    frame.is_corrupt and first is None
-                ):  # a recording that begins between two key frames
+def is_transposed(matrix: bytes | None) -> bool:
+    """Whether a display matrix exchanges width and height."""
+    if matrix is None:
+        return False
+    turn = _Turn.of(matrix)
+    return abs(turn.b) + abs(turn.c) > abs(turn.a) + abs(turn.d)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a display matrix does to directions: x' = ax + cy, y' = bx + dy."""
+
+    a: int
+    b: int
+    c: int
+    d: int
+
+    @classmethod
+    def of(cls, matrix: bytes) -> "_Turn":
+        a, b, _, c, d = struct.unpack("=5i", matrix[:20])
+        return cls(a=a, b=b, c=c, d=d)
+
+
+# Files
+
+
+def _timed_frames(
+    video: Path, container: Any, stream: Any
+) -> Iterator[tuple[float, Any]]:
+    """Yield every frame and its time after the first, without combs.
+
+    Damaged frames before the first good one are skipped.
+    """
+    deinterlace = Deinterlacer()
+    for time, frame in _decoded(video, container, stream):
+        yield from deinterlace(time, frame)
+    yield from deinterlace.rest()
+
+
+def _decoded(video: Path, container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
+    """Yield every frame as it is stored, and its time after the first.
+
+    Raises:
+        VideoError: If no frame can be decoded, or at the first damage after a good
+            frame, or at the end if it comes too early.
+    """
+    rate = _rate(stream)
+    clock = Clock(rate)
+    time = 0.0
+    end = 0.0  # of the last packet
+    first: float | None = None  # time stamp of the first good frame
+    begun = False  # a packet was good
+    for packet in container.demux(stream):
+        if begun and packet.is_corrupt:
+            raise _damage(video, time)
+        begun = begun or not packet.is_corrupt
+        for frame in packet.decode():
+            if frame.is_corrupt:
+                if first is None:  # a recording that begins between two key frames
                     continue
-                if frame.is_corrupt:
-                    raise _video_error(
-                        video, f"is damaged or truncated after {time:.1f} s"
-                    )
-                # AVI stores only decoding times, so PyAV's display times are wrong for
-                # frames that are reordered.
-                stamp = frame.dts if container.format.name == "avi" else frame.pts
-                stamp = (
-                    None
-                    if stamp is None or frame.time_base is None
-                    else float(stamp * frame.time_base)
-                )
-                first = (stamp or 0.0) if first is None else first
-                time = clock(stamp)
-                yield time, frame
-            last = packet.dts if packet.pts is None else packet.pts
-            if last is not None:
-                end = max(
-                    end, float((last + (packet.duration or 0)) * packet.time_base)
-                )
-        if first is None:
-            raise _video_error(video, "has no frame that can be decoded")
-        # Some containers count from 0, others from the first frame: use the longer
-        # length.
-        shown, stated = (
-            max(end, end - first, time + 1 / rate),
-            _stated_seconds(container, stream, rate),
+                raise _damage(video, time)
+            stamp = _stamp(container, frame)
+            if first is None:
+                first = stamp or 0.0
+            time = clock(stamp)
+            yield time, frame
+        packet_time = _packet_time(packet)
+        if packet_time is not None:
+            end = max(end, packet_time + _duration(packet))
+    if first is None:
+        raise _video_error(video, "has no frame that can be decoded")
+    # Some containers count from 0, others from the first frame: use the longer length.
+    length = max(end, end - first, time + 1 / rate)
+    stated = _stated_seconds(container, stream, rate)
+    if stated - length > _MISSING_SECONDS:
+        raise _video_error(
+            video,
+            f"is truncated: it should last {stated:.1f} s, but ends after "
+            f"{length:.1f} s",
         )
-        if stated - shown > _MISSING_SECONDS:
-            raise _video_error(
-                video,
-                f"is truncated: it should last {stated:.1f} s, but ends after {shown:.1f} s",
-            )
+
+
+def _stamp(container: Any, frame: Any) -> float | None:
+    """Return the time stamp of a frame in seconds; None if it has none.
+
+    AVI stores only decoding times, so PyAV's display times are wrong for frames that
+    are reordered.
+    """
+    stamp = frame.dts if container.format.name == "avi" else frame.pts
+    if stamp is None or frame.time_base is None:
+        return None
+    return float(stamp * frame.time_base)
 
 
 def _rate(stream: Any) -> float:
@@ -282,22 +408,25 @@ def _rate(stream: Any) -> float:
 
 
 def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
-    """The length of the complete file according to its header; 0 for containers that do not state it."""
+    """Return the length of the complete file according to its header.
+
+    0 for containers that do not state it.
+    """
     formats = container.format.name.split(",")
     if "avi" in formats:
         return stream.frames / rate
     if "mov" in formats and stream.duration:
         return float(stream.duration * stream.time_base)
-    if (
-        "mov" in formats or "matroska" in formats
-    ):  # the stream's length in Matroska is FFmpeg's guess
-        if match := _STATED_LENGTH.match(stream.metadata.get("DURATION", "")):
-            hours, minutes, seconds = map(float, match.groups())
-            return 3600 * hours + 60 * minutes + seconds
-        if (
-            len(container.streams) == 1 and container.duration
-        ):  # otherwise it may be the length of the audio
-            return container.duration / 1e6
+    if "mov" not in formats and "matroska" not in formats:
+        return 0.0
+    # The stream's length in Matroska is FFmpeg's guess.
+    match = _STATED_LENGTH.match(stream.metadata.get("DURATION", ""))
+    if match:
+        hours, minutes, seconds = map(float, match.groups())
+        return 3600 * hours + 60 * minutes + seconds
+    # Of several streams it may be the length of the sound.
+    if len(container.streams) == 1 and container.duration:
+        return container.duration / 1e6
     return 0.0
 
 
@@ -309,38 +438,54 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
     if not video.stat().st_size:
         raise _video_error(video, "is empty (0 bytes)")
     av = load_av()
-    # PyAV 19 lacks the argument.
-    metadata = (
-        {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
-    )
+    how = {}
+    if int(av.__version__.split(".")[0]) < 19:  # PyAV 19 lacks the argument
+        how = {"metadata_errors": "replace"}
     try:
         # Absolute, because FFmpeg reads the text before a colon as a protocol.
-        container = av.open(str(video.absolute()), **metadata)
+        container = av.open(str(video.absolute()), **how)
     except Exception as error:
         raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
     with closed_by_its_process(container):
-        if not container.streams.video:
-            others = (
-                ", ".join(sorted({stream.type for stream in container.streams}))
-                or "nothing"
-            )
-            raise VideoError(
-                f"video {video} has no video stream, but only {others}; replace or remove it."
-            )
-        stream = container.streams.video[0]
+        stream = _video_stream(video, container)
         if stream.codec_context is None:
             raise _video_error(video, "is of a codec that FFmpeg does not know")
-        if getattr(stream.codec_context, "color_trc", 2) in HDR and not hasattr(
-            av.VideoFrame, "color_trc"
-        ):
+        transfer = getattr(stream.codec_context, "color_trc", _UNKNOWN)
+        if transfer in HDR and not hasattr(av.VideoFrame, "color_trc"):
             raise VideoError(
-                f"video {video} is HDR, which PyAV {av.__version__} does not tell of its frames: pip install -U av, or "
-                "save it as SDR."
+                f"video {video} is HDR, which PyAV {av.__version__} does not tell of "
+                "its frames: pip install -U av, or save it as SDR."
             )
         stream.thread_type = "AUTO"
         stream.codec_context.thread_count = threads
         stream.codec_context.options = DECODING
         yield container, stream
+
+
+def _video_stream(video: Path, container: Any) -> Any:
+    """Return the first stream of moving pictures; covers are streams of video, too."""
+    covers = 0
+    for stream in container.streams.video:
+        if not _is_cover(stream):
+            return stream
+        covers += 1
+    kinds = {stream.type for stream in container.streams} - {"video"}
+    if covers:
+        kinds.add("a cover")
+    holds = ", ".join(sorted(kinds)) or "nothing"
+    raise VideoError(
+        f"video {video} has no video stream, but only {holds}; replace or remove it."
+    )
+
+
+def _is_cover(stream: Any) -> bool:
+    """Whether a stream is a picture that is attached to the file."""
+    disposition = getattr(stream, "disposition", None)
+    return "attached_pic" in str(getattr(disposition, "name", disposition))
+
+
+def _damage(video: Path, time: float) -> VideoError:
+    return _video_error(video, f"is damaged or truncated after {time:.1f} s")
 
 
 def _video_error(video: Path, what: str) -> VideoError:
