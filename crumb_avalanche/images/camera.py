@@ -16,11 +16,13 @@ from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.forks import closed_by_its_process
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
+from benchmarks_toybox_ilab.video.interlaced import Deinterlacer
 from benchmarks_toybox_ilab.video.sampling import (
     Clock,
     display_matrix,
     load_av,
     picture,
+    pixel_aspect,
 )
 from crumb_avalanche.images.clips import Clip, Frames
 
@@ -147,17 +149,29 @@ def _frames(
             time.monotonic() + PATIENCE + seconds,
             True,
         )
-        for frame in _decoded(container, stream, device):
-            now = clock(frame.time) + _TOLERANCE
+        aspect = pixel_aspect(stream)
+        for since, frame in _whole(_decoded(container, stream, device), clock):
+            now = since + _TOLERANCE
             if (
                 now >= seconds or time.monotonic() > end
             ):  # the second if time stamps stand still
                 break
             if empty:
                 matrix, empty = display_matrix(frame), False
-            yield now, partial(picture, frame, SHORT_SIDE, matrix)
+            yield now, partial(picture, frame, SHORT_SIDE, matrix, aspect)
         if empty:
             raise _error(device, "gives no frame")
+
+
+def _whole(frames: Iterator[Any], clock: Clock) -> Iterator[tuple[float, Any]]:
+    """Yield frames without the combs of interlaced ones, with their times in seconds.
+
+    An interlaced frame comes one later, since it needs the next one.
+    """
+    deinterlace = Deinterlacer()
+    for frame in frames:
+        yield from deinterlace(clock(frame.time), frame)
+    yield from deinterlace.rest()
 
 
 def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:

@@ -100,7 +100,8 @@ def fake_camera(monkeypatch, stamps, closed=lambda: None):
             frame.pts, frame.time_base = round(1000 * stamp), Fraction(1, 1000)
             yield frame
 
-    streams = SimpleNamespace(video=[SimpleNamespace(average_rate=None)])
+    stream = SimpleNamespace(average_rate=None, sample_aspect_ratio=None)
+    streams = SimpleNamespace(video=[stream])
     container = SimpleNamespace(streams=streams, decode=decode, close=closed)
     monkeypatch.setattr(av, "open", lambda name, timeout, **options: container)
     monkeypatch.setattr(camera.time, "sleep", lambda seconds: None)
