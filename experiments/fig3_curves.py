@@ -1,7 +1,7 @@
-"""Figures 3, S1 and S2 of the paper: accuracy over all seen classes along the stream.
+r"""Figures 3, S1 and S2 of the paper: accuracy over all seen classes along the stream.
 
-    python experiments/fig3_curves.py --figure S2 --benchmark eth80 --dataset-root ETH80
-    --feature-cache CACHE
+    python experiments/fig3_curves.py --figure S2 --benchmark eth80 \
+        --dataset-root ETH80 --feature-cache CACHE
 
 Figure 3 shows class-instance for video benchmarks and class-i.i.d. for image sets; S1
 class-i.i.d. for video benchmarks; S2 both protocols with room for all images in every
@@ -10,6 +10,7 @@ and --family). Error bars are the root-mean-square error among runs. Writes `fig
 (or `figS1`, `figS2`) with every curve, `.md`, `.png` and `.svg`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from support.common_options import (
@@ -20,7 +21,7 @@ from support.common_options import (
     parser_for,
     run_script,
 )
-from support.findings import Finding
+from support.findings import Cell, Finding
 from support.pictures import curves
 from support.sweep import exit_code
 from support.tables import panels_of, publish
@@ -29,66 +30,126 @@ from table1_accuracy import cells_of, shared_settings
 from crumb_avalanche.runs.tables import number
 
 REPLAY_METHODS = ("crumb", "remind", "icarl", "gem", "offline")
+# Methods that the paper ran on every benchmark.
 METHODS = (
-    *REPLAY_METHODS[:-1],
+    "crumb",
+    "remind",
+    "icarl",
+    "gem",
     "ewc",
     "mas",
     "si",
     "finetune",
     "offline",
-)  # that the paper ran on every benchmark
+)
 QUICK_METHODS = ("crumb", "finetune", "offline")
+UNLIMITED = "S2"  # the figure with room for all images
+HEADER = ["benchmark", "protocol", "method", "run", "experience", "accuracy"]
+
+# Accuracies of all runs after each experience, by the name of the row.
+Curves = dict[str, dict[int, Sequence[float]]]
 
 
 def protocols_of(figure: str, benchmark: str) -> list[str]:
     """Protocols of a benchmark that a figure shows."""
-    images = benchmark in IMAGE_SETS
-    return {
-        "S2": list(PROTOCOLS),
-        "3": [PROTOCOLS[images]],
-        "S1": [] if images else ["class_iid"],
-    }[figure]
+    class_instance, class_iid = PROTOCOLS
+    if figure == UNLIMITED:
+        return [class_instance, class_iid]
+    if figure == "3":
+        return [class_iid] if benchmark in IMAGE_SETS else [class_instance]
+    return [] if benchmark in IMAGE_SETS else [class_iid]
+
+
+def methods_of(figure: str, quick: bool) -> Sequence[str]:
+    """Methods that a figure shows."""
+    if quick:
+        return QUICK_METHODS
+    return REPLAY_METHODS if figure == UNLIMITED else METHODS
 
 
 def room_for_all(options: CommonOptions, benchmark: str) -> int:
-    """Memories with which no class ever gives one up, in any run; a class may have 1 / classes of them."""
+    """Memories with which no class ever gives one up, in any run.
+
+    A class may have 1 / classes of them.
+    """
     from benchmarks_toybox_ilab.catalog import get_benchmark
 
-    tables = [
-        get_benchmark(benchmark).table(options.roots[benchmark], run)
-        for run in options.runs
+    entry = get_benchmark(benchmark)
+    largest_class = 0
+    n_classes = 0
+    for run in options.runs:
+        table = entry.table(options.roots[benchmark], run)
+        n_classes = len(table.classes)
+        images = [count["train"] for count in table.counts().values()]
+        largest_class = max(largest_class, *images)
+    return n_classes * largest_class
+
+
+def cells_of_figure(
+    options: CommonOptions, figure: str, methods: Sequence[str]
+) -> list[Cell]:
+    """Cells of all benchmarks that a figure shows.
+
+    Raises:
+        ValueError: the figure shows none of the benchmarks.
+    """
+    cells = []
+    for benchmark, root in options.roots.items():
+        only = replace(options, roots={benchmark: root})
+        panel = cells_of(only, methods, protocols_of(figure, benchmark))
+        if figure == UNLIMITED:
+            panel = _without_limit(panel, room_for_all(options, benchmark))
+        cells += panel
+    if not cells:
+        raise ValueError(
+            f"figure {figure} has no panel of {', '.join(options.roots)}: it shows "
+            "video benchmarks"
+        )
+    return cells
+
+
+def _without_limit(cells: Sequence[Cell], mem_size: int) -> list[Cell]:
+    """Cells with this room, of which the paper has the curves only, no numbers."""
+    return [
+        replace(
+            cell,
+            settings={**cell.settings, "mem_size": mem_size},
+            paper=None,
+            paper_reference=None,
+        )
+        for cell in cells
     ]
-    return len(tables[0].classes) * max(
-        count["train"] for table in tables for count in table.counts().values()
-    )
 
 
-def panels_of_curves(
-    findings: list[Finding],
-) -> dict[str, dict[str, dict[int, list[float]]]]:
+def panels_of_curves(findings: Sequence[Finding]) -> dict[str, Curves]:
     """Accuracies by panel, row and experience that all runs were tested after."""
     panels = {}
-    for (benchmark, protocol), part in panels_of(findings).items():
-        lines = panels[f"{benchmark}, {protocol.replace('_', '-')}"] = {}
-        for item in part:
-            after = enumerate(zip(*(run.accuracy_after for run in item.runs)), start=1)
-            lines[item.cell.row] = {
-                place: values for place, values in after if None not in values
-            }
+    for (benchmark, protocol), panel in panels_of(findings).items():
+        name = f"{benchmark}, {protocol.replace('_', '-')}"
+        panels[name] = {finding.cell.row: curve_of(finding) for finding in panel}
     return panels
 
 
-def csv_rows_of(findings: list[Finding]) -> list[list[object]]:
+def curve_of(finding: Finding) -> dict[int, Sequence[float]]:
+    """Accuracy of each run after each experience that all runs were tested after."""
+    accuracies = zip(*(run.accuracy_after for run in finding.runs))
+    return {
+        experience: values
+        for experience, values in enumerate(accuracies, start=1)
+        if None not in values
+    }
+
+
+def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
     """Header, and a row for every point of every run."""
-    rows = [["benchmark", "protocol", "method", "run", "experience", "accuracy"]]
-    for item in findings:
-        for run in item.runs:
-            of = [item.cell.benchmark, item.cell.protocol, item.cell.row, run.number]
+    rows: list[list[object]] = [list(HEADER)]
+    for finding in findings:
+        cell = finding.cell
+        for run in finding.runs:
             first = len(run.per_experience) if run.joint else 1
-            rows += [
-                [*of, place, number(one, ".4f")]
-                for place, one in enumerate(run.accuracy_after, first)
-            ]
+            for experience, accuracy in enumerate(run.accuracy_after, first):
+                key = [cell.benchmark, cell.protocol, cell.row, run.number]
+                rows.append([*key, experience, number(accuracy, ".4f")])
     return rows
 
 
@@ -105,41 +166,25 @@ def main() -> int:
     )
     parser.add_argument("--family", choices=["fair", "paper"], default="fair")
     chosen = parser.parse_args()
-    options, name, cells = common_options(chosen), chosen.figure, []
-    methods = chosen.strategies or (
-        QUICK_METHODS if options.quick else REPLAY_METHODS if name == "S2" else METHODS
-    )
+    figure = chosen.figure
+    options = common_options(chosen)
     report = options.output
-    options = replace(options, output=report / "unlimited") if name == "S2" else options
-    for benchmark, root in options.roots.items():
-        some = cells_of(
-            replace(options, roots={benchmark: root}),
-            methods,
-            protocols_of(name, benchmark),
-        )
-        if name == "S2":  # of which the paper has the curves only, no numbers
-            room = {"mem_size": room_for_all(options, benchmark)}
-            some = [
-                replace(
-                    one, settings=one.settings | room, paper=None, paper_reference=None
-                )
-                for one in some
-            ]
-        cells += some
-    if not cells:
-        raise ValueError(
-            f"figure {name} has no panel of {', '.join(options.roots)}: it shows video benchmarks"
-        )
+    limit = "the same bytes for all"
+    if figure == UNLIMITED:
+        options = replace(options, output=report / "unlimited")
+        limit = "no limit of memory"
+    methods = chosen.strategies or methods_of(figure, options.quick)
+    cells = cells_of_figure(options, figure, methods)
     findings, failed = options.found(cells, **shared_settings(options, chosen.family))
-    limit = "no limit of memory" if name == "S2" else "the same bytes for all"
-    heading = f"Figure {name}, {limit}; settings of the family {chosen.family}"
-    axes = dict(
+    heading = f"Figure {figure}, {limit}; settings of the family {chosen.family}"
+    picture = curves(
+        panels_of_curves(findings),
+        heading,
         ylim=(0, 100),
         xlabel="after experience",
         ylabel="accuracy over all seen classes (%)",
     )
-    picture = curves(panels_of_curves(findings), heading, **axes)
-    publish(findings, heading, report, f"fig{name}", picture, csv_rows_of(findings))
+    publish(findings, heading, report, f"fig{figure}", picture, csv_rows_of(findings))
     return exit_code(failed)
 
 

@@ -1,7 +1,7 @@
-"""Table 3 of the paper: replay of n CRUMB codes against replay of n raw images.
+r"""Table 3 of the paper: replay of n CRUMB codes against replay of n raw images.
 
-    python experiments/table3_codes_vs_images.py --benchmark eth80 --dataset-root ETH80
-    --feature-cache CACHE
+    python experiments/table3_codes_vs_images.py --benchmark eth80 \
+        --dataset-root ETH80 --feature-cache CACHE
 
 Blocks are 256x8. n runs from 200 to 6,400 on CORe50 and on benchmarks that the paper
 does not have; on the others it is the count of the published scripts
@@ -22,21 +22,27 @@ from support.common_options import (
     run_script,
 )
 from support.findings import Cell
-from support.paper_numbers import PaperNumbers
+from support.paper_numbers import PaperNumbers, PaperValue
 from support.rows import rows_of
 from support.sweep import exit_code
 from support.tables import publish
 
 TABLE = "table3"
 COUNTS = (200, 400, 800, 1600, 3200, 6400)
+QUICK_COUNTS = COUNTS[:2]
 NAMES = {"crumb": "Ours", "image_replay": "Im. replay"}
 PUBLISHED_MEM_SIZES = rows_of("mem_sizes")["published"]
 
 
 def paper_row(
     paper: PaperNumbers, benchmark: str, protocol: str, method: str, count: int
-):
-    """The paper's number of a cell and its data set: CORe50 where the paper does not have the benchmark."""
+) -> tuple[PaperValue | None, str]:
+    """Look up the paper's number of a cell.
+
+    Returns:
+        The number, None without one; and its data set, which is CORe50 where the paper
+        does not have the benchmark.
+    """
     dataset = benchmark if paper.has(TABLE, benchmark) else "core50"
     value = paper.find(TABLE, dataset, protocol, f"{method}@n_x={count}")
     if value is None and count == PUBLISHED_MEM_SIZES.get(benchmark):
@@ -51,36 +57,50 @@ def cells_of(
     pretrained: str | None,
 ) -> list[Cell]:
     """The cells of the table, codes and images of each count."""
-    paper, benchmark, cells = PaperNumbers(), options.benchmark, []
-    for protocol in protocols:
-        for count in counts:
-            folder = options.output / protocol / f"n{count}"
-            for method, name in NAMES.items():
-                value, dataset = paper_row(paper, benchmark, protocol, method, count)
-                settings = dict(
-                    protocol=protocol, strategy=method, mem_size=count, codebook_dim=8
-                )
-                if method == "crumb" and pretrained:
-                    settings["pretrained"] = pretrained
-                cells.append(
-                    Cell(
-                        *(
-                            f"n={count} {name}",
-                            benchmark,
-                            protocol,
-                            folder / method,
-                            settings,
-                            value,
-                            dataset,
-                        ),
-                        reference=folder / "crumb",
-                        paper_reference=paper_row(
-                            paper, benchmark, protocol, "crumb", count
-                        )[0],
-                        category=f"n={count}",
-                    )
-                )
-    return cells
+    return [
+        _cell(options, protocol, count, method, pretrained)
+        for protocol in protocols
+        for count in counts
+        for method in NAMES
+    ]
+
+
+def _cell(
+    options: CommonOptions,
+    protocol: str,
+    count: int,
+    method: str,
+    pretrained: str | None,
+) -> Cell:
+    """The cell of a count of codes, or of images."""
+    paper = PaperNumbers()
+    benchmark = options.benchmark
+    value, dataset = paper_row(paper, benchmark, protocol, method, count)
+    reference, _ = paper_row(paper, benchmark, protocol, "crumb", count)
+    folder = options.output / protocol / f"n{count}"
+    settings = dict(protocol=protocol, strategy=method, mem_size=count, codebook_dim=8)
+    if method == "crumb" and pretrained:
+        settings["pretrained"] = pretrained
+    return Cell(
+        row=f"n={count} {NAMES[method]}",
+        benchmark=benchmark,
+        protocol=protocol,
+        folder=folder / method,
+        settings=settings,
+        paper=value,
+        paper_dataset=dataset,
+        reference=folder / "crumb",
+        paper_reference=reference,
+        category=f"n={count}",
+    )
+
+
+def usual_counts(options: CommonOptions) -> Sequence[int]:
+    """The counts of memories that the paper has of a benchmark."""
+    benchmark = options.benchmark
+    if benchmark in PUBLISHED_MEM_SIZES and benchmark != "core50":
+        return [PUBLISHED_MEM_SIZES[benchmark]]
+    return QUICK_COUNTS if options.quick else COUNTS
 
 
 def main() -> int:
@@ -100,22 +120,17 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     options = common_options(chosen)
-    one_count = options.benchmark in PUBLISHED_MEM_SIZES.keys() - {"core50"}
-    usual = (
-        [PUBLISHED_MEM_SIZES[options.benchmark]]
-        if one_count
-        else COUNTS[: 2 if options.quick else None]
-    )
     protocols = options.protocols(options.benchmark, chosen.protocols)
-    findings, failed = options.found(
-        cells_of(options, protocols, chosen.counts or usual, chosen.pretrained)
+    counts = chosen.counts or usual_counts(options)
+    cells = cells_of(options, protocols, counts, chosen.pretrained)
+    findings, failed = options.found(cells)
+    start = "from stock weights, as image replay"
+    if chosen.pretrained:
+        start = f"from {Path(chosen.pretrained).name}"
+    heading = (
+        f"Table 3, n codes against n images on {options.benchmark}; CRUMB starts "
+        f"{start}"
     )
-    start = (
-        f"from {Path(chosen.pretrained).name}"
-        if chosen.pretrained
-        else "from stock weights, as image replay"
-    )
-    heading = f"Table 3, n codes against n images on {options.benchmark}; CRUMB starts {start}"
     publish(findings, heading, options.output, TABLE)
     return exit_code(failed)
 

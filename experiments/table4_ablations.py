@@ -1,8 +1,9 @@
 r"""Table 4 of the paper: ablations of CRUMB, each row a named change of settings.
 
-    python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80
-    --feature-cache CACHE python experiments/table4_ablations.py --benchmark core50
-    --dataset-root CORE50 --starts FILES
+    python experiments/table4_ablations.py --benchmark eth80 --dataset-root ETH80 \
+        --feature-cache CACHE
+    python experiments/table4_ablations.py --benchmark core50 --dataset-root CORE50 \
+        --starts FILES
 
 The rows are in `rows/table4.yaml`. The paper's "Ours" starts from CRUMB pretraining on
 ImageNet, which some rows change. `--starts` is a folder with a file for each such
@@ -15,6 +16,7 @@ are in `rows/mem_sizes.yaml`. Writes the table as `.csv` and `.md`, its picture,
 `table4_runs.csv` with every run, and a folder for each run.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +36,9 @@ from support.tables import publish
 
 from crumb_avalanche.runs.settings import RunSettings
 
-TABLE, PAPER_DATASET, FIRST = "table4", "core50", "Ours"
+TABLE = "table4"
+PAPER_DATASET = "core50"
+FIRST = "Ours"
 ROWS = rows_of(TABLE)
 MEM_SIZES = {
     name: size
@@ -50,6 +54,8 @@ QUICK_ROWS = (
     "Direct loss",
 )
 OF_TABLE3 = {FIRST: "crumb", "Image replay": "image_replay"}
+# Entries of a row that make its runs other than those of "Ours".
+CHANGES = ("settings", "pretraining", "start", "capacity")
 
 
 def flag_of(start: str) -> str:
@@ -59,40 +65,56 @@ def flag_of(start: str) -> str:
 
 def folder_of(name: str) -> str:
     """Name of the folder of a row; rows that are "Ours" itself share its folder."""
-    if not ROWS[name].keys() & {"settings", "pretraining", "start", "capacity"}:
+    if not any(change in ROWS[name] for change in CHANGES):
         return OURS
     spelt = name.lower().replace(" + ", " plus ").replace(" - ", " minus ")
-    return "_".join(
-        "".join(letter if letter.isalnum() else " " for letter in spelt).split()
-    )
+    words = "".join(letter if letter.isalnum() else " " for letter in spelt).split()
+    return "_".join(words)
 
 
 def settings_of(row: dict, starts: Starts, mem_size: int) -> dict | str:
-    """Settings in which the runs of a row differ where "Ours" stores some maps, or the reason why there are none."""
-    start, needs = row.get("start", OURS), row.get("needs", "")
-    known = RunSettings.__dataclass_fields__
-    shared = {
-        name: value
-        for name, value in row.get("pretraining", {}).items()
-        if name in known
-    }
-    changes = {
+    """Settings in which the runs of a row differ where "Ours" stores `mem_size` maps.
+
+    Returns:
+        The settings, or the reason why there are none.
+    """
+    start = row.get("start", OURS)
+    settings = {
         "mem_size": max(1, round(mem_size * row.get("capacity", 1))),
         "codebook_dim": 8,
-        **shared,
+        **_settings_of_pretraining(row),
+        **row.get("settings", {}),
     }
-    changes |= row.get("settings", {})
-    if start != STOCK and starts.file(start):
-        changes["pretrained"] = str(starts.file(start))
-    elif start != STOCK and starts.folder is not None:
-        return (
-            f"needs {needs or 'CRUMB pretraining'}: {starts.folder / start}.safetensors"
-        )
-    elif start != STOCK and needs:
-        return f"needs {needs}: --starts{f' or {flag_of(start)}' * (start in OTHER_IMAGES)}"
-    elif changes.get("backbone") == "mobilenet_v2":
-        changes["weights"] = starts.mobilenet_weights
-    return changes
+    if start == STOCK:
+        return settings
+    if starts.file(start):
+        settings["pretrained"] = str(starts.file(start))
+        return settings
+    missing = _what_is_missing(row, start, starts)
+    if missing:
+        return missing
+    if settings.get("backbone") == "mobilenet_v2":
+        settings["weights"] = starts.mobilenet_weights
+    return settings
+
+
+def _settings_of_pretraining(row: dict) -> dict:
+    """Settings of `crumb pretrain` in a row that `crumb run` has, too."""
+    known = RunSettings.__dataclass_fields__
+    changes = row.get("pretraining", {})
+    return {name: value for name, value in changes.items() if name in known}
+
+
+def _what_is_missing(row: dict, start: str, starts: Starts) -> str:
+    """Say what a row needs that is not there; empty if it runs without."""
+    needs = row.get("needs", "")
+    if starts.folder is not None:
+        path = starts.folder / start
+        return f"needs {needs or 'CRUMB pretraining'}: {path}.safetensors"
+    if not needs:
+        return ""
+    options = f"--starts or {flag_of(start)}" if start in OTHER_IMAGES else "--starts"
+    return f"needs {needs}: {options}"
 
 
 def paper_number(
@@ -102,9 +124,18 @@ def paper_number(
     name: str,
     dataset: str | None = None,
 ) -> tuple[PaperValue | None, str]:
-    """The paper's number of a row, and its data set: the benchmark itself where Table 3 has the row, otherwise CORe50.
+    """Look up the paper's number of a row.
 
-    With `dataset`, the number must be of that.
+    Args:
+        paper: all numbers of the paper.
+        benchmark: of the runs.
+        protocol: of the runs.
+        name: of the row.
+        dataset: the data set that the number must be of; None for any.
+
+    Returns:
+        The number and its data set: the benchmark itself where Table 3 has the row,
+        otherwise CORe50.
     """
     own = paper.find("table3", benchmark, protocol, OF_TABLE3.get(name, ""))
     if own is not None and dataset in (None, benchmark):
@@ -119,43 +150,73 @@ def cells_of(
     starts: Starts,
     mem_size: int,
 ) -> list[Cell]:
-    """The cells of the table; those whose start is missing have no runs, and say what they need."""
-    paper, cells = PaperNumbers(), []
+    """The cells of the table; one whose start is missing says what it needs."""
+    return [
+        _cell(name, options, protocol, starts, mem_size)
+        for protocol in protocols
+        for name in names
+    ]
+
+
+def _cell(
+    name: str, options: CommonOptions, protocol: str, starts: Starts, mem_size: int
+) -> Cell:
+    """The cell of a row in a protocol."""
+    row = ROWS[name]
+    paper = PaperNumbers()
+    root = options.output / protocol
+    changes = settings_of(row, starts, mem_size)
     ours = settings_of(ROWS[FIRST], starts, mem_size)
-    for protocol in protocols:
-        for name in names:
-            row = ROWS[name]
-            changes = settings_of(row, starts, mem_size)
-            runnable = isinstance(changes, dict)
-            same = (
-                runnable and changes == ours
-            )  # "Vanilla pretrain" where Ours has no pretraining either
-            folder = options.output / protocol / (OURS if same else folder_of(name))
-            note = (
-                "the same runs as Ours"
-                if same and name != FIRST
-                else row.get("note", "")
-                if runnable
-                else changes
+    number, dataset = paper_number(paper, options.benchmark, protocol, name)
+    paper_ours, _ = paper_number(paper, options.benchmark, protocol, FIRST, dataset)
+    folder: Path | None = root / folder_of(name)
+    settings: dict = {}
+    note = row.get("note", "")
+    if isinstance(changes, str):
+        folder = None
+        note = changes
+    else:
+        settings = {"protocol": protocol, **changes}
+        # "Vanilla pretrain" where Ours has no pretraining either.
+        if changes == ours:
+            folder = root / OURS
+            note = "" if name == FIRST else "the same runs as Ours"
+    return Cell(
+        row=name,
+        benchmark=options.benchmark,
+        protocol=protocol,
+        folder=folder,
+        settings=settings,
+        paper=number,
+        paper_dataset=dataset,
+        reference=root / OURS if isinstance(ours, dict) else None,
+        paper_reference=paper_ours,
+        category=row["category"],
+        note=note,
+    )
+
+
+def starts_of(chosen: argparse.Namespace, quick: bool) -> Starts:
+    """The pretrained files that a command line names.
+
+    Raises:
+        ValueError: a file does not exist.
+    """
+    files = {}
+    for name in OTHER_IMAGES:
+        path = getattr(chosen, f"{name}_start")
+        if path is None:
+            continue
+        if not Path(path).is_file():
+            raise ValueError(
+                f"{flag_of(name)} {path}: no such file; make it with crumb pretrain"
             )
-            number, dataset = paper_number(paper, options.benchmark, protocol, name)
-            cells.append(
-                Cell(
-                    *(name, options.benchmark, protocol, folder if runnable else None),
-                    {"protocol": protocol, **changes} if runnable else {},
-                    *(
-                        number,
-                        dataset,
-                        options.output / protocol / OURS
-                        if isinstance(ours, dict)
-                        else None,
-                    ),
-                    paper_number(paper, options.benchmark, protocol, FIRST, dataset)[0],
-                    row["category"],
-                    note,
-                )
-            )
-    return cells
+        files[name] = Path(path)
+    return Starts(
+        folder=Path(chosen.starts) if chosen.starts else None,
+        mobilenet_weights="none" if quick else chosen.mobilenet_weights,
+        given=files,
+    )
 
 
 def main() -> int:
@@ -195,29 +256,18 @@ def main() -> int:
     chosen = parser.parse_args()
     options = common_options(chosen)
     names = chosen_rows(ROWS, chosen.rows or (QUICK_ROWS if options.quick else None))
-    given = {
-        name: Path(file)
-        for name in OTHER_IMAGES
-        if (file := getattr(chosen, f"{name}_start"))
-    }
-    for name, file in given.items():
-        if not file.is_file():
-            raise ValueError(
-                f"{flag_of(name)} {file}: no such file; make it with crumb pretrain"
-            )
-    mobilenet = "none" if options.quick else chosen.mobilenet_weights
-    starts = Starts(Path(chosen.starts) if chosen.starts else None, mobilenet, given)
+    starts = starts_of(chosen, options.quick)
     if starts.folder is not None and not options.table_only:
-        missing = starts.commands([ROWS[name] for name in names])
-        print("\n".join(f"to make a start that is missing: {one}" for one in missing))
-    mem_size = chosen.mem_size or MEM_SIZES.get(
-        options.benchmark, MEM_SIZES[PAPER_DATASET]
-    )
+        for command in starts.commands([ROWS[name] for name in names]):
+            print(f"to make a start that is missing: {command}")
+    mem_size = chosen.mem_size
+    if mem_size is None:
+        mem_size = MEM_SIZES.get(options.benchmark, MEM_SIZES[PAPER_DATASET])
     protocols = options.protocols(options.benchmark, chosen.protocols)
-    findings, failed = options.found(
-        cells_of(names, options, protocols, starts, mem_size)
-    )
-    publish(findings, f"Table 4, ablations; {starts.described}", options.output, TABLE)
+    cells = cells_of(names, options, protocols, starts, mem_size)
+    findings, failed = options.found(cells)
+    heading = f"Table 4, ablations; {starts.described}"
+    publish(findings, heading, options.output, TABLE)
     return exit_code(failed)
 
 

@@ -71,9 +71,9 @@ def made_run(
     rows = np.arange(images) + shift
     columns = dict(
         row=rows.astype(np.int32),
-        label=labels,
-        answer=answers,
-        confidence=np.full(images, 0.5),
+        label=labels.astype(np.int32),
+        answer=answers.astype(np.int32),
+        confidence=np.full(images, 0.5, dtype=np.float32),
     )
     np.savez(folder / "predictions.npz", **columns)
     (folder / "result.json").write_text(json.dumps(result))
