@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
-from crumb_avalanche.learner.evidence import DISTANCE, RISE, evidence
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.run_file import probabilities
 from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
@@ -21,6 +21,7 @@ from crumb_avalanche.methods.ranpac import RandomProjection, chosen_ridge
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.methods.srda import StreamingRda
+from crumb_avalanche.methods.typicality import DISTANCE, RISE
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 CLASSES = 4
