@@ -68,7 +68,7 @@ class ClosedFormStrategy(StreamStrategy):
             if self.budget is not None:
                 kept = self.features.of_head().length(self.model)
                 places = (
-                    statistics.places
+                    statistics.allocated_classes
                 )  # some of them in reserve, which takes bytes, too
                 if statistics.narrow(places, self.budget, kept):
                     places = classes

@@ -7,27 +7,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import grown
+from crumb_avalanche.methods.closed_form import check_not_negative, grown
 from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
 
-# share of the largest energy of a class below which a direction is not stored
+# Share of the largest energy of a class below which a direction is not stored.
 NO_ENERGY = 1e-12
 MOST_ROWS = 512  # in one eigendecomposition, whose time grows with their cube
-EXPONENT = (
-    15  # float16 rows are scaled to a peak in [2**14, 2**15): float16 ends at 65504
-)
+# float16 rows are scaled to a peak in [2**14, 2**15): float16 ends at 65504.
+EXPONENT = 15
+LEAST_EXPONENT = -126  # of the smallest normal float32
 MOST_INT8 = 127  # of int8 rows, whose range is symmetric
 # Values that share a scale. With a scale for a whole direction, rounding adds up over
 # many updates: taught 400 images a class of CIFAR-100 one by one, with 54 directions a
 # class, 67.6 % of others are right, and 68.6 % with blocks of 32.
 BLOCK = 32
-TINY = 2.0**-126  # the smallest normal float32
+TINY = 2.0**LEAST_EXPONENT
 
 
 class ClassDirections:
     """Principal directions of the scatter of each class, as many as the class needs.
 
-    A class has at most ``most`` directions, and no more than its scatter has
+    A class has at most ``per_class`` directions, and no more than its scatter has
     dimensions: at most ``n - 1`` for ``n`` images. Where ``total`` over all classes is
     exceeded, the classes with the most directions lose their weakest ones, one class
     after the other; of classes with equally many, the one with the weakest direction is
@@ -37,6 +37,13 @@ class ClassDirections:
     so that features of any scale neither overflow nor vanish; or int8 with a scale for
     each 32 values, by which the largest of them is 127. They are replaced, never
     changed in place: copies share them.
+
+    Args:
+        n_classes: classes, without directions at first.
+        length: ``D``, number of features.
+        per_class: largest number of directions of a class.
+        total: largest number of directions of all classes; ``None`` for no limit.
+        eight_bits: store int8 instead of float16.
 
     Attributes:
         rows: ``(k, D)`` float16 or int8 for each class, weakest direction first.
@@ -52,16 +59,19 @@ class ClassDirections:
         self,
         n_classes: int,
         length: int,
-        most: int,
+        per_class: int,
         total: int | None = None,
         eight_bits: bool = False,
     ):
-        self.length, self.most, self.total = length, most, total
+        self.length = length
+        self.per_class = per_class
+        self.total = total
         self.dtype = torch.int8 if eight_bits else torch.float16
         self.rows: list[Tensor] = []
         self.scales: list[Tensor] = []
-        self._energies: list[list[float]] = []  # of the rows as stored
-        self.outside = torch.zeros(0)
+        # Squared lengths of the rows of each class as stored, weakest first.
+        self._energies: list[list[float]] = []
+        self.outside = torch.zeros(0, dtype=torch.float32)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
 
@@ -71,198 +81,252 @@ class ClassDirections:
 
     def __deepcopy__(self, memo: dict) -> "ClassDirections":
         copied = copy.copy(self)
-        copied.rows, copied.scales, copied._energies = (
-            list(self.rows),
-            list(self.scales),
-            list(self._energies),
-        )
-        copied.outside, copied.counts = self.outside.clone(), self.counts.clone()
+        copied.rows = list(self.rows)
+        copied.scales = list(self.scales)
+        copied._energies = list(self._energies)
+        copied.outside = self.outside.clone()
+        copied.counts = self.counts.clone()
         return copied
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether rows are int8."""
+        return self.dtype == torch.int8
+
+    # Reading
 
     def of_class(self, label: int) -> Tensor:
         """Return ``B`` of a class, ``(k, D)`` float64."""
         return self.of_classes([label])
 
     def of_classes(self, labels: list[int]) -> Tensor:
-        """Return ``B`` of several classes one below the other, ``(sum of k, D)`` float64."""
-        values = torch.cat([self.rows[label] for label in labels]).double()
-        if self.dtype == torch.int8:
-            return values.mul_(
-                self._spread(torch.cat([self.scales[label] for label in labels]))
-            )
-        scales = torch.cat(
-            [self.scales[label].expand(len(self.rows[label])) for label in labels]
-        )
-        return values.mul_(scales.double().unsqueeze(1))
+        """Return ``B`` of several classes, one below the other: ``(sum of k, D)``.
 
-    def _spread(self, scales: Tensor) -> Tensor:
-        """Return the scale of each value, ``(k, D)`` float64."""
+        It is float64.
+        """
+        values = torch.cat([self.rows[label] for label in labels]).double()
+        if self.eight_bits:
+            scales = torch.cat([self.scales[label] for label in labels])
+            return values.mul_(self._scale_of_values(scales))
+        of_rows = [self.scales[label].expand(len(self.rows[label])) for label in labels]
+        return values.mul_(torch.cat(of_rows).double().unsqueeze(1))
+
+    def _scale_of_values(self, scales: Tensor) -> Tensor:
+        """Return the scale of each value, ``(k, D)`` float64, of those of blocks."""
         return scales.double().repeat_interleave(BLOCK, 1)[:, : self.length]
 
+    # Changing
+
     def extend(self, label: int, rows: Tensor) -> None:
-        """Update the directions of a class whose scatter grows by ``R^T R`` for one or more float64 rows ``R``."""
+        """Update the directions of a class whose scatter grows by ``R^T R``.
+
+        Args:
+            label: the class.
+            rows: ``R``, ``(n, D)`` float64, at least one row.
+        """
         for part in rows.split(MOST_ROWS):
-            together = torch.cat([self.of_class(label), part])
-            energies, vectors = torch.linalg.eigh(together @ together.mT)
-            count = min(
-                self.most, int((energies > NO_ENERGY * energies[-1].clamp_min(0)).sum())
-            )
+            stacked = torch.cat([self.of_class(label), part])
+            energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)
+            count = min(self.per_class, int(_not_rounding(energies).sum()))
             left_out = len(energies) - count
             self.outside[label] += energies[:left_out].clamp_min(0).sum()
-            self._store(label, vectors[:, left_out:].mT @ together)
+            self._store(label, vectors[:, left_out:].mT @ stacked)
 
     def _store(self, label: int, values: Tensor) -> None:
         """Replace the directions of a class by ``(k, D)`` float64 values."""
-        if self.dtype == torch.int8:
-            whole = functional.pad(values.abs(), (0, -self.length % BLOCK)).unflatten(
-                1, (-1, BLOCK)
-            )
-            scales = (whole.amax(2) / MOST_INT8).clamp_min(TINY).bfloat16()
-            rows = (values / self._spread(scales)).round().clamp(-MOST_INT8, MOST_INT8)
+        if self.eight_bits:
+            scales = self._block_scales(values)
+            rows = values / self._scale_of_values(scales)
+            rows = rows.round().clamp(-MOST_INT8, MOST_INT8)
         else:
-            _, exponent = torch.frexp(
-                values.abs().amax() if len(values) else torch.zeros(())
-            )
-            scales = torch.full(
-                (1,), 2.0 ** max(int(exponent) - EXPONENT, -126) if len(values) else 0.0
-            )
+            scales = self._power_of_two(values)
             rows = values / scales.double()
         self._put(label, rows.to(self.dtype), scales)
-        self._energies[label] = self.of_class(label).square().sum(1).tolist()
+        self._measure(label)
+
+    def _block_scales(self, values: Tensor) -> Tensor:
+        """Return the scale of each block of int8 rows, ``(k, D / 32)`` bfloat16."""
+        missing = -self.length % BLOCK
+        blocks = functional.pad(values.abs(), (0, missing)).unflatten(1, (-1, BLOCK))
+        return (blocks.amax(2) / MOST_INT8).clamp_min(TINY).bfloat16()
+
+    def _power_of_two(self, values: Tensor) -> Tensor:
+        """Return the scale of the float16 rows of a class, ``(1,)`` float32."""
+        scale = 0.0  # of no rows
+        if len(values):
+            _, exponent = torch.frexp(values.abs().amax())
+            scale = 2.0 ** max(int(exponent) - EXPONENT, LEAST_EXPONENT)
+        return torch.full((1,), scale, dtype=torch.float32)
 
     def _put(self, label: int, rows: Tensor, scales: Tensor) -> None:
-        self.rows[label], self.scales[label] = rows, scales
+        self.rows[label] = rows
+        self.scales[label] = scales
         self.counts[label] = len(rows)
+
+    def _measure(self, label: int) -> None:
+        """Note the energies of the rows of a class as they are stored."""
+        self._energies[label] = self.of_class(label).square().sum(1).tolist()
 
     def trim(self) -> None:
         """Drop directions until ``total`` holds; their energy is added to ``outside``."""
         if self.total is None or len(self) <= self.total:
             return
-        excess, left_out = len(self) - self.total, [0] * len(self.rows)
+        for label, number in enumerate(self._surplus(self.total)):
+            if number:
+                self._drop_weakest(label, number)
+
+    def _surplus(self, total: int) -> list[int]:
+        """Return how many directions each class gives up for a total."""
         sizes = self.counts.tolist()
+        surplus = [0] * len(sizes)
+        excess = len(self) - total
         while excess:
-            most = max(sizes)
-            largest = [label for label, size in enumerate(sizes) if size == most]
-            largest.sort(key=lambda label: self._energies[label][left_out[label]])
+            largest_size = max(sizes)
+            largest = [
+                label for label, size in enumerate(sizes) if size == largest_size
+            ]
+            largest.sort(key=lambda label: self._energies[label][surplus[label]])
             for label in largest[:excess]:
                 sizes[label] -= 1
-                left_out[label] += 1
+                surplus[label] += 1
             excess -= len(largest[:excess])
-        for label, number in enumerate(left_out):
-            if number:
-                self.outside[label] += sum(self._energies[label][:number])
-                scales = (
-                    self.scales[label][number:]
-                    if self.dtype == torch.int8
-                    else self.scales[label]
-                )
-                self._put(
-                    label, self.rows[label][number:].clone(), scales.clone()
-                )  # frees the memory of the others
-                self._energies[label] = self._energies[label][number:]
+        return surplus
+
+    def _drop_weakest(self, label: int, number: int) -> None:
+        self.outside[label] += sum(self._energies[label][:number])
+        rows = self.rows[label][number:]
+        scales = self.scales[label]
+        if self.eight_bits:
+            scales = scales[number:]
+        # Clones free the memory of the rows that are dropped.
+        self._put(label, rows.clone(), scales.clone())
+        self._energies[label] = self._energies[label][number:]
 
     def grow(self, n_classes: int) -> None:
         """Add classes without directions, up to a larger number."""
-        new = n_classes - len(self.rows)
-        self.rows += [self._empty(0)[0]] * new
-        self.scales += [self._empty(0)[1] for _ in range(new)]
-        self._energies += [[]] * new
-        self.outside, self.counts = (
-            grown(self.outside, n_classes),
-            grown(self.counts, n_classes),
-        )
+        for _ in range(n_classes - len(self.rows)):
+            rows, scales = self._empty(0)
+            self.rows.append(rows)
+            self.scales.append(scales)
+            self._energies.append([])
+        self.outside = grown(self.outside, n_classes)
+        self.counts = grown(self.counts, n_classes)
 
-    def keep_features(self, kept: int) -> None:
-        """Keep the last features; ``outside`` keeps the share that the directions keep of their squared lengths."""
+    def keep_features(self, count: int) -> None:
+        """Keep the last features.
+
+        ``outside`` keeps the share that the directions keep of their squared lengths.
+        """
+        dropped = self.length - count
         narrow = []
         for label, energies in enumerate(self._energies):
-            rows, before = self.of_class(label)[:, -kept:], sum(energies)
-            share = (
-                float(rows.square().sum()) / before
-                if before
-                else 1 - (self.length - kept) / self.length
-            )
+            rows = self.of_class(label)[:, -count:]
+            before = sum(energies)
+            if before:
+                share = float(rows.square().sum()) / before
+            else:
+                share = 1 - dropped / self.length
             self.outside[label] *= share
             narrow.append(rows)
-        self.length = kept
+        self.length = count
         for label, rows in enumerate(narrow):
-            if len(
-                rows
-                # the principal directions, the weakest first, without those of no energy
-            ):
-                energies, vectors = torch.linalg.eigh(rows @ rows.mT)
-                rows = (
-                    vectors[:, energies > NO_ENERGY * energies[-1].clamp_min(0)].mT
-                    @ rows
-                )
-            self._store(label, rows)
-
-    def _empty(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return rows and scales of a class with directions of zeros."""
-        rows = torch.zeros(count, self.length, dtype=self.dtype)
-        if self.dtype == torch.int8:
-            return rows, torch.zeros(
-                count, math.ceil(self.length / BLOCK), dtype=torch.bfloat16
-            )
-        return rows, torch.zeros(1)
-
-    @classmethod
-    def bytes_of_one(cls, length: int, eight_bits: bool) -> int:
-        """Return the bytes of a direction of so many features, with its scales if it has some."""
-        with torch.device("meta"):
-            held = cls(0, length, 1, eight_bits=eight_bits)
-            return tensor_bytes(held._empty(1)) - tensor_bytes(held._empty(0))
+            self._store(label, _principal(rows))
 
     def forget(self, label: int) -> None:
         """Remove all that is held of a class."""
         self._store(label, torch.zeros(0, self.length, dtype=torch.float64))
         self.outside[label] = 0
 
+    # Bytes, saving and loading
+
+    def _empty(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return rows and scales of a class with directions of zeros."""
+        rows = torch.zeros(count, self.length, dtype=self.dtype)
+        if self.eight_bits:
+            blocks = math.ceil(self.length / BLOCK)
+            return rows, torch.zeros(count, blocks, dtype=torch.bfloat16)
+        return rows, torch.zeros(1, dtype=torch.float32)
+
+    @classmethod
+    def bytes_of_one(cls, length: int, eight_bits: bool) -> int:
+        """Return the bytes of a direction of so many features, with its scales."""
+        with torch.device("meta"):
+            empty = cls(0, length, 1, eight_bits=eight_bits)
+            return tensor_bytes(empty._empty(1)) - tensor_bytes(empty._empty(0))
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the directions."""
         return [*self.rows, *self.scales, self.counts, self.outside]
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return the directions by name; those of all classes are copied into one tensor."""
+        """Return the directions by name; those of all classes are in one tensor."""
+        rows, scales = self._empty(0)
         return {
-            "directions": torch.cat([self._empty(0)[0], *self.rows]),
+            "directions": torch.cat([rows, *self.rows]),
             "direction_counts": self.counts,
-            "direction_scales": torch.cat([self._empty(0)[1][:0], *self.scales]),
+            "direction_scales": torch.cat([scales[:0], *self.scales]),
             "outside": self.outside,
         }
 
     def check(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` if named tensors cannot be those of as many classes."""
-        rows, counts = tensors["directions"], tensors["direction_counts"]
-        none = self._empty(0)[1]
-        scales = (
-            (len(rows), *none.shape[1:])
-            if self.dtype == torch.int8
-            else (len(self.rows),)
-        )
-        if (
-            {tensors[name].shape for name in ("direction_counts", "outside")}
-            != {(len(self.rows),)}
-            or tensors["direction_scales"].shape != scales
-            or tensors["direction_scales"].dtype != none.dtype
-            or rows.dtype != self.dtype
-            or rows.shape != (int(counts.sum()), self.length)
-            or ((counts < 0) | (counts > self.most)).any()
-        ):
+        rows = tensors["directions"]
+        counts = tensors["direction_counts"]
+        if not self._shapes_fit(tensors) or not self._counts_fit(rows, counts):
             raise StateError(
-                f"the state has directions of the shape {tuple(rows.shape)} for counts {counts.tolist()[:10]}; they do "
-                f"not belong to {len(self.rows)} classes of at most {self.most} directions of length {self.length}"
+                f"the state has directions of the shape {tuple(rows.shape)} for counts "
+                f"{counts.tolist()[:10]}; they do not belong to {len(self.rows)} "
+                f"classes of at most {self.per_class} directions of length "
+                f"{self.length}"
             )
+        check_not_negative("direction_scales", tensors["direction_scales"])
+        check_not_negative("outside", tensors["outside"])
+
+    def _shapes_fit(self, tensors: dict[str, Tensor]) -> bool:
+        rows = tensors["directions"]
+        scales = tensors["direction_scales"]
+        n_classes = len(self.rows)
+        empty_rows, empty_scales = self._empty(0)
+        scales_shape: tuple[int, ...] = (n_classes,)
+        if self.eight_bits:
+            scales_shape = (len(rows), *empty_scales.shape[1:])
+        return (
+            tensors["direction_counts"].shape == (n_classes,)
+            and tensors["outside"].shape == (n_classes,)
+            and scales.shape == scales_shape
+            and scales.dtype == empty_scales.dtype
+            and rows.dtype == empty_rows.dtype
+        )
+
+    def _counts_fit(self, rows: Tensor, counts: Tensor) -> bool:
+        if ((counts < 0) | (counts > self.per_class)).any():
+            return False
+        return rows.shape == (int(counts.sum()), self.length)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Copy named tensors of as many classes."""
         self.counts.copy_(tensors["direction_counts"])
         self.outside.copy_(tensors["outside"])
-        sizes, rows = self.counts.tolist(), tensors["directions"]
-        self.rows = [part.clone() for part in rows.split(sizes)]
-        ones = sizes if self.dtype == torch.int8 else [1] * len(sizes)
-        self.scales = [part.clone() for part in tensors["direction_scales"].split(ones)]
-        self._energies = [
-            self.of_class(label).square().sum(1).tolist()
-            for label in range(len(self.rows))
-        ]
+        sizes = self.counts.tolist()
+        scales_of_class = [1] * len(sizes)
+        if self.eight_bits:
+            scales_of_class = sizes
+        rows = tensors["directions"].split(sizes)
+        scales = tensors["direction_scales"].split(scales_of_class)
+        self.rows = [part.clone() for part in rows]
+        self.scales = [part.clone() for part in scales]
+        for label in range(len(sizes)):
+            self._measure(label)
+
+
+def _not_rounding(energies: Tensor) -> Tensor:
+    """Return a mask of ascending energies that are more than rounding."""
+    return energies > NO_ENERGY * energies[-1].clamp_min(0)
+
+
+def _principal(rows: Tensor) -> Tensor:
+    """Return the principal directions of rows, weakest first, without rounding."""
+    if not len(rows):
+        return rows
+    energies, vectors = torch.linalg.eigh(rows @ rows.mT)
+    return vectors[:, _not_rounding(energies)].mT @ rows

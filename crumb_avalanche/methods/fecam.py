@@ -1,4 +1,6 @@
-"""Mahalanobis distances to class means (FeCAM; Goswami et al., NeurIPS 2023)."""
+"""FeCAM: Mahalanobis distances to class means (Goswami et al., NeurIPS 2023)."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,15 +10,56 @@ from crumb_avalanche.methods.gaussians import EQUAL, ClassGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Factor, NotNegative, Positive
 
-LEAST_ROUND = (
-    1e-6  # share of the mean variance below which a covariance counts as singular
-)
+# Share of the mean variance below which a covariance counts as singular.
+LEAST_ISOTROPIC = 1e-6
+
+
+class ShrunkCovariance(NamedTuple):
+    """The shrunk covariance ``a I + V^T J V`` of a class, and its inverse by Woodbury.
+
+    ``(a I + V^T J V)^-1 = (I - V^T (a J + V V^T)^-1 V) / a``, where ``J`` is diagonal
+    and its last entry may be -1.
+
+    Attributes:
+        rows: ``V``, ``(k + 1, D)`` float64.
+        inverse: of ``a J + V V^T``, ``(k + 1, k + 1)``.
+        isotropic: ``a``.
+        deviations: ``(D,)``, roots of the covariance's diagonal.
+    """
+
+    rows: Tensor
+    inverse: Tensor
+    isotropic: float
+    deviations: Tensor
+
+    def distances(self, points: Tensor, mean: Tensor) -> Tensor:
+        """Compute squared Mahalanobis distances, ``(B,)``, after scaling to a diagonal of 1.
+
+        Args:
+            points: ``(B, D)`` float64, of length 1.
+            mean: ``(D,)``, of length 1.
+        """
+        # Of points scaled by the deviations: the covariance before scaling serves.
+        rest = points * self.deviations - mean * self.deviations
+        along = rest @ self.rows.mT
+        explained = (along @ self.inverse * along).sum(1)
+        return -(explained - rest.square().sum(1)) / self.isotropic
+
+
+class Solution(NamedTuple):
+    """Means of length 1, ``(C, D)`` float64, and the covariance of each class."""
+
+    means: Tensor
+    covariances: list[ShrunkCovariance]
 
 
 @register(
     "fecam",
     summary="class means of frozen features, nearest by Mahalanobis distance",
-    source="Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, NeurIPS 2023",
+    source=(
+        "Goswami et al., FeCAM: Exploiting the Heterogeneity of Class Distributions, "
+        "NeurIPS 2023"
+    ),
     stores="a mean and principal directions for each class",
 )
 class FeCAM(ClassGaussians):
@@ -59,8 +102,9 @@ class FeCAM(ClassGaussians):
     ) -> None:
         if self.shrink_others > self.shrink_diagonal:
             raise ValueError(
-                f"shrink_diagonal is {self.shrink_diagonal} and shrink_others {self.shrink_others}; give shrink_others "
-                "from 0 to shrink_diagonal, or some covariance is singular"
+                f"shrink_diagonal is {self.shrink_diagonal} and shrink_others "
+                f"{self.shrink_others}; give shrink_others from 0 to shrink_diagonal, "
+                "or some covariance is singular"
             )
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
@@ -68,66 +112,66 @@ class FeCAM(ClassGaussians):
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
-        means, counts = self.means[seen].double(), self.image_counts[seen].double()
-        directions, numbers, outside = self.held(seen)
-        rows, even = (
-            directions.split(numbers.tolist()),
-            outside / counts / means.shape[1],
-        )
-        solved = [
-            self._shrunk(
-                its / float(count) ** 0.5, float(rest), float(mean.square().sum())
+        means = self.means[seen].double()
+        counts = self.image_counts[seen].double()
+        scatters = self.stored_scatters(seen)
+        rows_of_classes = scatters.rows.split(scatters.counts.tolist())
+        spread_evenly = scatters.outside / counts / means.shape[1]
+        covariances = []
+        for index, rows in enumerate(rows_of_classes):
+            covariance = self._shrunk(
+                rows / float(counts[index]) ** 0.5,
+                float(spread_evenly[index]),
+                float(means[index].square().sum()),
             )
-            for its, count, rest, mean in zip(rows, counts, even, means)
-        ]
-        return functional.normalize(means, dim=1), solved
+            covariances.append(covariance)
+        return Solution(functional.normalize(means, dim=1), covariances)
 
-    def _shrunk(
-        self, rows: Tensor, even: float, size: float
-    ) -> tuple[Tensor, Tensor, float, Tensor]:
-        """Return the shrunk covariance of ``U^T U`` plus ``even`` in every direction, ``a I + V^T J V``.
+    def _shrunk(self, rows: Tensor, even: float, size: float) -> ShrunkCovariance:
+        """Return the shrunk covariance of ``U^T U`` plus a variance in every direction.
 
-        ``size`` is the squared length of the mean, which tells variances from rounding.
-
-        Returns:
-            ``V``, ``(k + 1, D)``; the inverse of ``a J + V V^T``, where ``J`` is
-            diagonal and its last entry may be -1; ``a``; and the roots of the
-            covariance's diagonal. Woodbury: ``(a I + V^T J V)^-1 = (I - V^T (a J + V
-            V^T)^-1 V) / a``.
+        Args:
+            rows: ``U``, ``(k, D)`` float64.
+            even: the variance in every direction.
+            size: squared length of the mean, which tells variances from rounding.
         """
         length = rows.shape[1]
         variances = rows.square().sum(0) + even
         trace = float(variances.sum())
         if trace <= EQUAL * size:
-            return rows[:0], rows.new_zeros(0, 0), 1.0, torch.ones_like(variances)
-        total = float(rows.sum(1).square().sum()) + even * length  # of all elements
-        others = self.shrink_others * (total - trace) / max(length * (length - 1), 1)
-        round_part = max(
-            self.shrink_diagonal * trace / length - others, LEAST_ROUND * trace / length
+            return ShrunkCovariance(
+                rows=rows[:0],
+                inverse=rows.new_zeros(0, 0),
+                isotropic=1.0,
+                deviations=torch.ones_like(variances),
+            )
+        sum_of_elements = float(rows.sum(1).square().sum()) + even * length
+        off_diagonal = max(length * (length - 1), 1)  # elements
+        others = self.shrink_others * (sum_of_elements - trace) / off_diagonal
+        isotropic = max(
+            self.shrink_diagonal * trace / length - others,
+            LEAST_ISOTROPIC * trace / length,
         )
-        rows = torch.cat(
-            [rows, torch.full((1, length), abs(others) ** 0.5, dtype=torch.float64)]
-        )
+        of_others = torch.full((1, length), abs(others) ** 0.5, dtype=torch.float64)
+        rows = torch.cat([rows, of_others])
         signs = torch.ones(len(rows), dtype=torch.float64)
-        signs[-1] = -1 if others < 0 else 1
+        if others < 0:
+            signs[-1] = -1
         inner = rows @ rows.mT
-        inner.diagonal().add_((round_part + even) * signs)
-        return (
-            rows,
-            torch.linalg.inv(inner),
-            round_part + even,
-            (variances + round_part + others).sqrt(),
+        inner.diagonal().add_((isotropic + even) * signs)
+        return ShrunkCovariance(
+            rows=rows,
+            inverse=torch.linalg.inv(inner),
+            isotropic=isotropic + even,
+            deviations=(variances + isotropic + others).sqrt(),
         )
 
     def _answers(self, features, solution):
-        means, solved = solution
-        points, scores = functional.normalize(self.transformed(features), dim=1), []
-        for mean, (rows, inverse, round_part, deviations) in zip(means, solved):
-            # Of points scaled by the deviations: the covariance before scaling to a
-            # diagonal of 1 serves.
-            rest = points * deviations - mean * deviations
-            along = rest @ rows.mT
-            scores.append(
-                ((along @ inverse * along).sum(1) - rest.square().sum(1)) / round_part
+        points = functional.normalize(self.transformed(features), dim=1)
+        scores = [
+            -covariance.distances(points, mean)
+            for mean, covariance in zip(
+                solution.means, solution.covariances, strict=True
             )
+        ]
         return torch.stack(scores, 1)

@@ -12,49 +12,54 @@ from torch import Tensor
 from crumb_avalanche.methods.closed_form import ClosedForm, Form, copy_tensors
 from crumb_avalanche.methods.directions import ClassDirections
 from crumb_avalanche.methods.ncm import ClassMeans
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
-EQUAL = 1e-10  # share of the mean square below which a variance is one of rounding
-MOST_DIRECTIONS = (
-    64  # of a class, where the number of classes is not known; more do not help
-)
-BLOCK = 64
-# of an axis of the discriminant space, in units of the longest: shorter ones are
-# rounding
+# Share of the mean square below which a variance is one of rounding.
+EQUAL = 1e-10
+# Directions of a class, where the number of classes is not known; more do not help.
+MOST_DIRECTIONS = 64
+BLOCK = 64  # rows of a strip of ``PackedScatter``
+# Of an axis of the discriminant space, in units of the longest: shorter ones are
+# rounding.
 LEAST_LENGTH = 1e-5
 SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
 
 
 class PackedScatter:
-    """Running sum ``X^T X`` of batches of rows of ``length`` columns, stored as strips of its lower half.
+    """Running sum ``X^T X`` of batches of rows, stored as strips of its lower half.
 
     Takes ``2 * D * (D + 64)`` bytes instead of ``4 * D**2``. Strip ``i`` of ``strips``
     holds rows ``64 i`` to ``64 (i + 1)`` up to the diagonal block, float32; strips are
     replaced, never changed in place: copies share them.
+
+    Args:
+        length: ``D``, number of columns of the rows that are added.
     """
 
     def __init__(self, length: int):
         self.length = length
-        self.strips = [
-            torch.zeros(min(BLOCK, length - start), min(start + BLOCK, length))
-            for start in range(0, length, BLOCK)
-        ]
+        self.strips: list[Tensor] = []
+        for start in range(0, length, BLOCK):
+            rows = min(BLOCK, length - start)
+            columns = min(start + BLOCK, length)
+            self.strips.append(torch.zeros(rows, columns, dtype=torch.float32))
 
     def add(self, rows: Tensor) -> None:
-        """Add ``(n, D)`` rows."""
-        starts = range(0, self.length, BLOCK)
-        self.strips = [
-            strip
-            + (rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]).float()
-            for start, strip in zip(starts, self.strips, strict=True)
-        ]
+        """Add ``(n, D)`` float64 rows."""
+        strips = []
+        for number, strip in enumerate(self.strips):
+            start = number * BLOCK
+            products = rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]
+            strips.append(strip + products.float())
+        self.strips = strips
 
-    def keep(self, kept: int) -> None:
+    def keep(self, count: int) -> None:
         """Keep the last columns and rows."""
-        matrix = self.whole()[-kept:, -kept:]
-        self.length = kept
+        matrix = self.whole()[-count:, -count:]
+        self.length = count
         self.strips = [
             matrix[start : start + BLOCK, : start + BLOCK].float()
-            for start in range(0, kept, BLOCK)
+            for start in range(0, count, BLOCK)
         ]
 
     def merge(self, other: "PackedScatter") -> None:
@@ -78,32 +83,58 @@ class PackedScatter:
         return {f"strip{number}": strip for number, strip in enumerate(self.strips)}
 
     def whole(self) -> Tensor:
-        """Return the full matrix, ``(D, D)`` float64; needs no further memory."""
+        """Return the full matrix, ``(D, D)`` float64."""
         matrix = torch.zeros(self.length, self.length, dtype=torch.float64)
         for number, strip in enumerate(self.strips):
-            matrix[number * BLOCK : number * BLOCK + BLOCK, : strip.shape[1]] = strip
+            start = number * BLOCK
+            matrix[start : start + BLOCK, : strip.shape[1]] = strip
         return mirrored(matrix)
 
-    @staticmethod
-    def bytes_of(length: int) -> int:
+    @classmethod
+    def bytes_of(cls, length: int) -> int:
         """Return the bytes of the strips for ``D = length``."""
-        return 4 * sum(
-            min(BLOCK, length - start) * min(start + BLOCK, length)
-            for start in range(0, length, BLOCK)
-        )
+        with torch.device("meta"):
+            return tensor_bytes(cls(length).strips)
 
 
 def mirrored(matrix: Tensor) -> Tensor:
-    """Copy the lower half of a square matrix onto the upper one, in place; needs no further memory."""
-    for rows, start in zip(matrix.split(BLOCK), range(0, len(matrix), BLOCK)):
+    """Copy the lower half of a square matrix onto the upper one, in place.
+
+    Needs no further memory.
+    """
+    for start in range(0, len(matrix), BLOCK):
+        rows = matrix[start : start + BLOCK]
         matrix[:start, start : start + BLOCK] = rows[:, :start].mT
         diagonal = rows[:, start : start + BLOCK]
         diagonal.copy_(diagonal.tril() + diagonal.tril(-1).mT)
     return matrix
 
 
+def cholesky_in_place(matrix: Tensor) -> Tensor:
+    """Return the Cholesky root of a matrix whose lower half counts, in its memory."""
+    # Equal to the matrix, in the order of axes in which the root takes its memory.
+    root = mirrored(matrix).mT
+    torch.linalg.cholesky(root, out=root)
+    return root
+
+
+class StoredScatters(NamedTuple):
+    """What directions hold of the scatters of ``C`` classes.
+
+    Attributes:
+        rows: ``B`` of the classes, one below the other, ``(sum of k, D)`` float64;
+            ``B^T B`` of a class is the part of its scatter that is stored.
+        counts: ``(C,)`` int32, the numbers ``k`` of rows of each class.
+        outside: ``(C,)`` float64, the parts of the traces that the rows leave out.
+    """
+
+    rows: Tensor
+    counts: Tensor
+    outside: Tensor
+
+
 class ClassGaussians(ClosedForm):
-    """Base class of classifiers by class means, class covariances and a common covariance.
+    """Base of classifiers by class means, class covariances and a common covariance.
 
     A class covariance is stored as principal directions. It is exact, up to rounding,
     for a class of at most one image more than ``directions``, and for all classes where
@@ -116,90 +147,16 @@ class ClassGaussians(ClosedForm):
         classes: means and counts.
         directions: the directions of all classes, or ``None``.
         scatter: the common scatter, or ``None``.
+        eight_bits: whether directions are int8 instead of float16.
     """
 
     classes: ClassMeans
     directions: ClassDirections | None
     scatter: PackedScatter | None
-    eight_bits = False  # whether directions are int8 instead of float16
+    eight_bits = False
 
     budgeted = True
     _free = frozenset({"n_classes", "total_directions"})
-
-    @classmethod
-    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        return ClassDirections.bytes_of_one(
-            length, settings.get("eight_bits", cls.eight_bits)
-        )
-
-    @staticmethod
-    def each(n_classes: int, items: int) -> int:
-        """Return the directions of each class that a budget buys; raise ``ValueError`` if it buys none."""
-        if items < n_classes:
-            raise ValueError(
-                f"the budget buys {items} principal directions, but the stream has {n_classes} classes, which need at "
-                "least one each; raise the budget (mem_size)"
-            )
-        return items // n_classes
-
-    @classmethod
-    def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        return {"directions": min(cls.each(n_classes, items), length)}
-
-    @classmethod
-    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
-        return cls(0, length, directions=MOST_DIRECTIONS)
-
-    @property
-    def places(self) -> int:
-        means = self.classes.means
-        return (
-            means.untyped_storage().nbytes() // means.stride(0) // means.element_size()
-        )
-
-    def least_bytes(self, classes: int) -> int:
-        """Return the bytes of so many classes with a direction each."""
-        return super().least_bytes(classes) + (
-            0 if self.directions is None else classes * self._direction_bytes()
-        )
-
-    def _direction_bytes(self) -> int:
-        return self.item_bytes(self.settings["length"], self.settings)
-
-    def share(self, classes: int, budget: int) -> str:
-        if self.directions is None:
-            return ""
-        total = (
-            budget - self._bytes_without_images(classes)
-        ) // self._direction_bytes()
-        held = len(self.directions)
-        self.limit(total)
-        return (
-            f"{held - total} of {held} directions of classes are given up, the weakest first"
-            if total < held
-            else ""
-        )
-
-    def limit(self, total_directions: int | None) -> None:
-        """Set the largest number of directions of all classes, now and in later updates; ``None`` is no limit.
-
-        The classes with the most directions lose their weakest ones, which count as
-        spread in no particular direction.
-
-        Raises:
-            ValueError: the number is negative.
-        """
-        if total_directions is not None and total_directions < 0:
-            raise ValueError(
-                f"total_directions is {total_directions}; give at least 0, or None for no limit"
-            )
-        self.settings["total_directions"] = total_directions
-        if self.directions is not None:
-            self.directions.total = total_directions
-            self.directions.trim()
-        self._solution = None
 
     def _allocate(
         self,
@@ -209,56 +166,160 @@ class ClassGaussians(ClosedForm):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
+        """Allocate the statistics.
+
+        Args:
+            n_classes: number of classes.
+            length: ``D``, number of features.
+            directions: largest number of directions of a class.
+            whole: whether there is a common scatter.
+            total_directions: largest number of directions of all classes, or ``None``.
+        """
         self.classes = ClassMeans(n_classes, length)
-        self.directions, self.scatter = None, PackedScatter(length) if whole else None
+        self.directions = None
+        self.scatter = None
+        if whole:
+            self.scatter = PackedScatter(length)
         if directions or not whole:
             self.directions = ClassDirections(
-                n_classes, length, directions, total_directions, self.eight_bits
+                n_classes,
+                length,
+                per_class=directions,
+                total=total_directions,
+                eight_bits=self.eight_bits,
             )
 
-    def transformed(self, features: Tensor) -> Tensor:
-        """Compute the values whose statistics are stored, from ``(B, D)`` float features."""
-        return features
+    # What a budget buys
 
-    def held(self, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the directions hold of the classes of a mask.
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        eight_bits = settings.get("eight_bits", cls.eight_bits)
+        return ClassDirections.bytes_of_one(length, eight_bits)
 
-        Returns:
-            Rows ``B`` of the classes one below the other, ``(sum of k, D)`` float64;
-            ``B^T B`` of a class is the part of its scatter that is stored. Their
-            numbers ``k``, ``(C,)``. The parts of the traces that these leave out,
-            ``(C,)`` float64.
+    @staticmethod
+    def directions_of_each(n_classes: int, items: int) -> int:
+        """Return the directions of each class that a budget buys.
+
+        Raises:
+            ValueError: it buys none.
         """
-        if self.directions is None:
-            none = torch.zeros(int(seen.sum()), dtype=torch.int32)
-            return (
-                torch.zeros(0, self.classes.means.shape[1], dtype=torch.float64),
-                none,
-                none.double(),
+        if items < n_classes:
+            raise ValueError(
+                f"the budget buys {items} principal directions, but the stream has "
+                f"{n_classes} classes, which need at least one each; raise the budget "
+                "(mem_size)"
             )
-        rows = self.directions.of_classes(seen.nonzero().flatten().tolist())
+        return items // n_classes
+
+    @classmethod
+    def bought(
+        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        of_each = cls.directions_of_each(n_classes, items)
+        return {"directions": min(of_each, length)}
+
+    @classmethod
+    def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
+        return cls(0, length, directions=MOST_DIRECTIONS)
+
+    @property
+    def allocated_classes(self) -> int:
+        means = self.classes.means
+        row_bytes = means.stride(0) * means.element_size()
+        return means.untyped_storage().nbytes() // row_bytes
+
+    def least_bytes(self, classes: int) -> int:
+        """Return the bytes of so many classes with a direction each."""
+        without_directions = super().least_bytes(classes)
+        if self.directions is None:
+            return without_directions
+        return without_directions + classes * self._direction_bytes()
+
+    def _direction_bytes(self) -> int:
+        return self.item_bytes(self.settings["length"], self.settings)
+
+    def share(self, classes: int, budget: int) -> str:
+        if self.directions is None:
+            return ""
+        room = budget - self._bytes_without_images(classes)
+        total = room // self._direction_bytes()
+        present = len(self.directions)
+        self.limit(total)
+        if total >= present:
+            return ""
         return (
-            rows,
-            self.directions.counts[seen],
-            self.directions.outside[seen].double(),
+            f"{present - total} of {present} directions of classes are given up, the "
+            "weakest first"
         )
 
-    def common_covariance(self, seen: Tensor, rows: Tensor, outside: Tensor) -> Tensor:
-        """Compute the common covariance within classes, weighted by images, from what they hold; ``(D, D)`` float64."""
+    def limit(self, total_directions: int | None) -> None:
+        """Set the largest number of directions of all classes, now and in updates.
+
+        The classes with the most directions lose their weakest ones, which count as
+        spread in no particular direction.
+
+        Args:
+            total_directions: the number; ``None`` is no limit.
+
+        Raises:
+            ValueError: the number is negative.
+        """
+        if total_directions is not None and total_directions < 0:
+            raise ValueError(
+                f"total_directions is {total_directions}; give at least 0, or None for "
+                "no limit"
+            )
+        self.settings["total_directions"] = total_directions
+        if self.directions is not None:
+            self.directions.total = total_directions
+            self.directions.trim()
+        self._solution = None
+
+    # Statistics
+
+    def transformed(self, features: Tensor) -> Tensor:
+        """Compute the values whose statistics are stored, of ``(B, D)`` features."""
+        return features
+
+    def stored_scatters(self, seen: Tensor) -> StoredScatters:
+        """Return what the directions hold of the classes of a mask."""
+        if self.directions is None:
+            n_classes = int(seen.sum())
+            return StoredScatters(
+                rows=torch.zeros(0, self.means.shape[1], dtype=torch.float64),
+                counts=torch.zeros(n_classes, dtype=torch.int32),
+                outside=torch.zeros(n_classes, dtype=torch.float64),
+            )
+        labels = seen.nonzero().flatten().tolist()
+        return StoredScatters(
+            rows=self.directions.of_classes(labels),
+            counts=self.directions.counts[seen],
+            outside=self.directions.outside[seen].double(),
+        )
+
+    def common_covariance(self, seen: Tensor, scatters: StoredScatters) -> Tensor:
+        """Compute the common covariance within classes, weighted by images.
+
+        Returns:
+            ``(D, D)`` float64: the common scatter's, or from what classes hold.
+        """
         if self.scatter is None:
-            scatter = rows.mT @ rows
-            scatter.diagonal().add_(outside.sum() / len(scatter))
+            scatter = scatters.rows.mT @ scatters.rows
+            scatter.diagonal().add_(scatters.outside.sum() / len(scatter))
         else:
             scatter = self.scatter.whole()
         return scatter.div_(float(self.image_counts[seen].sum()))
 
     def mean_variance(self, covariance: Tensor, seen: Tensor) -> float:
-        """Return the mean of a covariance's diagonal, or 1 for a single image of each class or equal ones."""
-        variance, size = (
-            float(covariance.diagonal().mean()),
-            float(self.means[seen].double().square().mean()),
-        )
-        return variance if variance > EQUAL * size else 1.0
+        """Return the mean of a covariance's diagonal.
+
+        It is 1 for a single image of each class or equal ones.
+        """
+        variance = float(covariance.diagonal().mean())
+        mean_square = float(self.means[seen].double().square().mean())
+        if variance > EQUAL * mean_square:
+            return variance
+        return 1.0
 
     @property
     def image_counts(self):
@@ -271,16 +332,13 @@ class ClassGaussians(ClosedForm):
 
     @property
     def remains_after_forget(self):
-        return (
-            ""
-            if self.scatter is None
-            else "the share of the removed images in the common scatter"
-        )
+        if self.scatter is None:
+            return ""
+        return "the share of the removed images in the common scatter"
 
     def _update(self, features, labels):
-        for label, rows in self.classes.absorb(
-            self.transformed(features), labels
-        ).items():
+        increments = self.classes.absorb(self.transformed(features), labels)
+        for label, rows in increments.items():
             if self.scatter is not None:
                 self.scatter.add(rows)
             if self.directions is not None:
@@ -288,54 +346,15 @@ class ClassGaussians(ClosedForm):
         if self.directions is not None:
             self.directions.trim()
 
-    def _parts(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
-        return [
-            part
-            for part in (self.classes, self.directions, self.scatter)
-            if part is not None
-        ]
-
-    def tensors(self):
-        strips = [] if self.scatter is None else self.scatter.strips
-        return [
-            *self.classes.tensors(),
-            *([] if self.directions is None else self.directions.tensors()),
-            *strips,
-        ]
-
-    def named_tensors(self):
-        return {
-            name: tensor
-            for part in self._parts()
-            for name, tensor in part.named_tensors().items()
-        }
-
-    def _load(self, tensors):
-        if self.directions is not None:
-            self.directions.check(tensors)
-        scatter = (
-            None if self.scatter is None else PackedScatter(self.scatter.length)
-        )  # copies share the strips
-        copy_tensors(
-            tensors,
-            {
-                **self.classes.named_tensors(),
-                **(scatter.named_tensors() if scatter else {}),
-            },
-        )
-        self.scatter = scatter
-        if self.directions is not None:
-            self.directions.load(tensors)
-
     def _merge(self, other, labels):
-        for theirs, mine, between in self.classes.absorb_means(other.classes, labels):
+        for merged in self.classes.absorb_means(other.classes, labels):
             if self.scatter is not None:
-                self.scatter.add(between)
+                self.scatter.add(merged.between)
             if self.directions is not None:
-                self.directions.extend(
-                    mine, torch.cat([other.directions.of_class(theirs), between])
-                )
-                self.directions.outside[mine] += other.directions.outside[theirs]
+                rows = other.directions.of_class(merged.theirs)
+                self.directions.extend(merged.mine, torch.cat([rows, merged.between]))
+                outside = other.directions.outside[merged.theirs]
+                self.directions.outside[merged.mine] += outside
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
         if self.directions is not None:
@@ -347,20 +366,62 @@ class ClassGaussians(ClosedForm):
             self.directions.grow(n_classes)
 
     def _forget(self, label):
-        before = int(self.classes.counts.sum())
+        before = int(self.image_counts.sum())
         self.classes.forget(label)
         if self.directions is not None:
             self.directions.forget(label)
         if self.scatter is not None:
-            self.scatter.scale(int(self.classes.counts.sum()) / before)
+            self.scatter.scale(int(self.image_counts.sum()) / before)
+
+    # Saving and loading
+
+    def _parts(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
+        parts = (self.classes, self.directions, self.scatter)
+        return [part for part in parts if part is not None]
+
+    def named_tensors(self):
+        named = {}
+        for part in self._parts():
+            named.update(part.named_tensors())
+        return named
+
+    def tensors(self):
+        tensors = list(self.classes.tensors())
+        if self.directions is not None:
+            tensors += self.directions.tensors()
+        if self.scatter is not None:
+            tensors += self.scatter.strips
+        return tensors
+
+    def _check_values(self, tensors):
+        self.classes._check_values(tensors)
+
+    def _load(self, tensors):
+        if self.directions is not None:
+            self.directions.check(tensors)
+        held = self.classes.named_tensors()
+        scatter = None
+        if self.scatter is not None:
+            # New strips, because copies of this instance share the present ones.
+            scatter = PackedScatter(self.scatter.length)
+            held.update(scatter.named_tensors())
+        copy_tensors(tensors, held)
+        self.scatter = scatter
+        if self.directions is not None:
+            self.directions.load(tensors)
 
 
 class Span(NamedTuple):
-    """The space that the class means span, where the shrunk common covariance is the unit matrix.
+    """The space that the class means span, where the common covariance is 1.
 
-    ``(x - centre) projection`` maps features to it, with a projection of ``(D, r)``;
-    ``means`` are ``(C, r)``, and ``lengths`` ``(r,)`` are the deviations of the means
-    along its axes, times the root of ``C``.
+    It is the shrunk common covariance. ``(x - centre) projection`` maps features to the
+    space.
+
+    Attributes:
+        projection: ``(D, r)`` float64.
+        means: ``(C, r)``, the class means in the space.
+        lengths: ``(r,)``, deviations of the means along its axes, times the root of
+            ``C``.
     """
 
     projection: Tensor
@@ -368,58 +429,113 @@ class Span(NamedTuple):
     lengths: Tensor
 
 
+def span_of(means: Tensor, white: Tensor, root: Tensor) -> Span:
+    """Find the space that class means span.
+
+    Args:
+        means: ``(C, D)`` float64, minus their mean.
+        white: ``(D, C)``, the same where the common covariance is the unit matrix.
+        root: ``(D, D)`` Cholesky root of the common covariance.
+    """
+    axes, lengths, _ = torch.linalg.svd(white, full_matrices=False)
+    most = len(means) - 1
+    axes = axes[:, :most]
+    lengths_of_axes = lengths[: axes.shape[1]]
+    axes = axes[:, lengths_of_axes > LEAST_LENGTH * lengths[0]]
+    projection = torch.linalg.solve_triangular(root.mT, axes, upper=True)
+    return Span(
+        projection=projection,
+        means=means @ projection,
+        lengths=lengths[: axes.shape[1]],
+    )
+
+
 class Group(NamedTuple):
-    """Gaussians with covariances ``a_c I + U_c^T U_c`` of classes with equally many directions.
+    """Gaussians ``a_c I + U_c^T U_c`` of classes with equally many directions.
 
     Woodbury: the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U`` and ``R R^T = a I +
-        U U^T``, a matrix of ``k x k``.
+    U U^T``, a matrix of ``k x k``.
 
     Attributes:
         members: ``(C,)`` int64, columns of the classes in the scores.
         rows: ``W``, ``(C k, r)``.
         offsets: ``W m``, ``(C, k)``.
-        round_part, log_determinants: ``a`` and those of the covariances, ``(C,)``.
+        isotropic: ``a``, ``(C,)``.
+        log_determinants: of the covariances, ``(C,)``.
     """
 
     members: Tensor
     rows: Tensor
     offsets: Tensor
-    round_part: Tensor
+    isotropic: Tensor
     log_determinants: Tensor
 
     @classmethod
-    def of(
-        cls, members: Tensor, spreads: Tensor, means: Tensor, round_part: Tensor
+    def solve(
+        cls, members: Tensor, spreads: Tensor, means: Tensor, isotropic: Tensor
     ) -> "Group":
-        """Solve for the classes ``members`` with ``U`` in ``spreads``, ``(C, k, r)``."""
+        """Solve for some classes.
+
+        Args:
+            members: see the class.
+            spreads: ``U``, ``(C, k, r)`` float64.
+            means: ``m``, ``(C, r)``.
+            isotropic: see the class.
+        """
         inner = spreads @ spreads.mT
-        inner.diagonal(dim1=1, dim2=2).add_(round_part[:, None])
+        inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         root = torch.linalg.cholesky(inner)
         rows = torch.linalg.solve_triangular(root, spreads, upper=False)
         logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        logs += (spreads.shape[2] - spreads.shape[1]) * round_part.log()
+        logs += (spreads.shape[2] - spreads.shape[1]) * isotropic.log()
         return cls(
-            members,
-            rows.flatten(0, 1),
-            (rows @ means.unsqueeze(2)).squeeze(2),
-            round_part,
-            logs,
+            members=members,
+            rows=rows.flatten(0, 1),
+            offsets=(rows @ means.unsqueeze(2)).squeeze(2),
+            isotropic=isotropic,
+            log_determinants=logs,
         )
 
-    def scores(self, places: Tensor, distances: Tensor) -> Tensor:
-        """Compute log-densities up to a constant from ``(B, r)`` points and their squared distances to all means."""
+    def scores(self, points: Tensor, distances: Tensor) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, members)``.
+
+        Args:
+            points: ``(B, r)``.
+            distances: ``(B, all classes)``, squared, to the class means.
+        """
         lengths = distances.index_select(1, self.members)
         if self.offsets.shape[1]:
-            along = (places @ self.rows.mT).reshape(
-                -1, *self.offsets.shape
-            ) - self.offsets
+            along = (points @ self.rows.mT).reshape(-1, *self.offsets.shape)
+            along = along - self.offsets
             lengths = lengths - along.square().sum(2)
-        return -(lengths / self.round_part + self.log_determinants) / 2
+        return -(lengths / self.isotropic + self.log_determinants) / 2
+
+
+def grouped(
+    spreads: Tensor, counts: Tensor, means: Tensor, isotropic: Tensor
+) -> list[Group]:
+    """Solve for all classes, those with equally many directions together.
+
+    Args:
+        spreads: ``U`` of the classes, one below the other, ``(sum of k, r)``.
+        counts: ``k`` of each class, ``(C,)``.
+        means: ``(C, r)``.
+        isotropic: ``(C,)``; see ``Group``.
+    """
+    of_classes = spreads.split(counts.tolist())
+    groups = []
+    for count in counts.unique():
+        members = (counts == count).nonzero().flatten()
+        stacked = torch.stack([of_classes[index] for index in members.tolist()])
+        groups.append(Group.solve(members, stacked, means[members], isotropic[members]))
+    return groups
 
 
 @dataclass
 class Solution:
-    """What ``BlendedGaussians`` answer by: Gaussians where the shrunk common covariance is the unit matrix.
+    """What ``BlendedGaussians`` answer by, where the common covariance is 1.
+
+    It is the shrunk common covariance.
 
     Attributes:
         centre: ``(D,)``, mean of the class means.
@@ -427,12 +543,13 @@ class Solution:
             for that of all features.
         root: ``(D, D)`` Cholesky root of the shrunk common covariance.
         means: ``(C, r)``, or ``(C, D)``.
-        groups, order: the classes, and the place of each class among those of the
-            groups.
+        groups: the classes.
+        order: ``(C,)``, the column of each class among those of the groups.
         span: the space of the class means.
         log_priors: ``(C,)``, added to the densities; or 0.
-        part, part_share, temperature: the solution of the last features alone, the
-            share of its answer, and the temperature of both.
+        part: the solution of the last features alone.
+        part_share: share of its answer.
+        temperature: of both answers.
     """
 
     centre: Tensor
@@ -448,53 +565,53 @@ class Solution:
     temperature: float = 1.0
 
     def white(self, rows: Tensor) -> Tensor:
-        """Map ``(n, D)`` differences of features to the space where the shrunk common covariance is the unit matrix."""
+        """Map ``(n, D)`` differences to where the common covariance is 1."""
         return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
 
     def scores(self, features: Tensor, white: Tensor | None = None) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, C)`` float64, or with ``part`` the scores of both.
+        """Compute log-densities up to a constant, ``(B, C)`` float64.
+
+        With ``part``, the scores of both answers together.
 
         Args:
             features: ``(B, D)`` float64.
             white: what the method of this name returns of ``features - centre``, where
                 it is known already.
         """
-        rows = features - self.centre
+        scores = self._log_densities(features - self.centre, white)
+        # The probability of a single class is 1.
+        if self.part is None or len(self.means) == 1:
+            return scores
+        last_features = features[:, -len(self.part.centre) :]
+        return self._mixed(scores, self.part.scores(last_features))
+
+    def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
         if self.projection is not None:
-            places = rows @ self.projection
+            points = rows @ self.projection
+        elif white is None:
+            points = self.white(rows)
         else:
-            places = self.white(rows) if white is None else white
+            points = white
         distances = (
-            places.square().sum(1, keepdim=True)
-            - 2 * places @ self.means.mT
+            points.square().sum(1, keepdim=True)
+            - 2 * points @ self.means.mT
             + self.means.square().sum(1)
         )
-        scores = torch.cat(
-            [group.scores(places, distances) for group in self.groups], 1
-        ).index_select(1, self.order)
-        scores = scores + self.log_priors
-        if (
-            self.part is None or len(self.means) == 1
-        ):  # the probability of a single class is 1
-            return scores
-        answers = (
-            torch.stack(
-                [scores, self.part.scores(features[:, -len(self.part.centre) :])]
-            )
-            / self.temperature
-        )
-        shares = (
-            scores.new_tensor([1 - self.part_share, self.part_share])
-            .clamp_min(SMALLEST_SHARE)
-            .log()
-        )
-        return self.temperature * (
-            answers.log_softmax(2) + shares[:, None, None]
-        ).logsumexp(0)
+        of_groups = [group.scores(points, distances) for group in self.groups]
+        scores = torch.cat(of_groups, 1).index_select(1, self.order)
+        return scores + self.log_priors
+
+    def _mixed(self, scores: Tensor, part_scores: Tensor) -> Tensor:
+        """Mix the probabilities of two answers, as scores."""
+        answers = torch.stack([scores, part_scores]) / self.temperature
+        shares = scores.new_tensor([1 - self.part_share, self.part_share])
+        log_shares = shares.clamp_min(SMALLEST_SHARE).log()
+        mixed = answers.log_softmax(2) + log_shares[:, None, None]
+        return self.temperature * mixed.logsumexp(0)
 
 
 class BlendedGaussians(ClassGaussians):
-    """Base class of classifiers by log-densities of Gaussians that blend a covariance of each class with a common one.
+    """Base of classifiers by Gaussians that blend a class's covariance with a common one.
 
     The covariances are ``b_c S + a_c C_c``, where ``S`` is the common one after
     shrinkage, and ``C_c`` what the directions hold of that of a class.
@@ -512,60 +629,54 @@ class BlendedGaussians(ClassGaussians):
 
     @abstractmethod
     def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``a_c`` and ``b_c``, from images of classes and the shares of traces that directions leave out."""
+        """Return ``a_c`` and ``b_c``, ``(C,)`` each.
+
+        Args:
+            counts: ``(C,)`` float64, images of the classes.
+            left_out: ``(C,)``, shares of their traces that directions leave out.
+        """
 
     def _solve(self, seen) -> Solution:
-        counts, means = self.image_counts[seen].double(), self.means[seen].double()
-        directions, numbers, outside = self.held(seen)
-        common = self.common_covariance(seen, directions, outside)
-        self._shrink(common, seen)
-        root = mirrored(
-            common
-        ).mT  # equal to common, in the order of axes in which the root takes its memory
-        torch.linalg.cholesky(root, out=root)
+        means = self.means[seen].double()
         centre = means.mean(0)
+        scatters = self.stored_scatters(seen)
+        common = self.common_covariance(seen, scatters)
+        self._shrink(common, seen)
+        root = cholesky_in_place(common)
         white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
-        vectors, lengths, _ = torch.linalg.svd(white, full_matrices=False)
-        basis = vectors[:, : len(means) - 1]
-        basis = basis[:, lengths[: len(basis.mT)] > LEAST_LENGTH * lengths[0]]
-        projection = torch.linalg.solve_triangular(root.mT, basis, upper=True)
-        space = Span(
-            projection, (means - centre) @ projection, lengths[: len(basis.mT)]
-        )
+        span = span_of(means - centre, white, root)
         if self.span:
-            rows, places = directions @ projection, space.means
+            projection = span.projection
+            rows = scatters.rows @ projection
+            points = span.means
         else:
-            rows, places = (
-                torch.linalg.solve_triangular(root, directions.mT, upper=False).mT,
-                white.mT,
-            )
-        owners = torch.arange(len(means)).repeat_interleave(numbers)
-        kept = torch.zeros_like(outside).index_add_(
-            0, owners, directions.square().sum(1)
-        )
-        own, round_part = self._blend(
-            counts, outside / (outside + kept).clamp_min(1e-300)
-        )
-        spreads, groups = (
-            ((own / counts).sqrt()[owners, None] * rows).split(numbers.tolist()),
-            [],
-        )
-        for number in numbers.unique():
-            members = (numbers == number).nonzero().flatten()
-            together = torch.stack([spreads[place] for place in members.tolist()])
-            groups.append(
-                Group.of(members, together, places[members], round_part[members])
-            )
-        order = torch.cat([group.members for group in groups]).argsort()
+            projection = None
+            rows = torch.linalg.solve_triangular(root, scatters.rows.mT, upper=False).mT
+            points = white.mT
+        groups = self._groups(seen, scatters, rows, points)
         return Solution(
-            centre,
-            projection if self.span else None,
-            root,
-            places,
-            groups,
-            order,
-            space,
+            centre=centre,
+            projection=projection,
+            root=root,
+            means=points,
+            groups=groups,
+            order=torch.cat([group.members for group in groups]).argsort(),
+            span=span,
         )
+
+    def _groups(
+        self, seen: Tensor, scatters: StoredScatters, rows: Tensor, points: Tensor
+    ) -> list[Group]:
+        """Solve for all classes, from rows and means in the space of the solution."""
+        counts = self.image_counts[seen].double()
+        owners = torch.arange(len(points)).repeat_interleave(scatters.counts)
+        energies = scatters.rows.square().sum(1)
+        stored = torch.zeros_like(scatters.outside).index_add_(0, owners, energies)
+        traces = scatters.outside + stored
+        left_out = scatters.outside / traces.clamp_min(1e-300)
+        own, isotropic = self._blend(counts, left_out)
+        spreads = (own / counts).sqrt()[owners, None] * rows
+        return grouped(spreads, scatters.counts, points, isotropic)
 
     def _answers(self, features, solution):
         return solution.scores(self.transformed(features))

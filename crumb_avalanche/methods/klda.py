@@ -1,7 +1,10 @@
-"""Linear discriminant analysis of random Fourier features (KLDA; Momeni, Mazumder and Liu, AAAI 2025)."""
+"""KLDA: linear discriminant analysis of random Fourier features.
+
+Momeni, Mazumder and Liu, AAAI 2025.
+"""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +15,31 @@ from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Positive
 
 
+class FourierFeatures(NamedTuple):
+    """What random Fourier features are computed with.
+
+    Attributes:
+        weights: ``W``, ``(D, M)`` float64.
+        phases: ``p``, ``(M,)`` float64.
+    """
+
+    weights: Tensor
+    phases: Tensor
+
+
 @register(
     "klda",
-    summary="linear discriminant analysis of random Fourier features of frozen features",
-    source="Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation Models, AAAI 2025",
-    stores="a mean of the random features for each class, and one covariance; not the random matrix, which has a seed",
+    summary=(
+        "linear discriminant analysis of random Fourier features of frozen features"
+    ),
+    source=(
+        "Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation "
+        "Models, AAAI 2025"
+    ),
+    stores=(
+        "a mean of the random features for each class, and one covariance; not the "
+        "random matrix, which has a seed"
+    ),
 )
 class KernelLDA(FillsBudget, ClassGaussians):
     """Linear discriminant analysis in the space of the kernel ``exp(-g |x - y|^2)``.
@@ -49,30 +72,44 @@ class KernelLDA(FillsBudget, ClassGaussians):
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:  # type: ignore[override]
         super()._allocate(n_classes, self.projection or WITHOUT_BUDGET, whole=True)
-        self._drawn: tuple[Tensor, Tensor] | None = None
+        self._drawn: FourierFeatures | None = None
 
     def __getstate__(self):
-        return {**self.__dict__, "_drawn": None}
+        return {**super().__getstate__(), "_drawn": None}
 
     def transformed(self, features):
-        length, projection = self.settings["length"], self.classes.means.shape[1]
+        projection = self.classes.means.shape[1]
+        drawn = self._fourier_features()
+        angles = features.double() @ drawn.weights + drawn.phases
+        return (2 / projection) ** 0.5 * angles.cos()
+
+    def _fourier_features(self) -> FourierFeatures:
         if self._drawn is None:
+            length = self.settings["length"]
+            projection = self.classes.means.shape[1]
             generator = torch.Generator().manual_seed(self.settings["seed"])
-            weights = torch.randn(
-                length, projection, generator=generator, dtype=torch.float64
-            )
-            phases = torch.rand(projection, generator=generator, dtype=torch.float64)
-            self._drawn = (2 * self.gamma) ** 0.5 * weights, 2 * math.pi * phases
-        weights, phases = self._drawn
-        return (2 / projection) ** 0.5 * (features.double() @ weights + phases).cos()
+            with torch.inference_mode(False):
+                weights = torch.randn(
+                    length, projection, generator=generator, dtype=torch.float64
+                )
+                phases = torch.rand(
+                    projection, generator=generator, dtype=torch.float64
+                )
+                self._drawn = FourierFeatures(
+                    weights=(2 * self.gamma) ** 0.5 * weights,
+                    phases=2 * math.pi * phases,
+                )
+        return self._drawn
 
     def _solve(self, seen):
-        common = self.common_covariance(seen, *self.held(seen)[::2])
+        common = self.common_covariance(seen, self.stored_scatters(seen))
         variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.shrinkage * variance)
         means = self.means[seen].double()
-        weights = torch.cholesky_solve(means.mT, torch.linalg.cholesky(common)).mT
-        return weights, (weights * means).sum(1) / 2
+        root = torch.linalg.cholesky(common)
+        weights = torch.cholesky_solve(means.mT, root).mT
+        offsets = (weights * means).sum(1) / 2
+        return weights, offsets
 
     def _answers(self, features, solution):
         weights, offsets = solution

@@ -1,4 +1,7 @@
-"""LR-RGDA: Gaussians with class covariances of low rank, on frozen features."""
+"""LR-RGDA: Gaussians with class covariances of low rank, on frozen features.
+
+Rao et al., arXiv 2602.00144.
+"""
 
 import math
 from collections.abc import Mapping
@@ -10,20 +13,28 @@ from crumb_avalanche.methods.gaussians import BlendedGaussians, PackedScatter
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 
-LEAST_BESIDE_SCATTER = (
-    4  # directions of a class; with fewer, the full common covariance is not stored
-)
+# Directions of a class; with fewer, the full common covariance is not stored.
+LEAST_BESIDE_SCATTER = 4
 
 
 @register(
     "lr_rgda",
-    summary="a Gaussian of frozen features for each class, with a covariance of low rank beside the common one",
-    source="Rao et al., Scalable Analytic Classifiers with Associative Drift Compensation, arXiv 2602.00144",
-    stores="a mean and principal directions for each class, and the common covariance where there is room for it",
+    summary=(
+        "a Gaussian of frozen features for each class, with a covariance of low rank "
+        "beside the common one"
+    ),
+    source=(
+        "Rao et al., Scalable Analytic Classifiers with Associative Drift "
+        "Compensation, arXiv 2602.00144"
+    ),
+    stores=(
+        "a mean and principal directions for each class, and the common covariance "
+        "where there is room for it"
+    ),
     each_class=True,
 )
 class LowRankRda(BlendedGaussians):
-    """Gaussians with class covariances of low rank (LR-RGDA; Rao et al., arXiv 2602.00144).
+    """Gaussians with class covariances of low rank.
 
     Scores are log-densities with the covariances ``a_1 U_c^T U_c + a_2 S + a_3 v I``,
     where ``U_c^T U_c`` consists of the strongest directions of the covariance of a
@@ -56,18 +67,21 @@ class LowRankRda(BlendedGaussians):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
-        super()._allocate(
-            n_classes, length, min(directions, self.rank), whole, total_directions
-        )
+        directions = min(directions, self.rank)
+        super()._allocate(n_classes, length, directions, whole, total_directions)
 
     @classmethod
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        each, one = cls.each(n_classes, items), cls.item_bytes(length, settings)
-        beside = each - math.ceil(PackedScatter.bytes_of(length) / (one * n_classes))
-        whole = beside >= LEAST_BESIDE_SCATTER
-        return {"directions": min(beside if whole else each, length), "whole": whole}
+        of_each = cls.directions_of_each(n_classes, items)
+        # Directions of each class in the bytes of the common covariance.
+        of_all_classes = cls.item_bytes(length, settings) * n_classes
+        scatter = math.ceil(PackedScatter.bytes_of(length) / of_all_classes)
+        whole = of_each - scatter >= LEAST_BESIDE_SCATTER
+        if whole:
+            of_each -= scatter
+        return {"directions": min(of_each, length), "whole": whole}
 
     def _shrink(self, common, seen):
         variance = self.mean_variance(common, seen)

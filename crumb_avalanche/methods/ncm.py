@@ -1,28 +1,51 @@
 """NCM: nearest class mean of frozen features, by cosine."""
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.closed_form import (
+    LARGEST_FEATURE,
+    ClosedForm,
+    check_at_most,
+)
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality
+
+
+@dataclass(frozen=True)
+class MergedMean:
+    """A class of another instance whose mean was added to one of this instance.
+
+    Attributes:
+        theirs, mine: number of the class in the other and in this instance.
+        between: ``(1, D)`` float64 row ``R``; add ``R^T R`` to the sum of both scatters
+            of the class.
+    """
+
+    theirs: int
+    mine: int
+    between: Tensor
 
 
 @register(
     "ncm",
     summary="class means of frozen features, nearest by cosine",
-    source="Mensink et al., Distance-Based Image Classification, PAMI 2013; as in iCaRL, CVPR 2017",
+    source=(
+        "Mensink et al., Distance-Based Image Classification, PAMI 2013; as in iCaRL, "
+        "CVPR 2017"
+    ),
     stores="a mean for each class",
 )
 class ClassMeans(ClosedForm):
-    """Classifier by the class mean with the largest cosine (NCM; Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017).
+    """Classifier by the class mean with the largest cosine (NCM).
 
-    The order of the images does not matter, up to rounding. ``forget`` leaves nothing
-    of a class. Typical images are near a class mean and have its direction, both of
-    unit vectors.
+    Mensink et al., PAMI 2013; Rebuffi et al., CVPR 2017. The order of the images does
+    not matter, up to rounding. ``forget`` leaves nothing of a class. Typical images are
+    near a class mean and have its direction, both of unit vectors.
 
     Attributes:
         means: ``(n_classes, D)`` float32.
@@ -33,53 +56,58 @@ class ClassMeans(ClosedForm):
     by_class: ClassVar[tuple[str, ...]] = ("means", "counts")
 
     def _allocate(self, n_classes: int, length: int) -> None:
-        self.means = torch.zeros(n_classes, length)
+        self.means = torch.zeros(n_classes, length, dtype=torch.float32)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 
     def _update(self, features, labels):
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
-        """Add images to the means and return the increments of the scatters (Chan, Golub and LeVeque, 1979).
+        """Add images to the means and return the increments of the scatters.
+
+        Chan, Golub and LeVeque, 1979.
+
+        Args:
+            features, labels: ``(B, D)`` float, and ``(B,)`` int64.
 
         Returns:
             ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its
             scatter grows by ``R^T R``.
         """
-        rows = {}
+        increments = {}
         for label in labels.unique().tolist():
-            group = features[labels == label].double()
-            centre = group.mean(0)
-            rows[label] = torch.cat(
-                [group - centre, self._shift(label, centre, len(group)).unsqueeze(0)]
-            )
+            samples = features[labels == label].double()
+            centre = samples.mean(0)
+            between = self._move_mean(label, centre, len(samples))
+            increments[label] = torch.cat([samples - centre, between.unsqueeze(0)])
         self._solution = None
-        return rows
+        return increments
 
     def absorb_means(
         self, other: "ClassMeans", labels: dict[int, int]
-    ) -> list[tuple[int, int, Tensor]]:
-        """Add the means of another instance's classes, with their numbers in this one by the values of ``labels``.
+    ) -> list[MergedMean]:
+        """Add the means of another instance's classes.
+
+        Args:
+            other: the other instance.
+            labels: the number in this instance of each of its classes to add.
+        """
+        merged = []
+        for theirs, mine in labels.items():
+            centre = other.means[theirs].double()
+            between = self._move_mean(mine, centre, int(other.counts[theirs]))
+            merged.append(MergedMean(theirs, mine, between.unsqueeze(0)))
+        self._solution = None
+        return merged
+
+    def _move_mean(self, label: int, centre: Tensor, new: int) -> Tensor:
+        """Add ``new`` images with the mean ``centre`` to a class.
 
         Returns:
-            The class's numbers in the other and in this instance, and ``(1, D)``
-            float64 rows ``R``; add ``R^T R`` to the sum of both scatters of the class.
+            ``(D,)`` float64, the weighted difference of the two means.
         """
-        self._solution = None
-        return [
-            (
-                theirs,
-                mine,
-                self._shift(
-                    mine, other.means[theirs].double(), int(other.counts[theirs])
-                ).unsqueeze(0),
-            )
-            for theirs, mine in labels.items()
-        ]
-
-    def _shift(self, label: int, centre: Tensor, new: int) -> Tensor:
-        """Add ``new`` images with the mean ``centre`` to a class; return the weighted difference of the two means."""
-        mean, old = self.means[label].double(), int(self.counts[label])
+        mean = self.means[label].double()
+        old = int(self.counts[label])
         between = (old * new / (old + new)) ** 0.5 * (centre - mean)
         self.means[label] = (mean + new / (old + new) * (centre - mean)).float()
         self.counts[label] += new
@@ -102,3 +130,7 @@ class ClassMeans(ClosedForm):
 
     def _merge(self, other, labels):
         self.absorb_means(other, labels)
+
+    def _check_values(self, tensors):
+        super()._check_values(tensors)
+        check_at_most("means", tensors["means"].abs(), LARGEST_FEATURE)

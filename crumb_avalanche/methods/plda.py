@@ -1,7 +1,12 @@
-"""PLDA: linear discriminant analysis whose covariance is fixed at deployment (Kaymak et al., ECAI 2025)."""
+"""PLDA: linear discriminant analysis whose covariance is fixed at deployment.
+
+Kaymak et al., ECAI 2025.
+"""
 
 import torch
+from torch import Tensor
 
+from crumb_avalanche.methods.closed_form import add_counts, add_rows, check_not_negative
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.system.setting_ranges import Count
@@ -9,16 +14,20 @@ from crumb_avalanche.system.setting_ranges import Count
 
 @register(
     "plda",
-    summary="linear discriminant analysis of frozen features, with the covariance of the first classes for all",
+    summary=(
+        "linear discriminant analysis of frozen features, with the covariance of the "
+        "first classes for all"
+    ),
     source="Kaymak et al., Learning After Model Deployment, ECAI 2025",
     stores="a mean for each class, and one covariance",
 )
 class PostDeploymentLDA(StreamingLDA):
-    """Linear discriminant analysis whose covariance is that of the classes known at deployment (arXiv 2510.17160).
+    """Linear discriminant analysis with the covariance of the classes at deployment.
 
-    The first ``base_classes`` classes to arrive form the covariance, as in ``slda``,
-    also with images that come later. A class after them adds a mean alone, so that a
-    few images of it do not change what separates the others.
+    Kaymak et al., arXiv 2510.17160. The first ``base_classes`` classes to arrive form
+    the covariance, as in ``slda``, also with images that come later. A class after them
+    adds a mean alone, so that a few images of it do not change what separates the
+    others.
 
     An image is rejected by its Mahalanobis distance to the nearest class mean, or by
     the relative one, from which the distance to a Gaussian of all classes is
@@ -47,29 +56,41 @@ class PostDeploymentLDA(StreamingLDA):
         self.shaping = torch.zeros(n_classes, dtype=torch.int32)
 
     @property
-    def formed(self):
+    def covariance_images(self):
         return int(self.shaping.sum())
 
     def _update(self, features, labels):
-        base = {label for label, count in enumerate(self.shaping.tolist()) if count}
-        for label in dict.fromkeys(labels.tolist()):  # in the order of arrival
-            if len(base) < self.base_classes and not self.counts[label]:
-                base.add(label)
+        base = self._base_classes(labels)
         forms = torch.tensor([label in base for label in labels.tolist()])
         if forms.any():
             super()._update(features[forms], labels[forms])
-            self.shaping += labels[forms].bincount(minlength=len(self.shaping)).int()
+            add_counts(self.shaping, labels[forms])
         if not forms.all():
             self.absorb(features[~forms], labels[~forms])
 
+    def _base_classes(self, labels: Tensor) -> set[int]:
+        """Return the classes that form the covariance, with those of a new batch."""
+        base = set(self.shaping.nonzero().flatten().tolist())
+        in_order_of_arrival = dict.fromkeys(labels.tolist())
+        for label in in_order_of_arrival:
+            is_new = not self.counts[label]
+            if is_new and len(base) < self.base_classes:
+                base.add(label)
+        return base
+
     def _merge(self, other, labels):
-        base = {
-            theirs: mine for theirs, mine in labels.items() if other.shaping[theirs]
-        }
+        base = {}
+        later = {}
+        for theirs, mine in labels.items():
+            if other.shaping[theirs]:
+                base[theirs] = mine
+            else:
+                later[theirs] = mine
         if base:
             super()._merge(other, base)
-        for theirs, mine in base.items():
-            self.shaping[mine] += other.shaping[theirs]
-        self.absorb_means(
-            other, {one: mine for one, mine in labels.items() if one not in base}
-        )
+            add_rows(self.shaping, other.shaping, base)
+        self.absorb_means(other, later)
+
+    def _check_values(self, tensors):
+        super()._check_values(tensors)
+        check_not_negative("shaping", tensors["shaping"])

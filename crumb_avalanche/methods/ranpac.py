@@ -13,54 +13,63 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import ClosedForm, Form
+from crumb_avalanche.methods.closed_form import (
+    ClosedForm,
+    Form,
+    add_counts,
+    add_rows,
+    check_not_negative,
+)
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import TINY, Typicality
 from crumb_avalanche.system.setting_ranges import NotNegative, Range
 
 Projection = Annotated[int, Range(0, 50_000)]
-PAGE = 4096
+PAGE = 4096  # bytes of the items that a budget buys
 WITHOUT_BUDGET = 640  # random features
 MOST_OF_LEARNER = 2000  # random features
 STORES = (
     "the Gram matrix of the random features, and their sum and number for each class"
 )
 
-RIDGES = tuple(
-    10.0**power for power in range(-5, 3)
-)  # smaller ones are near the rounding of a float32 matrix
-MOST_FITTED = (
-    0.95  # share of the images beyond which so many effective parameters fit noise
-)
-ROUNDING = (
-    1e-5  # sum of squared residuals of an image below which float32 sums say nothing
-)
-# share by which a smaller ridge has to lower the error, so that rounding decides
-# nothing
+# In units of the mean of the Gram matrix's diagonal; smaller ones are near the rounding
+# of a float32 matrix.
+RIDGES = tuple(10.0**power for power in range(-5, 3))
+# Share of the images beyond which so many effective parameters fit noise.
+MOST_FITTED = 0.95
+# Sum of squared residuals of an image below which float32 sums say nothing.
+ROUNDING = 1e-5
+# Share by which a smaller ridge has to lower the error, so that rounding decides
+# nothing.
 BETTER = 1e-3
 
 
 def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
-    """Return the one of ``RIDGES`` with the smallest generalised cross validation error of ``images`` one-hot targets.
+    """Return the one of ``RIDGES`` with the smallest error by generalised validation.
 
-    The error is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and the
-    number of effective parameters ``p``. Both follow from the eigenvalues of the Gram
-    matrix, ``(M,)``, and the squared lengths ``energies`` of the class sums along its
-    eigenvectors. Ridges with ``p`` above 95 % of the images are left out; if all are,
-    and of equally good ones, the largest ridge is returned.
+    Golub, Heath and Wahba, 1979. The error of one-hot targets is ``N r / (N - p)^2``,
+    with the sum of squared residuals ``r`` and the number of effective parameters
+    ``p``. Ridges with ``p`` above 95 % of the images are left out; if all are, and of
+    equally good ones, the largest ridge is returned.
+
+    Args:
+        values: ``(M,)``, eigenvalues of the Gram matrix.
+        energies: ``(M,)``, squared lengths of the class sums along its eigenvectors.
+        images: ``N``.
     """
-    best, least = RIDGES[-1], float("inf")
+    best = RIDGES[-1]
+    least_error = float("inf")
     for ridge in reversed(RIDGES):
         shrunk = values + ridge
         parameters = float((values / shrunk).sum())
         if parameters > MOST_FITTED * images:
             break
-        residuals = images - float(
-            (energies * (values + 2 * ridge) / shrunk.square()).sum()
-        )
-        error = max(residuals, ROUNDING * images) / (images - parameters) ** 2
-        if error < (1 - BETTER) * least:
-            best, least = ridge, error
+        explained = float((energies * (values + 2 * ridge) / shrunk.square()).sum())
+        residuals = max(images - explained, ROUNDING * images)
+        error = residuals / (images - parameters) ** 2
+        if error < (1 - BETTER) * least_error:
+            best = ridge
+            least_error = error
     return best
 
 
@@ -68,15 +77,19 @@ class RandomFeatures(ClosedForm):
     """Base of forms with ``projection`` random features, drawn from a seed."""
 
     @classmethod
-    def for_budget(cls: type[Form], length: int, budget: int, kept: int) -> Form:
+    def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
         """Build an instance whose Gram matrix takes half of the budget."""
-        return cls(
-            0, length, projection=min(MOST_OF_LEARNER, max(1, int((budget / 8) ** 0.5)))
-        )
+        half_of_budget = int((budget / 8) ** 0.5)
+        projection = min(MOST_OF_LEARNER, max(1, half_of_budget))
+        return cls(0, length, projection=projection)
 
 
 class FillsBudget(RandomFeatures):
-    """Base of forms with as many random features as the budget buys, where the setting ``projection`` is 0."""
+    """Base of forms with as many random features as the budget buys.
+
+    It buys them where the setting ``projection`` is 0. A random feature has no fixed
+    bytes, as matrices grow with their square: they are bought by the page.
+    """
 
     budgeted = True
     # Their ridge may be 0, and not all hold a Gram matrix: typical by the largest score.
@@ -84,19 +97,15 @@ class FillsBudget(RandomFeatures):
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        # A random feature has no fixed bytes, as matrices grow with their square: they
-        # are bought by the page.
         return PAGE
 
     @classmethod
     def fixed_bytes(
-        cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
     ) -> int:
-        return (
-            super().fixed_bytes(n_classes, length, kept, settings)
-            if settings["projection"]
-            else 0
-        )
+        if not settings["projection"]:
+            return 0
+        return super().fixed_bytes(n_classes, length, head_length, settings)
 
     @classmethod
     def bought(
@@ -104,29 +113,36 @@ class FillsBudget(RandomFeatures):
     ) -> dict[str, Any]:
         if settings["projection"] or not items:
             return {}
-        least, most = (
-            1,
-            2,
-        )  # the largest number that fits is at least 1 and below ``most``
-        while (
-            cls.bytes_of(n_classes, length, **{**settings, "projection": most})
-            <= items * PAGE
-        ):
-            most *= 2
-        while most - least > 1:
-            middle = (least + most) // 2
-            fits = (
-                cls.bytes_of(n_classes, length, **{**settings, "projection": middle})
-                <= items * PAGE
-            )
-            least, most = (middle, most) if fits else (least, middle)
-        return {"projection": least}
+
+        def fits(projection: int) -> bool:
+            arguments = {**settings, "projection": projection}
+            return cls.bytes_of(n_classes, length, **arguments) <= items * PAGE
+
+        return {"projection": largest_that_fits(fits)}
+
+
+def largest_that_fits(fits: Any) -> int:
+    """Return the largest number from 1 that fits, by bisection; 1 if none does."""
+    low = 1
+    high = 2  # doubled until it does not fit
+    while fits(high):
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @register(
     "ranpac",
     summary="ridge regression on a random projection of frozen features",
-    source="McDonnell et al., RanPAC: Random Projections and Pre-trained Models for Continual Learning, NeurIPS 2023",
+    source=(
+        "McDonnell et al., RanPAC: Random Projections and Pre-trained Models for "
+        "Continual Learning, NeurIPS 2023"
+    ),
     stores=STORES,
 )
 class RandomProjection(RandomFeatures):
@@ -143,7 +159,7 @@ class RandomProjection(RandomFeatures):
     the regression.
 
     Deviation: RanPAC trains its network on the first experience, which stays frozen
-        here.
+    here.
 
     Attributes:
         projection: number of columns ``M`` of ``W``; the Gram matrix takes ``4 * M**2``
@@ -165,7 +181,8 @@ class RandomProjection(RandomFeatures):
     ridge: NotNegative = 1e-3
 
     temperature = 0.06
-    by_class, shared = ("sums", "counts"), ("gram",)
+    by_class = ("sums", "counts")
+    shared = ("gram",)
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     has_leverage: ClassVar[bool] = True
     remains_after_forget = "the share of the removed images in the Gram matrix"
@@ -173,46 +190,51 @@ class RandomProjection(RandomFeatures):
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
         columns = self.projection or WITHOUT_BUDGET
-        self.gram = torch.zeros(columns, columns)
-        self.sums = torch.zeros(n_classes, columns)
+        self.gram = torch.zeros(columns, columns, dtype=torch.float32)
+        self.sums = torch.zeros(n_classes, columns, dtype=torch.float32)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
-        self._weights: Tensor | None = None
+        self._weights: Tensor | None = None  # W, drawn on first use
 
     def __getstate__(self):
         return {**super().__getstate__(), "_weights": None}
 
     def project(self, features: Tensor) -> Tensor:
-        """Compute ``H``, ``(B, M)`` float64."""
+        """Compute ``H``, ``(B, M)`` float64, of ``(B, D)`` features."""
+        values = features.double() @ self._random_weights()
+        if self.activation == "relu":
+            return values.relu()
+        return (values / self.settings["length"] ** 0.5).sigmoid()
+
+    def _random_weights(self) -> Tensor:
+        """Return ``W``, ``(D, M)`` float64."""
         if self._weights is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
-            shape = self.settings["length"], self.sums.shape[1]
-            self._weights = torch.randn(
-                *shape, generator=generator, dtype=torch.float64
-            )
-        values = features.double() @ self._weights
-        return (
-            values.relu()
-            if self.activation == "relu"
-            else (values / self.settings["length"] ** 0.5).sigmoid()
-        )
+            shape = (self.settings["length"], self.sums.shape[1])
+            with torch.inference_mode(False):
+                self._weights = torch.randn(
+                    shape, generator=generator, dtype=torch.float64
+                )
+        return self._weights
 
     def _update(self, features, labels):
         hidden = self.project(features)
         self.gram = (self.gram.double() + hidden.mT @ hidden).float()
         self.sums.index_add_(0, labels, hidden.float())
-        self.counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.int32))
+        add_counts(self.counts, labels)
 
     def _solve(self, seen):
-        gram, sums = self.gram.double(), self.sums[seen].double().mT
+        gram = self.gram.double()
+        sums = self.sums[seen].double().mT
         unit = float(gram.diagonal().mean()) or 1.0  # 0 where all features are
         if self.ridge:
             gram.diagonal().add_(self.ridge * unit)
             return torch.linalg.solve(gram, sums)
         values, vectors = torch.linalg.eigh(gram)
-        values, along = values.clamp_min(0), vectors.mT @ sums
-        ridge = unit * chosen_ridge(
-            values / unit, along.square().sum(1) / unit, int(self.counts.sum())
-        )
+        values = values.clamp_min(0)
+        along = vectors.mT @ sums
+        energies = along.square().sum(1) / unit
+        images = int(self.counts.sum())
+        ridge = unit * chosen_ridge(values / unit, energies, images)
         return vectors @ (along / (values + ridge).unsqueeze(1))
 
     def _answers(self, features, solution):
@@ -240,44 +262,67 @@ class RandomProjection(RandomFeatures):
 
     def _merge(self, other, labels):
         self.gram += other.gram
-        for theirs, mine in labels.items():
-            self.sums[mine] += other.sums[theirs]
-            self.counts[mine] += other.counts[theirs]
+        add_rows(self.sums, other.sums, labels)
+        add_rows(self.counts, other.counts, labels)
+
+    def _check_values(self, tensors):
+        super()._check_values(tensors)
+        if "gram" in tensors:
+            check_not_negative("gram", tensors["gram"].diagonal())
 
 
 @register(
     "ranpac_gcv",
-    summary="ridge regression on a random projection of frozen features, its ridge chosen by cross validation",
-    source="McDonnell et al., RanPAC, NeurIPS 2023; ridge by generalised cross validation (Golub et al., 1979)",
+    summary=(
+        "ridge regression on a random projection of frozen features, its ridge chosen "
+        "by cross validation"
+    ),
+    source=(
+        "McDonnell et al., RanPAC, NeurIPS 2023; ridge by generalised cross validation "
+        "(Golub et al., 1979)"
+    ),
     stores=STORES,
 )
 class RanpacGCV(FillsBudget, RandomProjection):
     """RanPAC that fills the budget and chooses its ridge as it learns."""
 
-    projection, ridge = 0, 0.0
+    projection = 0
+    ridge = 0.0
 
 
 @register(
     "acil",
-    summary="ridge regression on a random projection of frozen features, as ranpac, filling the budget",
+    summary=(
+        "ridge regression on a random projection of frozen features, as ranpac, "
+        "filling the budget"
+    ),
     source="Zhuang et al., ACIL, NeurIPS 2022; GACL, NeurIPS 2024",
     stores=STORES,
 )
 class ACIL(FillsBudget, RandomProjection):
-    """ACIL and GACL, whose recursion gives the weights that the Gram matrix and the class sums give at once.
+    """ACIL and GACL, as one solution instead of a recursion.
+
+    Their recursion gives the weights that the Gram matrix and the class sums give at
+    once.
 
     Deviations: the ridge is in units of the mean of the Gram matrix's diagonal, so it
     grows with the images, where the authors' is a constant: 0.1 for ACIL and 100 for
     GACL. ACIL trains its network on the first classes; here it stays frozen.
     """
 
-    projection, ridge = 0, 1e-2
+    projection = 0
+    ridge = 1e-2
 
 
 @register(
     "foal",
-    summary="ridge regression on a random sigmoid projection of frozen features of two layers",
-    source="Zhuang, Liu et al., F-OAL: Forward-only Online Analytic Learning, NeurIPS 2024",
+    summary=(
+        "ridge regression on a random sigmoid projection of frozen features of two "
+        "layers"
+    ),
+    source=(
+        "Zhuang, Liu et al., F-OAL: Forward-only Online Analytic Learning, NeurIPS 2024"
+    ),
     stores=STORES,
 )
 class FOAL(FillsBudget, RandomProjection):
@@ -292,4 +337,5 @@ class FOAL(FillsBudget, RandomProjection):
     moments: ClassVar = dict(maps=True, equal_lengths=True)
     activation = "sigmoid"
 
-    projection, ridge = 0, 1e-3
+    projection = 0
+    ridge = 1e-3

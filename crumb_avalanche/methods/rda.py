@@ -1,7 +1,7 @@
-"""Regularised discriminant analysis in a stream (Friedman, "Regularized Discriminant Analysis", JASA 1989).
+"""Regularised discriminant analysis in a stream.
 
-The covariance of each class is stored as a few principal directions, which are updated
-batch by batch.
+Friedman, "Regularized Discriminant Analysis", JASA 1989. The covariance of each class
+is stored as a few principal directions, which are updated batch by batch.
 
 Prior art: Deep SRDA (Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv
 2309.08353) updates full covariances of classes image by image, on frozen features, and
@@ -24,21 +24,27 @@ from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality, above_rounding
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
-LEAST_OF_ALL_FEATURES = (
-    8  # directions of a class; with fewer, fewer features answer better
-)
-LEAST_VARIANCE = 1e-3  # of a feature in the shrinkage, in units of the mean variance
+# Directions of a class; with fewer, fewer features answer better.
+LEAST_OF_ALL_FEATURES = 8
+# Of a feature in the shrinkage, in units of the mean variance.
+LEAST_VARIANCE = 1e-3
 
 
 @register(
     "rda",
-    summary="a Gaussian of frozen features for each class, with principal directions of its own",
-    source="Friedman, Regularized Discriminant Analysis, JASA 1989; covariances as directions kept up to date",
+    summary=(
+        "a Gaussian of frozen features for each class, with principal directions of "
+        "its own"
+    ),
+    source=(
+        "Friedman, Regularized Discriminant Analysis, JASA 1989; covariances as "
+        "directions kept up to date"
+    ),
     stores="a mean and principal directions for each class",
     each_class=True,
 )
 class RegularizedDiscriminant(BlendedGaussians):
-    """Classifier by Gaussians whose covariances lie between a common one and that of each class.
+    """Gaussians whose covariances lie between a common one and that of each class.
 
     The blend is Friedman's and Deep SRDA's, the low rank of a class's own covariance
     and its solution LR-RGDA's.
@@ -120,60 +126,104 @@ class RegularizedDiscriminant(BlendedGaussians):
             )
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
+    # What a budget buys
+
     @classmethod
     def fixed_bytes(
-        cls, n_classes: int, length: int, kept: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
     ) -> int:
-        narrow = kept if settings["drop_features"] else length
-        return super().fixed_bytes(n_classes, narrow, kept, settings)
+        if settings["drop_features"]:
+            length = head_length
+        return super().fixed_bytes(n_classes, length, head_length, settings)
 
     @classmethod
     def for_stream(
         cls,
         n_classes: int,
         length: int,
-        kept: int,
+        head_length: int,
         items: int,
         seed: int,
         settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
         """Build an instance without classes: nothing depends on those to come."""
-        cls.each(n_classes, items)  # raises where the budget is too small
-        part = kept if kept < length and settings["head_share"] else 0
+        cls.directions_of_each(n_classes, items)  # raises for too small a budget
+        part = 0
+        if head_length < length and settings["head_share"]:
+            part = head_length
         return cls(0, length, MOST_DIRECTIONS, part=part, **settings)
 
     @classmethod
     def for_budget(
-        cls, length: int, budget: int, kept: int
+        cls, length: int, budget: int, head_length: int
     ) -> "RegularizedDiscriminant":
-        return cls(0, length, MOST_DIRECTIONS, part=kept if kept < length else 0)
+        part = 0
+        if head_length < length:
+            part = head_length
+        return cls(0, length, MOST_DIRECTIONS, part=part)
 
-    def narrow(self, classes: int, budget: int, kept: int) -> str:
+    def narrow(self, classes: int, budget: int, head_length: int) -> str:
         length = self.settings["length"]
-        needed = (
-            self._bytes_without_images(classes)
-            + classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        )
-        if kept >= length or needed <= budget or not self.drop_features:
+        if head_length >= length or not self.drop_features:
             return ""
-        self.keep_features(kept)
+        directions = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        if self._bytes_without_images(classes) + directions <= budget:
+            return ""
+        self.keep_features(head_length)
         return (
-            f"{length - kept} of {length} features, those of the feature map, are given up, and with them what was "
-            "recorded of the confidence"
+            f"{length - head_length} of {length} features, those of the feature map, "
+            "are given up, and with them what was recorded of the confidence"
         )
 
-    def keep_features(self, kept: int) -> None:
-        """Keep the last features; what directions leave out of a trace is divided as their squared lengths are."""
+    def keep_features(self, count: int) -> None:
+        """Keep the last features.
+
+        What directions leave out of a trace is divided as their squared lengths are.
+
+        Raises:
+            ValueError: there are fewer features, or none is left.
+        """
+        length = self.settings["length"]
+        if not 0 < count <= length:
+            raise ValueError(
+                f"the number of features to keep is {count}; give 1 to {length}"
+            )
         if self.scatter is not None:
-            self.scatter.keep(kept)
-        self.classes.means = self.classes.means[:, -kept:].clone()
-        self.classes.settings["length"] = kept
+            self.scatter.keep(count)
+        self.classes.means = self.classes.means[:, -count:].clone()
+        self.classes.settings["length"] = count
         if self.directions is not None:
-            self.directions.keep_features(kept)
-        self.settings["length"] = kept
-        if self.settings["part"] >= kept:
+            self.directions.keep_features(count)
+        self.settings["length"] = count
+        if self.settings["part"] >= count:
             self.settings["part"] = 0
         self._solution = None
+
+    # The rule
+
+    def _shrink(self, common, seen):
+        images = float(self.image_counts[seen].sum())
+        shrinkage = min(1.0, self.shrinkage * len(common) / images)
+        # 0 for a single image or equal ones.
+        variance = float(common.diagonal().mean()) or 1.0
+        variances: Tensor | float = variance
+        if self.diagonal:
+            variances = common.diagonal().clamp_min(LEAST_VARIANCE * variance)
+        common.diagonal().add_(shrinkage * variances)
+
+    def _blend(self, counts, left_out):
+        own = self.own * counts / (counts + self.own_images)
+        return own, 1 - own + own * left_out
+
+    def _solve(self, seen):
+        solution = super()._solve(seen)
+        if self.settings["part"]:
+            alone = copy.deepcopy(self)
+            alone.keep_features(self.settings["part"])
+            solution.part = alone.solved()
+            solution.part_share = self.head_share
+            solution.temperature = self.temperature
+        return solution
 
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
         solution = self.solved()
@@ -193,32 +243,3 @@ class RegularizedDiscriminant(BlendedGaussians):
         # Scores in the same space, which is not computed a second time.
         scores = self.solved().scores(features, white).clamp_min(LOWEST_SCORE)
         return space.typicality(scores, rows=rows, white=white)
-
-    def _shrink(self, common, seen):
-        variance = (
-            float(common.diagonal().mean()) or 1.0
-        )  # 0 for a single image or equal ones
-        shares = (
-            common.diagonal().clamp_min(LEAST_VARIANCE * variance)
-            if self.diagonal
-            else variance
-        )
-        common.diagonal().add_(
-            min(
-                1.0, self.shrinkage * len(common) / float(self.image_counts[seen].sum())
-            )
-            * shares
-        )
-
-    def _blend(self, counts, left_out):
-        own = self.own * counts / (counts + self.own_images)
-        return own, 1 - own + own * left_out
-
-    def _solve(self, seen):
-        solution = super()._solve(seen)
-        if self.settings["part"]:
-            alone = copy.deepcopy(self)
-            alone.keep_features(self.settings["part"])
-            solution.part, solution.part_share = alone.solved(), self.head_share
-            solution.temperature = self.temperature
-        return solution

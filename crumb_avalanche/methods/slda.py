@@ -1,8 +1,12 @@
-"""Streaming linear discriminant analysis of frozen features (Hayes and Kanan, CVPR Workshops 2020)."""
+"""Streaming linear discriminant analysis of frozen features.
+
+Hayes and Kanan, CVPR Workshops 2020.
+"""
 
 import torch
 from torch import Tensor
 
+from crumb_avalanche.methods.closed_form import check_not_negative
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality, Whitening
@@ -12,7 +16,10 @@ from crumb_avalanche.system.setting_ranges import Factor
 @register(
     "slda",
     summary="streaming linear discriminant analysis of frozen features",
-    source="Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear Discriminant Analysis, CVPRW 2020",
+    source=(
+        "Hayes and Kanan, Lifelong Machine Learning with Deep Streaming Linear "
+        "Discriminant Analysis, CVPRW 2020"
+    ),
     stores="a mean for each class, and one covariance",
 )
 class StreamingLDA(ClassMeans):
@@ -44,29 +51,30 @@ class StreamingLDA(ClassMeans):
 
     def _allocate(self, n_classes: int, length: int) -> None:
         super()._allocate(n_classes, length)
-        self.covariance = torch.zeros(length, length)
+        self.covariance = torch.zeros(length, length, dtype=torch.float32)
 
     @property
-    def formed(self) -> int:
+    def covariance_images(self) -> int:
         """Number of images that the covariance is computed from: all."""
         return int(self.counts.sum())
 
     def _update(self, features, labels):
-        old = self.formed
-        rows = torch.cat(list(self.absorb(features, labels).values()))
+        old = self.covariance_images
+        increments = self.absorb(features, labels)
+        rows = torch.cat(list(increments.values()))
         total = old + len(labels)
-        self.covariance = (
-            self.covariance.double() * (old / total) + rows.mT @ rows / total
-        ).float()
+        covariance = self.covariance.double() * (old / total) + rows.mT @ rows / total
+        self.covariance = covariance.float()
 
     def _solve(self, seen):
+        values, vectors = torch.linalg.eigh(self.covariance.double())
         # With fewer images than features, float32 leaves eigenvalues a little below
         # zero.
-        values, vectors = torch.linalg.eigh(self.covariance.double())
         values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
         means = self.means[seen].double()
         weights = (means @ vectors / values) @ vectors.mT
-        return weights, (weights * means).sum(1) / 2
+        offsets = (weights * means).sum(1) / 2
+        return weights, offsets
 
     def _answers(self, features, solution):
         weights, offsets = solution
@@ -86,13 +94,17 @@ class StreamingLDA(ClassMeans):
         return space.typicality(scores, rows=rows, white=space.white(rows))
 
     def _merge(self, other, labels):
-        old, new = self.formed, other.formed
-        rows = torch.cat(
-            [between for _, _, between in self.absorb_means(other, labels)]
-        )
+        old = self.covariance_images
+        new = other.covariance_images
+        merged = self.absorb_means(other, labels)
+        rows = torch.cat([mean.between for mean in merged])
         scatter = (
             old * self.covariance.double()
             + new * other.covariance.double()
             + rows.mT @ rows
         )
         self.covariance = (scatter / (old + new)).float()
+
+    def _check_values(self, tensors):
+        super()._check_values(tensors)
+        check_not_negative("covariance", tensors["covariance"].diagonal())

@@ -1,4 +1,7 @@
-"""Deep SRDA: streaming regularised discriminant analysis of frozen features (arXiv 2309.08353)."""
+"""Deep SRDA: streaming regularised discriminant analysis of frozen features.
+
+Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353.
+"""
 
 import torch
 
@@ -9,9 +12,18 @@ from crumb_avalanche.system.setting_ranges import PositiveShare, Share
 
 @register(
     "srda",
-    summary="a Gaussian of frozen features for each class, its covariance blended with the common one",
-    source="Khawand et al., Continual Learning with Deep Streaming Regularized Discriminant Analysis, ICCVW 2023",
-    stores="a mean and principal directions for each class, all of them where the budget buys as many",
+    summary=(
+        "a Gaussian of frozen features for each class, its covariance blended with the "
+        "common one"
+    ),
+    source=(
+        "Khawand et al., Continual Learning with Deep Streaming Regularized "
+        "Discriminant Analysis, ICCVW 2023"
+    ),
+    stores=(
+        "a mean and principal directions for each class, all of them where the budget "
+        "buys as many"
+    ),
     each_class=True,
 )
 class StreamingRda(BlendedGaussians):
@@ -42,11 +54,11 @@ class StreamingRda(BlendedGaussians):
 
     def _blend(self, counts, left_out):
         own = (1 - self.shrinkage) * self.own
-        return torch.full_like(counts, own), 1 + own / (
-            (1 - self.shrinkage) * (1 - self.own)
-        ) * left_out
+        of_common = (1 - self.shrinkage) * (1 - self.own)
+        return torch.full_like(counts, own), 1 + own / of_common * left_out
 
     def _solve(self, seen):
-        solution, counts = super()._solve(seen), self.image_counts[seen].double()
+        solution = super()._solve(seen)
+        counts = self.image_counts[seen].double()
         solution.log_priors = (counts / counts.sum()).log()
         return solution

@@ -1,130 +1,65 @@
-"""The classifiers in closed form at a small size, images for them, and a twin that keeps all images."""
+"""The classifiers in closed form at a small size, images for them, and references.
+
+A reference keeps the images of each class and computes everything from them, in
+float64, when it is asked. Every registered closed form has a case here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.distributions import MultivariateNormal
 from torch.nn import functional
 
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.fecam import FeCAM
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.plda import PostDeploymentLDA
-from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
+from crumb_avalanche.methods.ranpac import ACIL, FOAL, RandomProjection, RanpacGCV
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.methods.srda import StreamingRda
 
-D = 6
-
-
-def discriminant(*arguments, **changes):
-    """A regularised discriminant in the span of the class means, its directions in half precision."""
-    plain = dict(own=0.3, diagonal=False, span=True, eight_bits=False)
-    return RegularizedDiscriminant(*arguments, **{**plain, **changes})
-
-
-MAKE = {
-    "ncm": lambda n_classes: ClassMeans(n_classes, D),
-    "slda": lambda n_classes: StreamingLDA(n_classes, D, shrinkage=0.01),
-    "plda": lambda n_classes: PostDeploymentLDA(
-        n_classes, D, shrinkage=0.01, base_classes=20
-    ),
-    "ranpac": lambda n_classes: RandomProjection(
-        n_classes, D, projection=20, ridge=0.01, seed=3
-    ),
-    "rda": lambda n_classes: discriminant(n_classes, D, directions=D),
-    "rda, common scatter": lambda n_classes: discriminant(
-        n_classes, D, directions=D, whole=True
-    ),
-    "rda, all features": lambda n_classes: discriminant(
-        n_classes, D, D, own=0.1, span=False
-    ),
-    "rda, a part": lambda n_classes: discriminant(
-        n_classes, D, D, own=0.1, span=False, part=2, head_share=0.4
-    ),
-    "ranpac, chosen ridge": lambda n_classes: RandomProjection(
-        n_classes, D, projection=20, ridge=0, seed=3
-    ),
-    "ranpac, sigmoid": lambda n_classes: FOAL(
-        n_classes, D, projection=20, ridge=0.01, seed=3
-    ),
-    "loranpac": lambda n_classes: LoRanPAC(
-        n_classes, D, projection=20, rank=0.5, seed=3
-    ),
-    "klda": lambda n_classes: KernelLDA(
-        n_classes, D, projection=20, gamma=0.01, shrinkage=0.01, seed=3
-    ),
-    "fecam": lambda n_classes: FeCAM(
-        n_classes, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0
-    ),
-    "srda": lambda n_classes: StreamingRda(
-        n_classes, D, directions=D, own=0.4, shrinkage=0.1
-    ),
-    "lr-rgda, common scatter": lambda n_classes: LowRankRda(
-        n_classes, D, D, whole=True, own=0.5, common=0.8, ridge=0.1
-    ),
-}
-# Their answers are densities: they depend on the unit of the features, and are compared
-# up to a constant.
-DENSITIES = ("rda", "srda", "lr-rgda")
-# Their directions are in half precision.
-HALF = (*DENSITIES, "fecam")
-# Their answers depend on the scale of the features, for which they have a setting.
-SCALED = ("slda", "plda", "ranpac, sigmoid", "klda")
-# Their statistics are sums of random features.
-RANDOM = ("ranpac", "loranpac")
+D = 6  # features
+PROJECTION = 20  # random features
+SEED = 3  # of the random features
+EYE = torch.eye(D, dtype=torch.float64)
 
 
 def images(count, n_classes, seed=0):
-    """Features of classes with centres and covariances of their own, and labels, in random order."""
-    generator, fixed = (torch.Generator().manual_seed(number) for number in (seed, 99))
-    centres, mixing = (
-        3 * torch.randn(50, D, generator=fixed),
-        torch.randn(50, D, D, generator=fixed),
-    )
+    """Features of classes with centres and covariances of their own, in random order.
+
+    Returns ``(count, D)`` float32 features and ``(count,)`` int64 labels.
+    """
+    of_classes = torch.Generator().manual_seed(99)
+    centres = 3 * torch.randn(50, D, generator=of_classes)
+    mixing = torch.randn(50, D, D, generator=of_classes)
+    generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(n_classes, (count,), generator=generator)
     noise = torch.randn(count, D, generator=generator)
-    return centres[labels] + torch.einsum(
-        "nd,nde->ne", noise, mixing[labels]
-    ) + 2, labels
+    mixed = torch.einsum("nd,nde->ne", noise, mixing[labels])
+    return centres[labels] + mixed + 2, labels
 
 
 def feed(statistics, features, labels, size=7):
-    for some, its_labels in zip(features.split(size), labels.split(size)):
-        statistics.update(some, its_labels)
+    """Update statistics in batches, and return them."""
+    for start in range(0, len(labels), size):
+        batch = slice(start, start + size)
+        statistics.update(features[batch], labels[batch])
     return statistics
 
 
-class Twin:
-    """Keeps the images of each class and computes everything from them, in float64, when it is asked.
+class Reference:
+    """Images of each class, in float64."""
 
-    What the images share is kept as said of each form: the common covariance is an
-    average over the images that are left, the Gram matrix a sum over all images, and
-    the truncated directions are those of every step so far.
-    """
-
-    def __init__(self, name):
-        self.name, self.images = name, {}
-        generator = torch.Generator().manual_seed(3)
-        self.weights = torch.randn(D, 20, generator=generator, dtype=torch.float64)
-        self.phases = torch.rand(20, generator=generator, dtype=torch.float64)
-        length = len(self.transformed(torch.zeros(1, D))[0])
-        self.common = torch.zeros(length, length, dtype=torch.float64)
-        self.gram = torch.zeros(20, 20, dtype=torch.float64)
-        self.kept = torch.zeros(0, 20, dtype=torch.float64)
+    def __init__(self):
+        self.images = {}  # label -> list of (D,) transformed features
 
     def transformed(self, features):
-        features = features.double()
-        if self.name == "klda":
-            return (2 / 20) ** 0.5 * torch.cos(
-                features @ self.weights * 0.02**0.5 + 2 * torch.pi * self.phases
-            )
-        return (
-            torch.copysign(features.abs().sqrt(), features)
-            if self.name.startswith("fecam")
-            else features
-        )
+        return features.double()
 
     def group(self, label):
         return torch.stack(self.images[label])
@@ -132,209 +67,490 @@ class Twin:
     def mean(self, label):
         return self.group(label).mean(0)
 
+    def means(self):
+        """``(C, D)``, of the classes with images in the order of their numbers."""
+        return torch.stack([self.mean(label) for label in sorted(self.images)])
+
     def scatter(self, label):
         rest = self.group(label) - self.mean(label)
         return rest.T @ rest
 
+    def covariances(self):
+        """``(D, D)`` of each class with images."""
+        return [
+            self.scatter(label) / len(self.images[label])
+            for label in sorted(self.images)
+        ]
+
     def total(self):
         return sum(map(len, self.images.values()))
 
-    def within(self):
-        return sum(
-            (self.scatter(label) for label in self.images),
-            torch.zeros_like(self.common),
-        )
-
-    def hidden(self, features):
-        values = features.double() @ self.weights
-        return (values / D**0.5).sigmoid() if "sigmoid" in self.name else values.relu()
-
     def update(self, features, labels):
-        before, scatter = self.within(), self.common * self.total()
         for feature, label in zip(self.transformed(features), labels.tolist()):
             self.images.setdefault(label, []).append(feature)
-        self.common = (scatter + self.within() - before) / self.total()
-        self.gram = self.gram + self.hidden(features).T @ self.hidden(features)
-        self.truncate(self.hidden(features))
-
-    def truncate(self, rows):
-        """Three quarters of the directions of the images are kept, and ten at most."""
-        most = min(10, max(round(0.75 * self.total()), len(self.kept), 1))
-        _, lengths, directions = torch.linalg.svd(
-            torch.cat([self.kept, rows]), full_matrices=False
-        )
-        self.kept = (lengths[:, None] * directions)[lengths > 1e-6 * lengths[0]][:most]
 
     def forget(self, label):
         self.images.pop(label, None)
-        if not self.images:
-            self.common, self.gram = (
-                torch.zeros_like(self.common),
-                torch.zeros_like(self.gram),
-            )
-            self.kept = self.kept[:0]
 
     def merge(self, other, numbers):
-        before, scatter = (
-            self.within(),
-            self.common * self.total() + other.common * other.total(),
-        )
-        before = before + other.within()
         for label, group in other.images.items():
             self.images.setdefault(numbers[label], []).extend(group)
-        self.common = (scatter + self.within() - before) / self.total()
-        self.gram = self.gram + other.gram
-        self.truncate(other.kept)
 
     def scores(self, features):
-        """Scores of the classes with images, in the order of their numbers."""
-        name, labels, features = (
-            self.name,
-            sorted(self.images),
-            self.transformed(features),
-        )
-        means = torch.stack([self.mean(label) for label in labels])
-        if name == "ncm":
-            return torch.stack(
-                [torch.cosine_similarity(features, mean[None]) for mean in means], 1
-            )
-        if name in ("slda", "plda"):
-            return linear(features, means, 0.99 * self.common + 0.01 * torch.eye(D))
-        if name == "klda":
-            return linear(
-                features,
-                means,
-                self.common + 0.01 * self.variance(self.common, means) * torch.eye(20),
-            )
-        if name.startswith(RANDOM):
-            sums = torch.stack(
-                [self.hidden(self.group(label)).sum(0) for label in labels], 1
-            )
-            if name == "loranpac":
-                return (
-                    self.hidden(features)
-                    @ torch.linalg.pinv(self.kept.T @ self.kept, rtol=1e-11)
-                    @ sums
-                )
-            ridge = self.chosen_ridge(sums) if "chosen" in name else 0.01
-            return self.hidden(features) @ torch.linalg.inv(self.ridged(ridge)) @ sums
-        common = self.common if "common" in name else self.within() / self.total()
-        owns = [self.scatter(label) / len(self.images[label]) for label in labels]
-        if name.startswith("fecam"):
-            return torch.stack(
-                [-mahalanobis(features, mean, own) for mean, own in zip(means, owns)], 1
-            )
-        if name.startswith("rda"):
-            return self.log_densities(features, labels, means, common)
-        shares = torch.tensor(
-            [len(self.images[label]) / self.total() for label in labels],
-            dtype=torch.float64,
-        )
-        own, rest, ridge = (0.36, 0.54, 0.1) if name == "srda" else (0.5, 0.8, 0.1)
-        unit = ridge * self.variance(common, means) * torch.eye(D)
-        gaussians = [
-            MultivariateNormal(mean, own * its + rest * common + unit)
-            for mean, its in zip(means, owns)
+        """``(B, C)``, of the classes with images in the order of their numbers."""
+        raise NotImplementedError
+
+
+class MeanReference(Reference):
+    """Cosines with class means."""
+
+    def scores(self, features):
+        similarities = [
+            torch.cosine_similarity(features.double(), mean[None])
+            for mean in self.means()
         ]
-        scores = torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
-        return scores + shares.log() if name == "srda" else scores
+        return torch.stack(similarities, 1)
+
+
+class CommonReference(Reference):
+    """Keeps the common covariance, an average over the images that are left."""
+
+    length = D
+
+    def __init__(self):
+        super().__init__()
+        self.common = torch.zeros(self.length, self.length, dtype=torch.float64)
+
+    def within(self):
+        """The sum of the scatters of all classes."""
+        return sum(map(self.scatter, self.images), torch.zeros_like(self.common))
+
+    def update(self, features, labels):
+        before = self.within()
+        scatter = self.common * self.total()
+        super().update(features, labels)
+        self.common = (scatter + self.within() - before) / self.total()
+
+    def forget(self, label):
+        super().forget(label)
+        if not self.images:
+            self.common = torch.zeros_like(self.common)
+
+    def merge(self, other, numbers):
+        before = self.within() + other.within()
+        scatter = self.common * self.total() + other.common * other.total()
+        super().merge(other, numbers)
+        self.common = (scatter + self.within() - before) / self.total()
+
+    def variance(self, covariance):
+        """The mean of a diagonal, or 1 where it is one of rounding."""
+        variance = float(covariance.diagonal().mean())
+        if variance > 1e-10 * self.means().square().mean():
+            return variance
+        return 1.0
+
+    def linear(self, features, covariance):
+        """Scores of linear discriminant analysis."""
+        means = self.means()
+        weights = means @ torch.linalg.inv(covariance)
+        return self.transformed(features) @ weights.T - (weights * means).sum(1) / 2
+
+
+class LinearReference(CommonReference):
+    """Linear discriminant analysis with a shrinkage of 0.01."""
+
+    def scores(self, features):
+        return self.linear(features, 0.99 * self.common + 0.01 * EYE)
+
+
+class KernelReference(CommonReference):
+    """Linear discriminant analysis of random Fourier features; shrinkage 0.01."""
+
+    length = PROJECTION
+
+    def transformed(self, features):
+        generator = torch.Generator().manual_seed(SEED)
+        weights = torch.randn(D, PROJECTION, generator=generator, dtype=torch.float64)
+        phases = torch.rand(PROJECTION, generator=generator, dtype=torch.float64)
+        angles = features.double() @ weights * 0.02**0.5 + 2 * torch.pi * phases
+        return (2 / PROJECTION) ** 0.5 * angles.cos()
+
+    def scores(self, features):
+        unit = torch.eye(PROJECTION) * self.variance(self.common)
+        return self.linear(features, self.common + 0.01 * unit)
+
+
+class MahalanobisReference(Reference):
+    """FeCAM's distances by their definition, for shrinkages of 2 and 1."""
+
+    def transformed(self, features):
+        return torch.copysign(features.double().abs().sqrt(), features.double())
+
+    def scores(self, features):
+        points = self.transformed(features)
+        distances = [
+            self.distances(points, mean, covariance)
+            for mean, covariance in zip(self.means(), self.covariances())
+        ]
+        return -torch.stack(distances, 1)
 
     @staticmethod
-    def variance(covariance, means):
-        variance = float(covariance.diagonal().mean())
-        return variance if variance > 1e-10 * means.square().mean() else 1.0
+    def distances(points, mean, covariance):
+        variance = covariance.diagonal().mean()
+        others = covariance[~torch.eye(D, dtype=torch.bool)].mean()
+        shrunk = covariance + 2 * variance * EYE + others * (1 - EYE)
+        deviations = shrunk.diagonal().sqrt()
+        correlation = EYE
+        if variance > 1e-10 * mean.square().mean():
+            correlation = shrunk / deviations / deviations[:, None]
+        rest = functional.normalize(points) - functional.normalize(mean, dim=0)
+        return ((rest @ torch.linalg.inv(correlation)) * rest).sum(1)
+
+
+class RidgeReference(Reference):
+    """Ridge regression on random features; the Gram matrix sums over all images."""
+
+    def __init__(self, ridge=0.01, sigmoid=False):
+        super().__init__()
+        self.ridge = ridge
+        self.sigmoid = sigmoid
+        generator = torch.Generator().manual_seed(SEED)
+        shape = (D, PROJECTION)
+        self.weights = torch.randn(shape, generator=generator, dtype=torch.float64)
+        self.gram = torch.zeros(PROJECTION, PROJECTION, dtype=torch.float64)
+
+    def hidden(self, features):
+        values = features.double() @ self.weights
+        if self.sigmoid:
+            return (values / D**0.5).sigmoid()
+        return values.relu()
+
+    def sums(self):
+        """``(M, C)``, of the classes with images."""
+        sums = [self.hidden(self.group(label)).sum(0) for label in sorted(self.images)]
+        return torch.stack(sums, 1)
+
+    def update(self, features, labels):
+        super().update(features, labels)
+        self.gram = self.gram + self.hidden(features).T @ self.hidden(features)
+
+    def forget(self, label):
+        super().forget(label)
+        if not self.images:
+            self.gram = torch.zeros_like(self.gram)
+
+    def merge(self, other, numbers):
+        super().merge(other, numbers)
+        self.gram = self.gram + other.gram
 
     def ridged(self, ridge):
-        return self.gram + ridge * (
-            float(self.gram.diagonal().mean()) or 1.0
-        ) * torch.eye(20)
+        unit = float(self.gram.diagonal().mean()) or 1.0
+        return self.gram + ridge * unit * torch.eye(PROJECTION)
 
-    def chosen_ridge(self, sums):
-        """Generalised cross validation over eight powers of ten, from matrices instead of eigenvalues."""
-        images, best, least = self.total(), 100.0, float("inf")
-        for ridge in (10.0**power for power in range(2, -6, -1)):
-            inverse = torch.linalg.inv(self.ridged(ridge))
-            weights, fitted = inverse @ sums, float((self.gram @ inverse).trace())
-            residuals = (
-                images
-                - 2 * float((weights * sums).sum())
-                + float((weights.T @ self.gram @ weights).trace())
-            )
-            error = max(residuals, 1e-5 * images) / (images - fitted) ** 2
-            if fitted <= 0.95 * images and error < 0.999 * least:
-                best, least = ridge, error
+    def scores(self, features):
+        inverse = torch.linalg.inv(self.ridged(self.ridge))
+        return self.hidden(features) @ inverse @ self.sums()
+
+
+class ChosenRidgeReference(RidgeReference):
+    """Generalised cross validation over eight powers of ten, from matrices."""
+
+    def scores(self, features):
+        self.ridge = self.best_ridge()
+        return super().scores(features)
+
+    def best_ridge(self):
+        total = self.total()
+        best = 100.0
+        least_error = float("inf")
+        for power in range(2, -6, -1):
+            fitted, residuals = self.fit(10.0**power)
+            error = max(residuals, 1e-5 * total) / (total - fitted) ** 2
+            if fitted <= 0.95 * total and error < 0.999 * least_error:
+                best = 10.0**power
+                least_error = error
         return best
 
-    def gaussians(self, features, labels, means, common):
-        """Log-densities of all features given, the last ones."""
+    def fit(self, ridge):
+        """Effective parameters and sum of squared residuals with a ridge."""
+        inverse = torch.linalg.inv(self.ridged(ridge))
+        weights = inverse @ self.sums()
+        fitted = float((self.gram @ inverse).trace())
+        explained = 2 * float((weights * self.sums()).sum())
+        squares = float((weights.T @ self.gram @ weights).trace())
+        return fitted, self.total() - explained + squares
+
+
+class TruncatedReference(RidgeReference):
+    """Least squares on the directions of every step so far, ten of them at most."""
+
+    def __init__(self):
+        super().__init__()
+        self.directions = torch.zeros(0, PROJECTION, dtype=torch.float64)
+
+    def update(self, features, labels):
+        super().update(features, labels)
+        self.truncate(self.hidden(features))
+
+    def forget(self, label):
+        super().forget(label)
+        if not self.images:
+            self.directions = self.directions[:0]
+
+    def merge(self, other, numbers):
+        super().merge(other, numbers)
+        self.truncate(other.directions)
+
+    def truncate(self, rows):
+        """Keep three quarters of the directions of the images, and ten at most."""
+        by_images = round(0.75 * self.total())
+        count = min(10, max(by_images, len(self.directions), 1))
+        stacked = torch.cat([self.directions, rows])
+        _, lengths, axes = torch.linalg.svd(stacked, full_matrices=False)
+        scaled = lengths[:, None] * axes
+        self.directions = scaled[lengths > 1e-6 * lengths[0]][:count]
+
+    def scores(self, features):
+        gram = self.directions.T @ self.directions
+        inverse = torch.linalg.pinv(gram, rtol=1e-11)
+        return self.hidden(features) @ inverse @ self.sums()
+
+
+class GaussianReference(CommonReference):
+    """Log-densities of Gaussians whose covariances blend a common one and one's own.
+
+    Args:
+        own, rest: weights of the class's covariance and of the common one.
+        ridge: weight of the unit matrix, in units of the mean variance.
+        priors: add the logarithms of the classes' shares of the images.
+        kept: take the common covariance that is kept, not that of the images left.
+    """
+
+    def __init__(self, own, rest, ridge, priors=False, kept=False):
+        super().__init__()
+        self.own = own
+        self.rest = rest
+        self.ridge = ridge
+        self.priors = priors
+        self.kept = kept
+
+    def common_covariance(self):
+        if self.kept:
+            return self.common
+        return self.within() / self.total()
+
+    def scores(self, features):
+        common = self.common_covariance()
+        unit = self.ridge * self.variance(common) * EYE
+        densities = []
+        for mean, covariance in zip(self.means(), self.covariances()):
+            blended = self.own * covariance + self.rest * common + unit
+            gaussian = MultivariateNormal(mean, blended)
+            densities.append(gaussian.log_prob(features.double()))
+        scores = torch.stack(densities, 1)
+        if not self.priors:
+            return scores
+        counts = [len(self.images[label]) for label in sorted(self.images)]
+        shares = torch.tensor(counts, dtype=torch.float64) / self.total()
+        return scores + shares.log()
+
+
+class DiscriminantReference(GaussianReference):
+    """Regularised discriminant of all features, with ``own`` 0.1 and shrinkage 1."""
+
+    def __init__(self):
+        super().__init__(own=0.1, rest=0.9, ridge=1.0)
+
+    def scores(self, features):
+        return self.log_densities(features.double())
+
+    def log_densities(self, features):
+        """Log-densities of the last features, of ``(B, d)``."""
         length = features.shape[1]
-        shrunk = common[-length:, -length:]
-        spread = float(shrunk.diagonal().mean()) or 1.0
-        shrunk = shrunk + min(1, length / self.total()) * spread * torch.eye(length)
-        owns = [
-            self.scatter(label)[-length:, -length:] / len(self.images[label])
-            for label in labels
-        ]
-        gaussians = [
-            MultivariateNormal(mean[-length:], 0.9 * shrunk + 0.1 * own)
-            for mean, own in zip(means, owns, strict=True)
-        ]
-        return torch.stack([gaussian.log_prob(features) for gaussian in gaussians], 1)
+        common = self.common_covariance()[-length:, -length:]
+        shrunk = self.shrunk(common, length)
+        densities = []
+        for mean, covariance in zip(self.means(), self.covariances()):
+            own = covariance[-length:, -length:]
+            blended = self.rest * shrunk + self.own * own
+            gaussian = MultivariateNormal(mean[-length:], blended)
+            densities.append(gaussian.log_prob(features))
+        return torch.stack(densities, 1)
 
-    def log_densities(self, features, labels, means, common):
-        if "all features" in self.name:
-            return self.gaussians(features, labels, means, common)
-        if "a part" in self.name:
-            parts = [
-                self.gaussians(some, labels, means, common)
-                for some in (features, features[:, -2:])
-            ]
-            whole, alone = ((some / 2.7).log_softmax(1).exp() for some in parts)
-            return (
-                2.7 * (0.6 * whole + 0.4 * alone).clamp_min(1e-300).log()
-                if len(labels) > 1
-                else parts[0]
-            )
-        spread = float(common.diagonal().mean()) or 1.0
-        common = common + min(1, D / self.total()) * spread * torch.eye(D)
-        whitening = torch.linalg.inv(torch.linalg.cholesky(common)).T
+    def shrunk(self, common, length):
+        variance = float(common.diagonal().mean()) or 1.0
+        shrinkage = min(1, length / self.total())
+        return common + shrinkage * variance * torch.eye(length)
+
+
+class PartReference(DiscriminantReference):
+    """The same, whose last two features answer alone, too, with a share of 0.4."""
+
+    def scores(self, features):
+        features = features.double()
+        of_all = self.log_densities(features)
+        if len(self.images) == 1:
+            return of_all
+        of_part = self.log_densities(features[:, -2:])
+        shares = [(scores / 2.7).log_softmax(1).exp() for scores in (of_all, of_part)]
+        mixed = 0.6 * shares[0] + 0.4 * shares[1]
+        return 2.7 * mixed.clamp_min(1e-300).log()
+
+
+class SpanReference(DiscriminantReference):
+    """The same with ``own`` 0.3, in the space that the class means span."""
+
+    def __init__(self, kept=False):
+        super().__init__()
+        self.kept = kept
+
+    def scores(self, features):
+        shrunk = self.shrunk(self.common_covariance(), D)
+        whitening = torch.linalg.inv(torch.linalg.cholesky(shrunk)).T
+        means = self.means()
         centre = means.mean(0)
-        lengths, axes = torch.linalg.svd(
-            (means - centre) @ whitening, full_matrices=False
-        )[1:]
-        space = axes[: len(means) - 1][lengths[: len(means) - 1] > 1e-5 * lengths[0]].T
-        scores = []
-        for label, mean in zip(labels, means):
-            own = self.scatter(label) / len(self.images[label])
-            covariance = 0.7 * torch.eye(space.shape[1]) + 0.3 * (
-                whitening @ space
-            ).T @ own @ (whitening @ space)
-            placed = [
-                (point - centre) @ whitening @ space for point in (features, mean)
-            ]
-            scores.append(MultivariateNormal(placed[1], covariance).log_prob(placed[0]))
-        return torch.stack(scores, 1)
+        projection = whitening @ axes_of((means - centre) @ whitening)
+        points = (features.double() - centre) @ projection
+        densities = []
+        for mean, covariance in zip(means, self.covariances()):
+            own = projection.T @ covariance @ projection
+            blended = 0.7 * torch.eye(projection.shape[1]) + 0.3 * own
+            gaussian = MultivariateNormal((mean - centre) @ projection, blended)
+            densities.append(gaussian.log_prob(points))
+        return torch.stack(densities, 1)
 
 
-def linear(features, means, covariance):
-    """Scores of linear discriminant analysis."""
-    inverse = torch.linalg.inv(covariance)
-    return features @ inverse @ means.T - ((means @ inverse) * means).sum(1) / 2
+def axes_of(means):
+    """Axes of the space that ``(C, D)`` centred means span, ``(D, r)``."""
+    most = len(means) - 1
+    _, lengths, axes = torch.linalg.svd(means, full_matrices=False)
+    longer = lengths[:most] > 1e-5 * lengths[0]
+    return axes[:most][longer].T
 
 
-def mahalanobis(features, mean, covariance):
-    """FeCAM's distance by its definition, for the shrinkage in ``MAKE``."""
-    variances, others = (
-        covariance.diagonal().mean(),
-        covariance[~torch.eye(D, dtype=torch.bool)].mean(),
+def discriminant(*arguments, **changes):
+    """A regularised discriminant in the span of the means, in half precision."""
+    plain = dict(own=0.3, diagonal=False, span=True, eight_bits=False)
+    return RegularizedDiscriminant(*arguments, **{**plain, **changes})
+
+
+@dataclass(frozen=True)
+class Case:
+    """A closed form at a small size, and what it is compared with.
+
+    Attributes:
+        strategy: its name in the registry.
+        make: builds it for a number of classes.
+        reference: builds its reference.
+        densities: its scores are densities: they depend on the unit of the features,
+            and are compared up to a constant.
+        half: its directions are in half precision.
+        scaled: its answers depend on the scale of the features, for which it has a
+            setting.
+        random: its statistics are sums of random features.
+        tolerance: largest error of a score, relative to the largest score.
+    """
+
+    strategy: str
+    make: Callable[[int], ClosedForm]
+    reference: Callable[[], Reference]
+    densities: bool = False
+    half: bool = False
+    scaled: bool = False
+    random: bool = False
+    tolerance: float = 1e-4
+
+
+# Scores of directions in half precision. A chosen ridge may be so small that it
+# amplifies the rounding of the Gram matrix.
+ROUNDED = 2e-2
+RANDOM = dict(projection=PROJECTION, seed=SEED)
+
+
+def gaussians(strategy, make, reference, densities=True):
+    """A case of Gaussians with directions in half precision."""
+    return Case(
+        strategy, make, reference, densities=densities, half=True, tolerance=ROUNDED
     )
-    shrunk = covariance + 2 * variances * torch.eye(D) + others * (1 - torch.eye(D))
-    deviations = shrunk.diagonal().sqrt()
-    unequal = variances > 1e-10 * mean.square().mean()
-    correlation = (
-        shrunk / deviations / deviations[:, None]
-        if unequal
-        else torch.eye(D, dtype=torch.float64)
-    )
-    rest = functional.normalize(features) - functional.normalize(mean, dim=0)
-    return ((rest @ torch.linalg.inv(correlation)) * rest).sum(1)
+
+
+CASES = {
+    "ncm": Case("ncm", lambda n: ClassMeans(n, D), MeanReference),
+    "slda": Case(
+        "slda",
+        lambda n: StreamingLDA(n, D, shrinkage=0.01),
+        LinearReference,
+        scaled=True,
+    ),
+    "plda": Case(
+        "plda",
+        lambda n: PostDeploymentLDA(n, D, shrinkage=0.01, base_classes=20),
+        LinearReference,
+        scaled=True,
+    ),
+    "ranpac": Case(
+        "ranpac",
+        lambda n: RandomProjection(n, D, ridge=0.01, **RANDOM),
+        RidgeReference,
+        random=True,
+    ),
+    "ranpac_gcv": Case(
+        "ranpac_gcv",
+        lambda n: RanpacGCV(n, D, **RANDOM),
+        ChosenRidgeReference,
+        random=True,
+        tolerance=ROUNDED,
+    ),
+    "acil": Case("acil", lambda n: ACIL(n, D, **RANDOM), RidgeReference, random=True),
+    "foal": Case(
+        "foal",
+        lambda n: FOAL(n, D, ridge=0.01, **RANDOM),
+        lambda: RidgeReference(sigmoid=True),
+        random=True,
+        scaled=True,
+    ),
+    "loranpac": Case(
+        "loranpac",
+        lambda n: LoRanPAC(n, D, rank=0.5, **RANDOM),
+        TruncatedReference,
+        random=True,
+    ),
+    "klda": Case(
+        "klda",
+        lambda n: KernelLDA(n, D, gamma=0.01, shrinkage=0.01, **RANDOM),
+        KernelReference,
+        scaled=True,
+    ),
+    "fecam": gaussians(
+        "fecam",
+        lambda n: FeCAM(n, D, directions=D, shrink_diagonal=2.0, shrink_others=1.0),
+        MahalanobisReference,
+        densities=False,
+    ),
+    "srda": gaussians(
+        "srda",
+        lambda n: StreamingRda(n, D, directions=D, own=0.4, shrinkage=0.1),
+        lambda: GaussianReference(own=0.36, rest=0.54, ridge=0.1, priors=True),
+    ),
+    "lr_rgda, common scatter": gaussians(
+        "lr_rgda",
+        lambda n: LowRankRda(n, D, D, whole=True, own=0.5, common=0.8, ridge=0.1),
+        lambda: GaussianReference(own=0.5, rest=0.8, ridge=0.1, kept=True),
+    ),
+    "rda": gaussians("rda", lambda n: discriminant(n, D, directions=D), SpanReference),
+    "rda, common scatter": gaussians(
+        "rda",
+        lambda n: discriminant(n, D, directions=D, whole=True),
+        lambda: SpanReference(kept=True),
+    ),
+    "rda, all features": gaussians(
+        "rda",
+        lambda n: discriminant(n, D, D, own=0.1, span=False),
+        DiscriminantReference,
+    ),
+    "rda, a part": gaussians(
+        "rda",
+        lambda n: discriminant(n, D, D, own=0.1, span=False, part=2, head_share=0.4),
+        PartReference,
+    ),
+}

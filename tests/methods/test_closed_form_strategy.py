@@ -222,7 +222,7 @@ def test_random_features_fill_the_budget(model, name):
 def test_what_a_budget_buys_of_covariances(model, name, method, directions, scatter):
     strategy = built(name, model, **method)
     statistics = strategy.statistics
-    held = 0 if statistics.directions is None else statistics.directions.most
+    held = 0 if statistics.directions is None else statistics.directions.per_class
     assert held == directions and (statistics.scatter is not None) == scatter
     fill(strategy, directions + 2)
     assert statistics.held_bytes <= BUDGET

@@ -37,7 +37,7 @@ def energies(directions):
 
 def with_energies(*classes, eight_bits=False):
     """Directions along the axes with given energies, weakest first."""
-    directions = ClassDirections(len(classes), D, most=D, eight_bits=eight_bits)
+    directions = ClassDirections(len(classes), D, per_class=D, eight_bits=eight_bits)
     for label, values in enumerate(classes):
         lengths = torch.tensor(values, dtype=torch.float64).sqrt()
         directions.extend(
@@ -111,24 +111,24 @@ def test_which_class_loses_directions_by_hand(total, kept, outside, eight_bits):
 @settings(max_examples=15)
 @given(
     counts=st.lists(st.integers(1, 12), min_size=1, max_size=6),
-    most=st.integers(0, 6),
+    per_class=st.integers(0, 6),
     total=st.none() | st.integers(0, 20),
     size=st.integers(1, 9),
     seed=st.integers(0, 99),
     eight_bits=st.booleans(),
 )
 def test_never_more_directions_than_images_need_and_no_energy_is_lost(
-    counts, most, total, size, seed, eight_bits
+    counts, per_class, total, size, seed, eight_bits
 ):
     features, labels = clouds(counts, seed)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     statistics = discriminant(
-        len(counts), D, most, total_directions=total, eight_bits=eight_bits
+        len(counts), D, per_class, total_directions=total, eight_bits=eight_bits
     )
     for part in order.split(size):
         statistics.update(features[part], labels[part])
         held, seen = statistics.directions.counts, statistics.image_counts
-        assert (held <= (seen - 1).clamp(0, min(most, D))).all() and (
+        assert (held <= (seen - 1).clamp(0, min(per_class, D))).all() and (
             total is None or held.sum() <= total
         )
     for label, count in enumerate(counts):
@@ -138,7 +138,9 @@ def test_never_more_directions_than_images_need_and_no_energy_is_lost(
         precise = pytest.approx(trace, rel=3e-2 if eight_bits else 5e-3, abs=1e-9)
         assert float(kept + statistics.directions.outside[label]) == precise
         if total is None:
-            assert len(statistics.directions.of_class(label)) == min(count - 1, most, D)
+            assert len(statistics.directions.of_class(label)) == min(
+                count - 1, per_class, D
+            )
     assert statistics.scores(features).isfinite().all()
 
 
@@ -180,7 +182,7 @@ def test_directions_at_any_scale_are_as_precise_and_int8_values_have_a_scale_for
     rows = scale * torch.randn(
         12, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    directions = ClassDirections(1, D, most=D)
+    directions = ClassDirections(1, D, per_class=D)
     directions.extend(0, rows)
     kept, expected = directions.of_class(0), rows.T @ rows
     assert (
@@ -195,7 +197,7 @@ def test_directions_at_any_scale_are_as_precise_and_int8_values_have_a_scale_for
     weak = scale * torch.tensor(
         [[1e-5] + [0] * (D - 2) + [0], [0] * (D - 1) + [1]], dtype=torch.float64
     )
-    directions = ClassDirections(1, D, most=D)
+    directions = ClassDirections(1, D, per_class=D)
     directions.extend(0, weak)
     torch.testing.assert_close(directions.of_class(0).abs(), weak, rtol=1e-3, atol=0)
 
@@ -206,7 +208,7 @@ def test_directions_at_any_scale_are_as_precise_and_int8_values_have_a_scale_for
     rows[:, BLOCK : 2 * BLOCK] *= 1e-4
     rows[1, : 2 * BLOCK] = 0
     rows[0, 2 * BLOCK :] = 0  # orthogonal: they are the directions
-    directions = ClassDirections(1, length, most=4, eight_bits=True)
+    directions = ClassDirections(1, length, per_class=4, eight_bits=True)
     directions.extend(0, rows)
     found = directions.of_class(0).flip(0)
     assert directions.rows[0].dtype == torch.int8 and directions.scales[0].shape == (

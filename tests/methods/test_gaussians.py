@@ -138,10 +138,12 @@ def test_what_srdas_directions_leave_out_has_the_shape_of_the_common_covariance(
     ours = StreamingRda(CLASSES, D, directions=2, own=0.5, shrinkage=1e-9)
     ours.update(features, labels)
     every = torch.ones(CLASSES, dtype=torch.bool)
-    rows, numbers, outside = ours.held(every)
-    common = ours.common_covariance(every, rows, outside)
+    scatters = ours.stored_scatters(every)
+    common = ours.common_covariance(every, scatters)
     fresh, expected = images(200, CLASSES, 1)[0], []
-    for label, (its, rest) in enumerate(zip(rows.split(numbers.tolist()), outside)):
+    for label, (its, rest) in enumerate(
+        zip(scatters.rows.split(scatters.counts.tolist()), scatters.outside)
+    ):
         share = float(rest / (rest + its.square().sum()))
         its = its / (labels == label).sum() ** 0.5
         assert 0.05 < share < 0.6
