@@ -74,6 +74,7 @@ def atomic_write(
         at_first = 0o666 if before is None else 0o600  # until it is known who may read
     else:
         at_first = permissions
+    writer = os.getpid()
     unfinished, claim = _create_claimed(path, at_first)
     try:
         with os.fdopen(_second_descriptor(claim), mode, **options) as file:
@@ -90,7 +91,8 @@ def atomic_write(
         if not bulk:
             _sync_folder(path.parent)
     except BaseException as error:
-        unfinished.unlink(missing_ok=True)
+        if os.getpid() == writer:  # a forked process may leave the block, too
+            unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
             _name_path(error, unfinished, path)
         raise

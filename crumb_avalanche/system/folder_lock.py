@@ -26,38 +26,52 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold the lock of a folder, which is created if absent; raise FolderInUseError if another process holds it.
+    """Hold the lock of a folder, which is created if absent.
 
-    The operating system releases the lock when the process ends, even if it is killed.
-    Where it has no locks, a file with the number of the process stands for one; the
-    next process on the same computer removes that of a dead one. ``flag`` is the
-    command line option that chooses the folder, for the error.
+    The operating system releases the lock when the process ends, even if it is killed;
+    a process that was forked meanwhile does not hold it. Where the system has no locks,
+    a file with the number of the process stands for one; the next process on the same
+    computer removes that of a dead one.
+
+    Args:
+        folder: to lock.
+        flag: the command line option that chooses the folder, for the error.
+
+    Raises:
+        FolderInUseError: another process holds it.
     """
-    with _held(
+    lock = _acquire(
         folder / LOCK,
-        f"{folder} is in use by another process",
-        f", or choose another {flag}",
-    ):
+        state=f"{folder} is in use by another process",
+        cure=f"wait for its end, or choose another {flag}",
+    )
+    with _released_at_end(lock):
         yield
 
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, ``.NAME.lock`` beside what a link leads to; see ``locked``.
+    """Hold the lock of a file, ``.NAME.lock`` beside what a link leads to.
 
-    Readers need no lock if the file is replaced atomically. Warns of other names (hard
-    links) of the file, which keep its earlier content. OSError: it cannot be replaced;
-    see ``check_replaceable``.
+    Readers need no lock if the file is replaced atomically. See ``locked``. Warns of
+    other names (hard links) of the file, which keep its earlier content.
+
+    Raises:
+        FolderInUseError: another process holds it.
+        OSError: it cannot be replaced; see ``check_replaceable``.
     """
     real = Path(os.path.realpath(path))
-    with _held(
+    lock = _acquire(
         real.parent / f".{real.name}.{LOCK}",
-        f"{path} is being changed by another process",
-        "",
-    ):
-        if (found := check_replaceable(real)) is not None and found.st_nlink > 1:
+        state=f"{path} is being changed by another process",
+        cure="wait for its end",
+    )
+    with _released_at_end(lock):
+        status = check_replaceable(real)
+        if status is not None and status.st_nlink > 1:
             warnings.warn(
-                f"{path} has other names (hard links), which keep the content of now; use symbolic links instead",
+                f"{path} has other names (hard links), which keep the content of now; "
+                "use symbolic links instead",
                 stacklevel=3,
             )
         yield
@@ -69,63 +83,22 @@ def output_file(
 ) -> Iterator[None]:
     """Hold the lock of a file that a command writes; see ``locked_file``.
 
-    FileExistsError: the path exists and ``is_kind`` says that it is not the ``kind`` of
-    file that the command writes, so it stays as it is.
+    Args:
+        path: the file.
+        kind: what the command writes, with its article: "a page".
+        is_kind: whether the content of a file is of that kind.
+        flag: the command line option that chooses the file, for the error.
+
+    Raises:
+        FileExistsError: the path exists and holds something else, so it stays as it is.
     """
     with locked_file(path):
         if path.exists() and path.stat().st_size and not is_kind(path):
             raise FileExistsError(
-                f"{path} exists and is not {kind}, so it stays as it is: choose another {flag}"
+                f"{path} exists and is not {kind}, so it stays as it is: choose "
+                f"another {flag}"
             )
         yield
-
-
-@contextlib.contextmanager
-def _held(path: Path, state: str, more: str) -> Iterator[None]:
-    """Hold a lock file; the error says the ``state`` of what is locked, and what ``more`` to do than to wait."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            lock = _acquired(path, PATIENCE)
-            break
-        except (
-            FileNotFoundError
-        ):  # the previous holder removed the folder after it was created here
-            if time.monotonic() > deadline:
-                raise
-        except Timeout as held:
-            raise FolderInUseError(
-                f"{state}, which holds {held.lock_file}; wait for its end{more}"
-            ) from None
-    try:
-        yield
-    finally:
-        if isinstance(lock, FileLock):
-            with contextlib.suppress(OSError):  # on Windows the release removes it
-                # before the release: afterwards it may be the next holder's
-                path.unlink()
-        lock.release()
-
-
-def _acquired(path: Path, patience: float) -> BaseFileLock:
-    """Acquire a lock file, or the marker beside it where the file system has no locks; raise Timeout if it is held.
-
-    They differ in name because an empty lock file that a killed process left would be a
-    marker of nobody, for ever.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock: BaseFileLock = FileLock(path, fallback_to_soft=False)
-    try:
-        lock.acquire(timeout=patience, poll_interval=PATIENCE / 10)
-    except OSError as error:
-        if error.errno not in NO_FLOCK:
-            raise
-        path.unlink(missing_ok=True)
-        lock = SoftFileLock(path.with_name(path.name.removesuffix(LOCK) + MARKER))
-        lock.acquire(
-            timeout=PATIENCE, poll_interval=PATIENCE / 10
-        )  # not 0: the first try removes a dead process's
-    return lock
 
 
 def in_use(folder: Path) -> bool:
@@ -133,9 +106,79 @@ def in_use(folder: Path) -> bool:
     if not any((folder / name).exists() for name in (LOCK, MARKER)):
         return False
     try:
-        lock = _acquired(folder / LOCK, 0)
+        lock = _try_acquire(folder / LOCK, patience=0)
     except Timeout:
         return True
     (folder / LOCK).unlink(missing_ok=True)  # of a killed process
     lock.release()
     return False
+
+
+def _acquire(path: Path, state: str, cure: str) -> BaseFileLock:
+    """Acquire a lock file.
+
+    Args:
+        path: the lock file; missing folders are created.
+        state: what is locked and by whom, for the error.
+        cure: what to do then.
+
+    Raises:
+        FolderInUseError: another process holds it.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return _try_acquire(path, PATIENCE)
+        except FileNotFoundError:
+            # The previous holder removed the folder after it was created here.
+            if time.monotonic() > deadline:
+                raise
+        except Timeout as held:
+            raise FolderInUseError(
+                f"{state}, which holds {held.lock_file}; {cure}"
+            ) from None
+
+
+def _try_acquire(path: Path, patience: float) -> BaseFileLock:
+    """Acquire a lock file, or the marker beside it where files cannot be locked.
+
+    They differ in name because an empty lock file that a killed process left would be a
+    marker of nobody, for ever.
+
+    Raises:
+        Timeout: it was held for all of ``patience``, in seconds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    interval = PATIENCE / 10
+    lock = FileLock(path, fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=patience, poll_interval=interval)
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+    else:
+        return lock
+    path.unlink(missing_ok=True)
+    marker = SoftFileLock(path.with_name(path.name.removesuffix(LOCK) + MARKER))
+    # Not at once: the first try removes the marker of a dead process.
+    marker.acquire(timeout=PATIENCE, poll_interval=interval)
+    return marker
+
+
+@contextlib.contextmanager
+def _released_at_end(lock: BaseFileLock) -> Iterator[None]:
+    """Release a lock at the end of the block, and remove its file.
+
+    A forked process that leaves the block leaves its parent's lock alone.
+    """
+    holder = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == holder:
+            if isinstance(lock, FileLock):
+                # Before the release: afterwards it may be the next holder's. On Windows
+                # the release removes it.
+                with contextlib.suppress(OSError):
+                    os.unlink(lock.lock_file)
+            lock.release()

@@ -31,6 +31,17 @@ with atomic_write(sys.argv[1]) as file:
     print(flush=True)
     time.sleep(60)
 """
+# A process that forks while it writes a file; the other one leaves the block at once.
+FORKING = """
+import os, sys
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
+with atomic_write(sys.argv[1]) as file:
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    os.waitpid(child, 0)
+    file.write(b"x")
+"""
 # A process that writes a file of one letter again and again, and reads it each time.
 ROUNDS = """
 import sys
@@ -356,6 +367,14 @@ def test_age_decides_without_locks(tmp_path, without_locks, age, stays):
     write_text(tmp_path / "file", "x")
     assert abandoned.exists() == stays
     assert (tmp_path / "file").read_text() == "x"
+
+
+@posix
+def test_a_forked_process_leaves_the_file(tmp_path):
+    code = [sys.executable, "-c", FORKING, tmp_path / "file"]
+    subprocess.run(code, check=True)
+    assert (tmp_path / "file").read_bytes() == b"x"
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @posix
