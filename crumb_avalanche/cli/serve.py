@@ -1,12 +1,16 @@
-"""``crumb serve`` and ``crumb connect``: teach and ask a learner in a browser, over HTTP, or over MQTT."""
+"""``crumb serve`` and ``crumb connect``: teach and ask a learner over a network.
+
+In a browser or over HTTP, or over MQTT.
+"""
 
 import asyncio
 import signal
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,52 +28,73 @@ from crumb_avalanche.serve.shared import SharedLearner
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.progress import counted
 
+if TYPE_CHECKING:
+    from crumb_avalanche.serve.broker import Address
+
+PORT = 1883
+TLS_PORT = 8883
+TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells have it
+
 
 def main(settings: ServeSettings) -> None:
     """Serve until interrupted; print the address."""
     load_server()
     from crumb_avalanche.serve.server import application  # which needs the extra
 
-    certificate, key = settings.certificate, settings.key
-    if (certificate is None) != (key is None):
+    check_certificate_settings(settings)
+    outside = settings.host not in LOOPBACK
+    secure = outside or settings.certificate is not None
+    listener, origins = listen(settings.host, settings.port, secure)
+    path = Path(settings.model)
+    with listener, shared_learner(settings) as shared:
+        token = token_of(path)
+        certificate = settings.certificate
+        if secure and certificate is None:
+            certificate = own_certificate(path, settings.host)
+        classes = counted(len(shared.learner.classes), "class")
+        print(f"{path}: {classes}. Every change is saved in it.")
+        print_address(f"{origins[0]}/?token={token}", settings, outside)
+        print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
+        print("Press Ctrl+C to stop.", flush=True)
+        # By default SIGTERM would skip what follows the server.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+        app = application(shared, token, origins)
+        run(app, listener, certificate, settings.key)
+
+
+def check_certificate_settings(settings: ServeSettings) -> None:
+    """Raise ValueError if certificate and key are not both given, or cannot be used."""
+    if (settings.certificate is None) != (settings.key is None):
         raise ValueError(
             "--certificate and --key go together: both are files of the PEM format"
         )
-    if certificate is not None:
-        check_certificate(certificate, key)
-    outside = settings.host not in LOOPBACK
-    port, origins = listen(
-        settings.host, settings.port, outside or certificate is not None
-    )
-    path = Path(settings.model)
-    with port, shared_learner(settings) as shared:
-        token = token_of(path)
-        made = outside and certificate is None
-        certificate = own_certificate(path, settings.host) if made else certificate
-        print(
-            f"{path}: {counted(len(shared.learner.classes), 'class')}. Every change is saved in it."
+    if settings.certificate is not None:
+        check_certificate(settings.certificate, settings.key)
+
+
+def print_address(address: str, settings: ServeSettings, outside: bool) -> None:
+    """Print the address of the page; for other devices as a QR code, too."""
+    print(f"Open {address}")
+    if not outside:
+        return
+    print_qr_code(address)
+    warned = ""
+    if settings.certificate is None:
+        warned = (
+            "Its browser does not know this computer's certificate and warns once: "
+            "choose to go on."
         )
-        print(f"Open {origins[0]}/?token={token}")
-        if outside:
-            print_qr_code(f"{origins[0]}/?token={token}")
-            print("Scan it with a phone in the same network.", end=" ")
-            print(
-                "Its browser does not know this computer's certificate and warns once: choose to go on."
-                * made
-            )
-        print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
-        print("Press Ctrl+C to stop.", flush=True)
-        signal.signal(
-            signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-        )  # by default it would skip the rest
-        run(application(shared, token, origins), port, certificate, key)
+    print(f"Scan it with a phone in the same network. {warned}")
 
 
 @contextmanager
 def shared_learner(
     settings: ConnectSettings | ServeSettings,
 ) -> Iterator[SharedLearner]:
-    """Hold a learner that several ask and change, and lock its file, which is made if absent."""
+    """Hold a learner that several ask and change.
+
+    Its file is locked meanwhile, and made if it is absent.
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
@@ -88,58 +113,83 @@ def shared_learner(
 
 def connect(settings: ConnectSettings) -> None:
     """Answer messages until interrupted; print each."""
-    from crumb_avalanche.serve.mqtt import Bridge  # which needs the extra
-    from crumb_avalanche.serve.mqtt import run as answer
+    from crumb_avalanche.serve import mqtt  # which needs the extra
 
     if not settings.topic:
         raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
+    if not settings.name or any(sign in settings.name for sign in "+#"):
+        raise ValueError(
+            f"--name is {settings.name!r}; give the beginning of a topic, without + "
+            "and #"
+        )
+    address = address_of(settings)
+    with shared_learner(settings) as shared:
+        bridge = mqtt.Bridge(
+            shared,
+            journal=Path(f"{settings.model}.answers"),
+            name=settings.name,
+            images=settings.images or "",
+            log=lambda line: print(line, flush=True),
+        )
+        topics = settings.topic.split(",")
+        try:
+            asyncio.run(until_terminated(mqtt.run(bridge, topics, address)))
+        except asyncio.CancelledError:
+            sys.exit(TERMINATED)
+
+
+def address_of(settings: ConnectSettings) -> "Address":
+    """Return where the broker is, with what it asks for.
+
+    Raises:
+        ValueError: a setting cannot be used.
+        OSError: the file of the password cannot be read.
+    """
+    from crumb_avalanche.serve.broker import Address
+
     host, _, port = settings.broker.partition(":")
     if port and not port.isdecimal():
         raise ValueError(f"--broker is {settings.broker!r}; give HOST or HOST:PORT")
-    if not settings.name or any(sign in settings.name for sign in "+#"):
-        raise ValueError(
-            f"--name is {settings.name!r}; give the beginning of a topic, without + and #"
-        )
-    password = (
-        Path(settings.password_file).read_text(encoding="utf-8").strip()
-        if settings.password_file
-        else None
+    password = None
+    if settings.password_file:
+        password = Path(settings.password_file).read_text(encoding="utf-8").strip()
+    context = None if settings.ca is None else tls_context(settings.ca)
+    usual_port = PORT if context is None else TLS_PORT
+    return Address(
+        host=host,
+        port=int(port or usual_port),
+        username=settings.user,
+        password=password,
+        tls_context=context,
     )
-    tls = None
-    if settings.ca is not None:
-        try:
-            tls = ssl.create_default_context(
-                cafile=None if settings.ca == "system" else settings.ca
-            )
-        except OSError as error:
-            raise ValueError(
-                f"--ca {settings.ca} is no file of the PEM format ({error.strerror or error})"
-            ) from error
-    with shared_learner(settings) as shared:
-        journal = Path(f"{settings.model}.answers")
-        bridge = Bridge(
-            shared,
-            journal,
-            settings.name,
-            settings.images or "",
-            lambda line: print(line, flush=True),
-        )
-        how = {"username": settings.user, "password": password, "tls_context": tls}
-        number = int(port or (1883 if tls is None else 8883))
 
-        async def answering() -> None:
-            task = asyncio.ensure_future(
-                answer(bridge, settings.topic.split(","), host, number, **how)
-            )
-            # Cancel as an interrupt does, which a background program may ignore; an
-            # exception would leave the task.
-            signal.signal(
-                signal.SIGTERM,
-                lambda *_: task.get_loop().call_soon_threadsafe(task.cancel),
-            )
-            await task
 
-        try:
-            asyncio.run(answering())
-        except asyncio.CancelledError:
-            sys.exit(128 + signal.SIGTERM)
+def tls_context(authority: str) -> ssl.SSLContext:
+    """Return how the certificate of a broker is checked.
+
+    Args:
+        authority: a PEM file of the authority, or ``system`` for those of the system.
+    """
+    file = None if authority == "system" else authority
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ValueError(
+            f"--ca {authority} is no file of the PEM format ({reason})"
+        ) from error
+
+
+async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Do something until SIGTERM cancels it, as an interrupt does.
+
+    A program in the background may ignore interrupts, and an exception would leave the
+    work undone where it is.
+    """
+    task = asyncio.ensure_future(work)
+
+    def cancel(*_: object) -> None:
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+    signal.signal(signal.SIGTERM, cancel)
+    await task

@@ -1,34 +1,80 @@
-"""Answer for the snapshots that cameras send to an MQTT broker, and be taught and corrected over it.
+"""Answer for the snapshots that cameras send to an MQTT broker, and be taught over it.
 
-Messages come with QoS 1 in a persistent session, and are acknowledged once the answer
-has arrived at the broker; until then a journal holds it. So a stop of the broker or of
-this program loses no event, and none is answered twice.
+Messages come with QoS 1 in a session that the broker keeps, and are acknowledged once
+their answer has arrived at the broker; until then a journal holds it. So a stop of the
+broker or of this program loses no message.
+
+A message counts as one that was answered before if MQTT marks it as delivered again in
+this session, or if it is an event with the topic, label and id of another one. All
+others are answered, however alike they are.
 """
 
 import asyncio
 import hashlib
 import json
+import secrets
 import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-from urllib.request import urlopen
 
-try:
-    import aiomqtt
-except ImportError as error:
-    raise ImportError('a broker needs aiomqtt: pip install -e ".[mqtt]"') from error
-
+from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.serve.broker import Address, Broker, BrokerError
+from crumb_avalanche.serve.event_images import EventImages
+from crumb_avalanche.serve.journal import Entry, Journal
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
-MOST_BYTES = 20_000_000  # of an image
-MOST_EVENTS = 10_000  # of which the journal holds that they were answered
 MOST_RECENT = 16  # images that can be corrected
-SECONDS = 10.0  # to fetch an image
+SECONDS_FOR_RETAINED = 2.0  # until a broker has sent what it retains
+SECONDS_TO_CONNECT_AGAIN = 1.0
 COMMANDS = ("teach", "correct", "forget", "undo")
-TABLE = "CREATE TABLE IF NOT EXISTS answers (id TEXT PRIMARY KEY, topic TEXT, text TEXT, sent INT)"
+# State of Home Assistant's sensor. No class has such a name: names have no slash.
+STATE = (
+    "{{ '/error' if value_json.error is defined "
+    "else value_json.label if value_json.known else '/unknown' }}"
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a message of a broker asks for.
+
+    Attributes:
+        topic: of the message.
+        command: one of ``COMMANDS``; empty for a question.
+        label: class that a command names, in its topic or event; may be empty.
+        data: what it holds.
+        event: what it holds, if that is a JSON object.
+        id: of the event, or made of the data.
+        key: names it among all messages that are not the same.
+        retained: whether the broker kept it since before this program asked for it.
+    """
+
+    topic: str
+    command: str
+    label: str
+    data: bytes
+    event: dict[str, Any]
+    id: str
+    key: str
+    retained: bool
+
+    @property
+    def text(self) -> str:
+        """The data as text."""
+        return self.data.decode(errors="replace").strip()
+
+    @property
+    def box(self) -> Any:
+        """Part of the image of an event that is looked at; ``None`` for all of it."""
+        return self.event.get("box") if "path" in self.event else None
+
+    @property
+    def has_image(self) -> bool:
+        """Whether an event of Frigate has a snapshot yet."""
+        return bool(self.event.get("has_snapshot", True))
 
 
 class Bridge:
@@ -36,11 +82,9 @@ class Bridge:
 
     Args:
         shared: the learner.
-        journal: file (SQLite) of the last answers, and of the one of which it is not
-            known whether it arrived.
+        journal: file of the last answers.
         name: what all topics of this learner begin with.
-        images: folder or address of the images that events name by ``path``; ``{id}``
-            stands for the event's id.
+        images: folder or address of the images that events name; see ``EventImages``.
         log: takes a line for each message.
     """
 
@@ -52,249 +96,334 @@ class Bridge:
         images: str = "",
         log: Callable[[str], Any] = str,
     ):
-        self.shared, self.name, self.images, self.log = shared, name, images, log
-        self.journal = sqlite3.connect(journal, isolation_level=None)
-        self.journal.execute("PRAGMA journal_mode=WAL")
-        self.journal.execute(TABLE)
-        self._recent: OrderedDict[str, tuple[bytes, Any]] = (
-            OrderedDict()
-        )  # images and boxes by event
+        self.shared = shared
+        self.name = name
+        self.journal = Journal(journal)
+        self._images = EventImages(images)
+        self._log = log
+        # Images and boxes of the last questions, by id.
+        self._recent: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
 
-    async def answer(self, client: Any, message: Any) -> None:
-        """Answer a message, unless it was answered before."""
-        topic, data = str(message.topic), bytes(message.payload or b"")
-        command = (
-            topic.removeprefix(f"{self.name}/").partition("/")[0]
-            if topic.startswith(f"{self.name}/")
-            else ""
-        )
-        event = _json(data) if data[:1] == b"{" else {}
-        if isinstance(
-            event.get("after"), dict
-        ):  # of Frigate, which sends an event again when it changes
-            event = event["after"]
-            if not event.get("has_snapshot", True):
-                return
-        given, digest = str(event.get("id") or ""), hashlib.sha256(data).hexdigest()
-        # The broker sends bytes again with their number, a camera with another one.
-        key = (
-            f"{command} {given}"
-            if given
-            else f"{topic} {message.retain or message.mid} {digest}"
-        )
-        found = self.journal.execute(
-            "SELECT topic, text, sent FROM answers WHERE id = ?", (key,)
-        ).fetchone()
-        if found is None:
-            name = given or digest[:12]
-            try:
-                if command in COMMANDS:
-                    said = await self._command(command, topic, data, event, key)
-                else:
-                    said = await self._predict(name, data, event)
-            except (
-                BusyError
-            ) as error:  # stopped during a change; the broker sends the message again
-                raise asyncio.CancelledError from error
-            except (
-                OSError,
-                ValueError,
-            ) as error:  # an event that cannot be answered is named, with the reason
-                said = {"error": str(error)}
-            text = json.dumps({"id": name, "from": topic, **said})
-            found = f"{self.name}/{'result' if command else 'answer'}", text, 0
-            self.journal.execute(
-                "INSERT INTO answers VALUES (?, ?, ?, ?)", (key, *found)
-            )
-            self.log(f"{topic} {found[1]}")
-        if not found[2]:
-            await client.publish(found[0], found[1], qos=1, retain=True)
-            self.sent(key)
+    @property
+    def status_topic(self) -> str:
+        """The topic that says whether the bridge is there."""
+        return f"{self.name}/status"
+
+    def log(self, text: str) -> None:
+        """Log a line."""
+        self._log(printable(text))
+
+    async def answer(self, broker: Any, received: Any) -> None:
+        """Answer a message, unless it was answered before.
+
+        Args:
+            broker: what publishes, as ``Broker``.
+            received: message with ``topic``, ``payload``, ``qos``, ``mid``, ``dup`` and
+                ``retain``, as paho has it.
+        """
+        message = self.read(received)
+        if message.topic in self._own_topics() or not message.has_image:
+            return
+        if not received.dup:  # the broker uses the number of the packet again
+            self.journal.release(_packet_key(received.mid))
+        entry = self.journal.find(message.key)
+        if entry is None or entry.state == "begun":
+            entry = await self._answered(message, entry)
+        if entry.state == "sent":
+            if message.command:
+                self.log(f"{message.topic} {message.id} was answered before")
+        else:
+            await self._send(broker, entry)
+        if message.command:
+            await self.announce(broker)
+
+    async def _send(self, broker: Any, entry: Entry) -> None:
+        await broker.publish(entry.topic, entry.text, qos=1, retain=True)
+        try:
+            self.journal.sent(entry.key)
+        except sqlite3.Error as error:
+            self.log(f"the journal of answers cannot be written: {error}")
+
+    async def send_unsent(self, broker: Any, arrived: Callable[[Entry], Any]) -> None:
+        """Publish the answers that did not arrive before the last connection ended.
+
+        Args:
+            broker: what publishes, as ``Broker``.
+            arrived: coroutine that says whether the broker has an answer.
+        """
+        for entry in self.journal.unsent():
+            if await arrived(entry):
+                self.journal.sent(entry.key)
+            else:
+                await self._send(broker, entry)
+
+    def begin_session(self) -> None:
+        """Forget the numbers of packets, which begin again in a new session."""
+        self.journal.release(_packet_key(None))
+
+    def read(self, received: Any) -> Message:
+        """Say what a message asks for."""
+        topic = _topic_of(received)
+        data = bytes(received.payload or b"")
+        digest = hashlib.sha256(data).hexdigest()
+        command, label = self._command_of(topic)
+        event = _event(data)
+        event_id = str(event.get("id") or "")
         if command:
-            await self.announce(client)
-
-    def sent(self, key: str) -> None:
-        """Note that an answer arrived, and drop the oldest ones."""
-        self.journal.execute(
-            "UPDATE answers SET sent = 1, text = '' WHERE id = ?", (key,)
+            label = label or str(event.get("label") or "")
+        refused = bool(command and received.retain)
+        if event_id and not refused:
+            # JSON has only ASCII characters, whatever the event is.
+            text = json.dumps([topic, label, event_id])
+            key = f"event {hashlib.sha256(text.encode()).hexdigest()}"
+        elif received.qos and not refused:
+            key = f"{_packet_key(received.mid)}{topic} {digest}"
+        else:  # never delivered again
+            key = f"message {secrets.token_hex(16)}"
+        return Message(
+            topic=topic,
+            command=command,
+            label=label,
+            data=data,
+            event=event,
+            id=event_id or digest[:12],
+            key=key,
+            retained=bool(received.retain),
         )
-        self.journal.execute(
-            "DELETE FROM answers WHERE rowid <= (SELECT MAX(rowid) FROM answers) - ?",
-            (MOST_EVENTS,),
-        )
 
-    async def _predict(
-        self, name: str, data: bytes, event: dict[str, Any]
-    ) -> dict[str, Any]:
-        image, box = await self._image_and_box(data, event)
-        self._recent.pop(name, None)  # the same image as before is the last one now
-        self._recent[name] = image, box
+    def _command_of(self, topic: str) -> tuple[str, str]:
+        """Return the command of a topic and its label; empty for a question."""
+        first, _, rest = topic.removeprefix(f"{self.name}/").partition("/")
+        if topic.startswith(f"{self.name}/") and first in COMMANDS:
+            return first, rest.lstrip("/")
+        return "", ""
+
+    async def _answered(self, message: Message, begun: Entry | None) -> Entry:
+        """Do what a message asks for, and note the answer; an error is one, too.
+
+        Args:
+            message: what it asks for.
+            begun: its entry, if a stop may have come between the change and its answer.
+        """
+        try:
+            if message.command:
+                reply = await self._change(message, begun)
+            else:
+                reply = await self._predict(message)
+        except BusyError as error:
+            # Stopped during a change; the broker delivers the message again.
+            raise asyncio.CancelledError from error
+        except Exception as error:  # whatever a camera sends, the next one is answered
+            reply = {"error": str(error) or type(error).__name__}
+        kind = "result" if message.command else "answer"
+        topic = f"{self.name}/{kind}"
+        text = json.dumps({"id": message.id, "from": message.topic, **reply})
+        self.log(f"{message.topic} {text}")
+        try:
+            return self.journal.answer(message.key, topic, text)
+        except sqlite3.Error as error:
+            self.log(f"the journal of answers cannot be written: {error}")
+            return Entry(message.key, "", 0, topic, text, "made")
+
+    async def _predict(self, message: Message) -> dict[str, Any]:
+        image = await self._image(message)
+        self._recent.pop(message.id, None)  # the same image as before is the last now
+        self._recent[message.id] = image, message.box
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
-        return (await self.shared.predict([(name, image)], box)).model_dump()
+        found = await self.shared.predict([(message.id, image)], message.box)
+        return found.model_dump()
 
-    async def _command(
-        self, command: str, topic: str, data: bytes, event: dict[str, Any], key: str
-    ) -> dict[str, Any]:
-        label, text = (
-            topic.removeprefix(f"{self.name}/{command}").lstrip("/"),
-            data.decode(errors="replace").strip(),
-        )
-        if command == "forget":
-            return (await self.shared.forget(label or text)).model_dump()
-        if command == "undo":
-            return (await self.shared.undo(int(text) if text else None)).model_dump()
-        if command == "correct":
-            which = str(event.get("id") or (text if label else ""))
-            label = label or str(event.get("label") or text)
-            if not self._recent or (which and which not in self._recent):
-                raise ValueError(
-                    f"the image of {which or 'the last answer'} is gone; teach it as {label}"
-                )
-            image, box = self._recent[which or next(reversed(self._recent))]
-        else:
-            image, box = await self._image_and_box(data, event)
-        source = f"mqtt {hashlib.sha256(key.encode()).hexdigest()[:16]}"
-        if any(
-            lesson.source == source for lesson in self.shared.lessons()
-        ):  # learned before a stop
-            return {"version": self.shared.version}
-        return (
-            await self.shared.teach(
-                label, [("the image", image)], source=source, box=box
-            )
-        ).model_dump()
-
-    async def _image_and_box(
-        self, data: bytes, event: dict[str, Any]
-    ) -> tuple[bytes, Any]:
-        return await asyncio.to_thread(self._image, data, event), event.get(
-            "box"
-        ) if "path" in event else None
-
-    def _image(self, data: bytes, event: dict[str, Any]) -> bytes:
-        """Return the bytes of an image: the message itself, or what an event names."""
-        if not event:
-            return data
-        images, path = self.images, str(event.get("path") or "")
-        if images.startswith(("http://", "https://")):
-            address = images.replace("{id}", quote(str(event.get("id")), safe=""))
-            with urlopen(
-                address + ("" if "{id}" in images else quote(path)), timeout=SECONDS
-            ) as answer:
-                data = answer.read(MOST_BYTES + 1)
-        elif images and path:
-            folder = Path(images).resolve()
-            file = (folder / path).resolve()
-            if not file.is_relative_to(folder) or not file.is_file():
-                raise ValueError(f"there is no file {path} in {images}")
-            with file.open("rb") as opened:
-                data = opened.read(MOST_BYTES + 1)
-        else:
+    async def _change(self, message: Message, begun: Entry | None) -> dict[str, Any]:
+        """Carry a command out, unless it was before a stop."""
+        if message.retained:
             raise ValueError(
-                "the event holds no image; say with --images where those of events are"
+                "a retained command is not carried out, as it would be again at each "
+                "start; publish it without retain"
             )
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"the image has more than {MOST_BYTES:,} bytes")
-        return data
+        if begun is not None and self._is_done(message, begun):
+            return {"version": self.shared.version}
+        lesson = self._lesson_to_undo(message) if message.command == "undo" else 0
+        entry = begun or self.journal.begin(message.key, lesson)
+        if message.command == "forget":
+            forgotten = await self.shared.forget(message.label or message.text)
+            return forgotten.model_dump()
+        if message.command == "undo":
+            undone = await self.shared.undo(entry.lesson or None)
+            return undone.model_dump()
+        if message.command == "correct":
+            label, image, box = self._corrected(message)
+        else:
+            label = message.label
+            image = await self._image(message)
+            box = message.box
+        learned = await self.shared.teach(
+            label, [("the image", image)], source=entry.source, box=box
+        )
+        return learned.model_dump()
 
-    async def announce(self, client: Any) -> None:
-        """Tell Home Assistant of a sensor with the last answer, and of a list of classes that corrects it."""
-        name, node = self.name, self.name.replace("/", "_")
-        value = "{{ 'error' if value_json.error is defined else value_json.label if value_json.known else 'unknown' }}"
-        usual = {
-            "device": {"identifiers": [node], "name": name},
-            "availability_topic": f"{name}/status",
-        }
+    def _is_done(self, message: Message, begun: Entry) -> bool:
+        """Whether the learner holds a change that was begun before a stop."""
+        lessons = self.shared.lessons()
+        if message.command == "forget":
+            names = [info.name for info in self.shared.classes().classes]
+            return (message.label or message.text) not in names
+        if message.command == "undo":
+            return all(lesson.number != begun.lesson for lesson in lessons)
+        return any(lesson.source == begun.source for lesson in lessons)
+
+    def _lesson_to_undo(self, message: Message) -> int:
+        """Return the number of the lesson to take back; 0 if there is none."""
+        if message.text:
+            return int(message.text)
+        numbers = [lesson.number for lesson in self.shared.lessons() if lesson.can_undo]
+        return numbers[-1] if numbers else 0
+
+    def _corrected(self, message: Message) -> tuple[str, bytes, Any]:
+        """Return the label of an answer that was corrected, its image and its box."""
+        asked = str(message.event.get("id") or "")
+        if message.label and not message.event:
+            asked = message.text
+        label = message.label or message.text
+        if not self._recent or (asked and asked not in self._recent):
+            raise ValueError(
+                f"the image of {asked or 'the last answer'} is gone; teach it as {label}"
+            )
+        image, box = self._recent[asked or next(reversed(self._recent))]
+        return label, image, box
+
+    async def _image(self, message: Message) -> bytes:
+        """Return the bytes of an image: the message itself, or what its event names."""
+        if not message.event:
+            return message.data
+        return await asyncio.to_thread(self._images.read, message.event)
+
+    async def announce(self, broker: Any) -> None:
+        """Announce to Home Assistant a sensor of the last answer and a list of classes.
+
+        Choosing a class of the list corrects the answer.
+        """
+        answer_topic = f"{self.name}/answer"
         sensor = {
             "name": "seen",
-            "state_topic": f"{name}/answer",
-            "value_template": value,
+            "state_topic": answer_topic,
+            "json_attributes_topic": answer_topic,
+            "value_template": STATE,
         }
-        options = [one.name for one in self.shared.classes().classes]
         select = {
             "name": "correct to",
-            "command_topic": f"{name}/correct",
-            "options": options,
+            "command_topic": f"{self.name}/correct",
+            "options": [info.name for info in self.shared.classes().classes],
             "qos": 1,
         }
-        for kind, said in (
-            ("sensor", sensor | {"json_attributes_topic": f"{name}/answer"}),
-            ("select", select),
-        ):
-            text = json.dumps({**said, **usual, "unique_id": f"{node}_{kind}"})
-            await client.publish(
-                f"homeassistant/{kind}/{node}/config", text, qos=1, retain=True
-            )
+        for kind, config in (("sensor", sensor), ("select", select)):
+            common = {
+                "device": {"identifiers": [self._node], "name": self.name},
+                "availability_topic": self.status_topic,
+                "unique_id": f"{self._node}_{kind}",
+            }
+            text = json.dumps({**config, **common})
+            await broker.publish(self._config_topic(kind), text, qos=1, retain=True)
+
+    @property
+    def _node(self) -> str:
+        """The name, as a part of Home Assistant's topics."""
+        return self.name.replace("/", "_")
+
+    def _config_topic(self, kind: str) -> str:
+        return f"homeassistant/{kind}/{self._node}/config"
+
+    def _own_topics(self) -> set[str]:
+        """Return the topics that the bridge publishes, which ``--topic`` may include."""
+        topics = {f"{self.name}/{kind}" for kind in ("answer", "result", "status")}
+        return topics | {self._config_topic(kind) for kind in ("sensor", "select")}
 
 
-def _json(data: bytes) -> dict[str, Any]:
+def _topic_of(received: Any) -> str:
+    """Return the topic of a message; empty if it is not UTF-8, which MQTT forbids."""
     try:
-        return json.loads(data)
+        return str(received.topic)
+    except UnicodeDecodeError:
+        return ""
+
+
+def _packet_key(number: int | None) -> str:
+    """Return how the keys of a packet begin; of ``None``, those of all packets."""
+    return "packet " if number is None else f"packet {number} "
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    """Return the event that a message holds; empty if it is none.
+
+    Frigate sends an event again when it changes, as ``before`` and ``after``.
+    """
+    if data[:1] != b"{":
+        return {}
+    try:
+        event = json.loads(data)
     except (RecursionError, ValueError):
         return {}
+    after = event.get("after")
+    return after if isinstance(after, dict) else event
 
 
-async def run(
-    bridge: Bridge, topics: Sequence[str], host: str, port: int, **how: Any
-) -> None:
+async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
     """Serve until cancelled; connect again whenever the broker was gone.
 
     Args:
-        bridge, topics: what takes the messages, and the topics of snapshots and events.
-        host, port, how: of the broker; ``username``, ``password``, ``tls_context`` of
-            ``aiomqtt.Client``.
+        bridge: takes the messages.
+        topics: of snapshots and events.
+        address: of the broker.
 
     Raises:
         ValueError: the broker cannot be reached at first, or refuses the user.
     """
-    name, reached, status = bridge.name, False, f"{bridge.name}/status"
+    place = f"broker {address.host}:{address.port}"
+    reached = False
     while True:
+        broker = Broker(address, f"crumb-{bridge.name}", bridge.status_topic)
         try:
-            for key, topic, text in bridge.journal.execute(
-                "SELECT id, topic, text FROM answers WHERE sent = 0"
-            ).fetchall():
-                async with aiomqtt.Client(host, port, **how) as other:
-                    await other.subscribe(topic, qos=1)
-                    try:  # the answer is retained: there if it arrived
-                        last = await asyncio.wait_for(other.messages.__anext__(), 2)
-                        bridge.sent(key) if bytes(
-                            last.payload
-                        ) == text.encode() else None
-                    except asyncio.TimeoutError:
-                        pass
-            will = aiomqtt.Will(status, "offline", 1, True)
-            client = aiomqtt.Client(
-                host,
-                port,
-                identifier=f"crumb-{name}",
-                clean_session=False,
-                will=will,
-                **how,
-            )
-            client._client.manual_ack_set(
-                True
-            )  # aiomqtt 2 has no setting for it, and would acknowledge at once
-            async with client:
+            async with broker:
                 reached = True
-                await client.subscribe(
-                    [
-                        (topic, 1)
-                        for topic in [*topics, *(f"{name}/{one}/#" for one in COMMANDS)]
-                    ]
-                )
-                await client.publish(status, "online", qos=1, retain=True)
-                await bridge.announce(client)
-                bridge.log(
-                    f"connected to {host}:{port}"
-                )  # from here on no message is lost
-                async for message in client.messages:
-                    await bridge.answer(client, message)
-                    client._client.ack(message.mid, message.qos)
-        except aiomqtt.MqttError as error:
+                await _serve(bridge, topics, broker, address)
+        except BrokerError as error:
             if not reached:
                 raise ValueError(
-                    f"broker {host}:{port}: {error}; check --broker, --user and --ca"
+                    f"{place}: {error}; check --broker, --user and --ca"
                 ) from error
-            bridge.log(f"broker {host}:{port} is gone ({error}); trying again")
-            await asyncio.sleep(1)
+            bridge.log(f"{place} is gone ({error}); trying again")
+            await asyncio.sleep(SECONDS_TO_CONNECT_AGAIN)
+
+
+async def _serve(
+    bridge: Bridge, topics: Sequence[str], broker: Broker, address: Address
+) -> None:
+    """Answer the messages of a connection until it ends."""
+
+    async def arrived(entry: Entry) -> bool:
+        return await _retained(address, entry.topic) == entry.text.encode()
+
+    await bridge.send_unsent(broker, arrived)
+    if not broker.session_kept:
+        bridge.begin_session()
+    commands = [f"{bridge.name}/{command}/#" for command in COMMANDS]
+    await broker.subscribe([*topics, *commands])
+    await bridge.announce(broker)
+    # From here on no message is lost.
+    bridge.log(f"connected to {address.host}:{address.port}")
+    async for received in broker.messages():
+        await bridge.answer(broker, received)
+        broker.acknowledge(received)
+
+
+async def _retained(address: Address, topic: str) -> bytes:
+    """Return the message of a topic that a broker retains; empty if there is none."""
+    async with Broker(address) as broker:
+        await broker.subscribe([topic])
+        try:
+            message = await asyncio.wait_for(
+                anext(broker.messages()), SECONDS_FOR_RETAINED
+            )
+        except asyncio.TimeoutError:
+            return b""
+        return bytes(message.payload)

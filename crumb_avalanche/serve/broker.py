@@ -1,0 +1,193 @@
+"""A connection to an MQTT broker for asyncio, in which messages are acknowledged by hand.
+
+paho's own client says what others hide: whether a message was delivered before, and
+whether the broker kept the session. Its network runs in a thread.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    from paho.mqtt import client as paho
+except ImportError as error:
+    raise ImportError('a broker needs paho-mqtt: pip install -e ".[mqtt]"') from error
+
+SECONDS = 10.0  # for what a broker confirms
+# Delivered until it is acknowledged, and perhaps again.
+AT_LEAST_ONCE = 1
+
+
+class BrokerError(OSError):
+    """The broker cannot be reached, refuses a call, or is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where a broker is, and what it asks for."""
+
+    host: str
+    port: int
+    username: str | None = None
+    password: str | None = None
+    tls_context: ssl.SSLContext | None = None
+
+
+class Broker:
+    """A connection to a broker, as an asynchronous context manager.
+
+    Args:
+        address: of the broker.
+        identifier: of a session that the broker keeps while this program is away; empty
+            for none.
+        status_topic: topic of a retained ``online``, which becomes ``offline`` when the
+            connection ends; empty for none.
+
+    Attributes:
+        session_kept: whether the broker kept the session of an earlier connection, so
+            that packet numbers go on.
+
+    Raises:
+        BrokerError: by every method, when the broker is gone or does not confirm.
+    """
+
+    session_kept = False
+
+    def __init__(self, address: Address, identifier: str = "", status_topic: str = ""):
+        self._address = address
+        self._status_topic = status_topic
+        self._client = paho.Client(
+            paho.CallbackAPIVersion.VERSION2,
+            client_id=identifier,
+            clean_session=not identifier,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        if address.username is not None:
+            self._client.username_pw_set(address.username, address.password)
+        if address.tls_context is not None:
+            self._client.tls_set_context(address.tls_context)
+        if status_topic:
+            self._client.will_set(status_topic, "offline", AT_LEAST_ONCE, retain=True)
+
+    async def __aenter__(self) -> "Broker":
+        loop = asyncio.get_running_loop()
+        self._connected: asyncio.Future[str] = loop.create_future()
+        self._lost: asyncio.Future[str] = loop.create_future()
+        self._confirmed: dict[int, asyncio.Future[str]] = {}
+        self._arrived: asyncio.Queue[paho.MQTTMessage | None] = asyncio.Queue()
+        self._listen(loop)
+        try:
+            await asyncio.to_thread(
+                self._client.connect, self._address.host, self._address.port
+            )
+        except (OSError, ValueError) as error:
+            raise BrokerError(str(error)) from error
+        self._client.loop_start()
+        try:
+            await self._confirmation(self._connected)
+            if self._status_topic:
+                await self.publish(self._status_topic, "online")
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._status_topic:  # a will is not sent when a client says goodbye
+            self._client.publish(
+                self._status_topic, "offline", AT_LEAST_ONCE, retain=True
+            )
+        self._client.disconnect()
+        await asyncio.to_thread(self._client.loop_stop)
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let what the client's thread reports be done in the thread of the loop."""
+
+        def in_loop(function: Callable[..., None]) -> Callable[..., None]:
+            def call(client: object, userdata: object, *arguments: Any) -> None:
+                loop.call_soon_threadsafe(function, *arguments)
+
+            return call
+
+        def connected(flags: Any, reason: Any, properties: object) -> None:
+            self.session_kept = flags.session_present
+            _resolve(self._connected, str(reason) if reason.is_failure else "")
+
+        def disconnected(flags: object, reason: Any, properties: object) -> None:
+            _resolve(self._lost, str(reason))
+            self._arrived.put_nowait(None)
+
+        def published(number: int, reason: Any, properties: object) -> None:
+            self._confirm(number, [reason])
+
+        def subscribed(number: int, reasons: Any, properties: object) -> None:
+            self._confirm(number, reasons)
+
+        self._client.on_connect = in_loop(connected)
+        self._client.on_disconnect = in_loop(disconnected)
+        self._client.on_publish = in_loop(published)
+        self._client.on_subscribe = in_loop(subscribed)
+        self._client.on_message = in_loop(self._arrived.put_nowait)
+
+    def _confirm(self, number: int, reasons: Iterable[Any]) -> None:
+        refusals = [str(reason) for reason in reasons if reason.is_failure]
+        if number in self._confirmed:
+            _resolve(self._confirmed.pop(number), ", ".join(refusals))
+
+    async def _confirmation(self, refusal: "asyncio.Future[str]") -> None:
+        """Wait until the broker confirms a call; its refusal is empty if it does."""
+        await asyncio.wait(
+            {refusal, self._lost},
+            timeout=SECONDS,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if refusal.done():
+            if refusal.result():
+                raise BrokerError(refusal.result())
+        elif self._lost.done():
+            raise BrokerError(self._lost.result())
+        else:
+            raise BrokerError(f"it does not answer in {SECONDS:g} s")
+
+    async def _call(self, error: int, number: int | None) -> None:
+        """Wait until the broker confirms the call of a number."""
+        if error != paho.MQTT_ERR_SUCCESS or number is None:
+            raise BrokerError(paho.error_string(paho.MQTTErrorCode(error)))
+        # The number is noted before its confirmation, which comes through the loop.
+        refusal = asyncio.get_running_loop().create_future()
+        self._confirmed[number] = refusal
+        await self._confirmation(refusal)
+
+    async def publish(
+        self, topic: str, text: str, qos: int = AT_LEAST_ONCE, retain: bool = True
+    ) -> None:
+        """Publish a text; return when the broker has it."""
+        info = self._client.publish(topic, text, qos, retain)
+        await self._call(info.rc, info.mid)
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        """Receive the messages of topics."""
+        error, number = self._client.subscribe(
+            [(topic, AT_LEAST_ONCE) for topic in topics]
+        )
+        await self._call(error, number)
+
+    async def messages(self) -> AsyncIterator[paho.MQTTMessage]:
+        """Yield messages as they arrive."""
+        while True:
+            message = await self._arrived.get()
+            if message is None or self._lost.done():
+                raise BrokerError(self._lost.result())
+            yield message
+
+    def acknowledge(self, message: paho.MQTTMessage) -> None:
+        """Let the broker forget a message; without it, it is delivered again."""
+        self._client.ack(message.mid, message.qos)
+
+
+def _resolve(future: "asyncio.Future[str]", text: str) -> None:
+    if not future.done():
+        future.set_result(text)

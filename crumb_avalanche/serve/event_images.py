@@ -1,0 +1,106 @@
+"""The images that events name: files of a folder, or what a web server sends."""
+
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+MOST_BYTES = 20_000_000  # of an image
+SECONDS = 10.0  # to fetch an image
+ID = "{id}"  # in an address, stands for the id of an event
+_CHUNK = 1 << 16
+
+
+class EventImages:
+    """Reads the images that events name.
+
+    Args:
+        source: folder or address of the images, which events name by ``path``; or an
+            address with ``{id}`` for the id of an event. Empty if there are none.
+    """
+
+    def __init__(self, source: str):
+        self.source = source
+        self._is_address = source.startswith(("http://", "https://"))
+
+    def read(self, event: dict[str, Any]) -> bytes:
+        """Return the bytes of the image of an event.
+
+        Raises:
+            ValueError: the event names no image, or one that is elsewhere, or too
+                large.
+            OSError: it cannot be read or fetched.
+        """
+        path = str(event.get("path") or "")
+        if self._is_address:
+            data = self._fetched(self._address(event, path))
+        elif self.source and path:
+            data = self._in_folder(path)
+        else:
+            raise ValueError(
+                "the event holds no image; say with --images where those of events are"
+            )
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"the image has more than {MOST_BYTES:,} bytes")
+        return data
+
+    def _in_folder(self, path: str) -> bytes:
+        folder = Path(self.source).resolve()
+        file = (folder / path).resolve()
+        if not file.is_relative_to(folder) or not file.is_file():
+            raise ValueError(f"there is no file {path} in {self.source}")
+        with file.open("rb") as opened:
+            return opened.read(MOST_BYTES + 1)
+
+    def _address(self, event: dict[str, Any], path: str) -> str:
+        """Return the address of an image, which is on the host of the source."""
+        if ID in self.source:
+            address = self.source.replace(ID, quote(str(event.get("id")), safe=""))
+        else:
+            folder = self.source if self.source.endswith("/") else f"{self.source}/"
+            address = urljoin(folder, quote(path))
+        _check_host(address, self.source)
+        return address
+
+    def _fetched(self, address: str) -> bytes:
+        """Return what a server sends, as far as it says so in time."""
+        opener = build_opener(_SameHost(self.source))
+        end = time.monotonic() + SECONDS
+        data = b""
+        try:
+            with opener.open(address, timeout=SECONDS) as answer:
+                while len(data) <= MOST_BYTES and (chunk := answer.read1(_CHUNK)):
+                    data += chunk
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"it takes more than {SECONDS:g} s")
+                if answer.length and len(data) <= MOST_BYTES:
+                    raise OSError(f"{answer.length:,} bytes of it are missing")
+        except (HTTPException, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise OSError(f"the image cannot be fetched: {reason}") from error
+        return data
+
+
+class _SameHost(HTTPRedirectHandler):
+    """Follows redirections on the host of a source only."""
+
+    def __init__(self, source: str):
+        self._source = source
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        _check_host(newurl, self._source)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _check_host(address: str, source: str) -> None:
+    """Raise ValueError for an address of another host than that of the source."""
+    host = urlsplit(source).netloc
+    if urlsplit(address).netloc != host or urlsplit(address).scheme not in (
+        "http",
+        "https",
+    ):
+        raise ValueError(f"the image is not at {host}, where --images says it is")

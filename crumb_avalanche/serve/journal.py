@@ -1,0 +1,108 @@
+"""What was answered over MQTT, in a file, so that a stop loses and repeats nothing."""
+
+import secrets
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+MOST_ANSWERS = 10_000  # of which is known that they were given
+TABLE = """CREATE TABLE IF NOT EXISTS answers
+(key TEXT PRIMARY KEY, source TEXT, lesson INT, topic TEXT, text TEXT, state TEXT)"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A message that was taken, and its answer.
+
+    Attributes:
+        key: names the message among all that are not the same.
+        source: of the lesson that the message makes, by which it is recognised.
+        lesson: number of the lesson that the message takes back; 0 for none.
+        topic: of the answer.
+        text: of the answer; empty before it is made, and again once it has arrived.
+        state: ``begun`` before a change, ``made`` when there is an answer, and ``sent``
+            when the broker has it.
+    """
+
+    key: str
+    source: str
+    lesson: int
+    topic: str
+    text: str
+    state: Literal["begun", "made", "sent"]
+
+
+class Journal:
+    """The last answers, and those of which it is not known whether they arrived.
+
+    Args:
+        path: a file of SQLite, made if absent.
+
+    Raises:
+        ValueError: the file is damaged, or something else.
+    """
+
+    def __init__(self, path: Path):
+        self._database = sqlite3.connect(path, isolation_level=None)
+        try:
+            self._database.execute("PRAGMA journal_mode=WAL")
+            self._database.execute(TABLE)
+            state = self._database.execute("PRAGMA quick_check").fetchone()[0]
+            self.unsent()
+        except sqlite3.DatabaseError as error:
+            state = str(error)
+        if state != "ok":
+            raise ValueError(
+                f"{path} is not a journal of answers, or is damaged ({state}); move it "
+                "away, and answers that were under way may be given again"
+            )
+
+    def find(self, key: str) -> Entry | None:
+        """Return the entry of a message."""
+        row = self._database.execute(
+            "SELECT key, source, lesson, topic, text, state FROM answers WHERE key = ?",
+            (key,),
+        ).fetchone()
+        return None if row is None else Entry(*row)
+
+    def unsent(self) -> list[Entry]:
+        """Return the answers of which it is not known whether they arrived."""
+        rows = self._database.execute(
+            "SELECT key, source, lesson, topic, text, state FROM answers "
+            "WHERE state = 'made' ORDER BY rowid"
+        )
+        return [Entry(*row) for row in rows]
+
+    def begin(self, key: str, lesson: int = 0) -> Entry:
+        """Note that a change begins."""
+        source = f"mqtt {secrets.token_hex(8)}"
+        return self._write(Entry(key, source, lesson, "", "", "begun"))
+
+    def answer(self, key: str, topic: str, text: str) -> Entry:
+        """Note the answer to a message."""
+        return self._write(Entry(key, "", 0, topic, text, "made"))
+
+    def _write(self, entry: Entry) -> Entry:
+        row = tuple(vars(entry).values())
+        self._database.execute(
+            "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row
+        )
+        return entry
+
+    def sent(self, key: str) -> None:
+        """Note that an answer arrived, and drop the oldest ones."""
+        self._database.execute(
+            "UPDATE answers SET state = 'sent', text = '' WHERE key = ?", (key,)
+        )
+        self._database.execute(
+            "DELETE FROM answers WHERE rowid <= (SELECT MAX(rowid) FROM answers) - ?",
+            (MOST_ANSWERS,),
+        )
+
+    def release(self, prefix: str) -> None:
+        """Drop the entries whose keys begin so, but for answers under way."""
+        self._database.execute(
+            "DELETE FROM answers WHERE state != 'made' AND substr(key, 1, ?) = ?",
+            (len(prefix), prefix),
+        )
