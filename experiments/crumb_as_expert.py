@@ -23,7 +23,7 @@ from support.statistics import paired
 from support.sweep import exit_code
 from support.tables import interval_text, write_table
 
-from crumb_avalanche.learner.run_file import LEARNER, load_learner
+from crumb_avalanche.methods.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import open_stream

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import Any, TextIO
 from unicodedata import category, combining
 
@@ -199,3 +200,8 @@ def safe_output() -> Iterator[None]:
         raise
     finally:
         sys.stdout, sys.stderr = before
+
+
+def now() -> str:
+    """Return date and time in UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

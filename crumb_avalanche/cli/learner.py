@@ -18,7 +18,8 @@ from crumb_avalanche.learner.file import (
     refuse_folder,
 )
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.run_file import LearnerHeader, cannot_be_taught
+from crumb_avalanche.learner.run_answers import cannot_be_taught
+from crumb_avalanche.methods.run_file import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.progress import counted
 

@@ -16,35 +16,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import LookWeights
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.lesson import Lesson, now
+from crumb_avalanche.learner.lesson import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
-from crumb_avalanche.learner.run_file import (
+from crumb_avalanche.learner.run_answers import RunAnswers, cannot_be_taught
+from crumb_avalanche.learner.schema import check_header, check_state
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.run_file import (
     DAMAGED,
-    FORMAT,
     FORMAT_OF_RUNS,
     LEARNER,
     LearnerError,
     LearnerHeader,
-    RunAnswers,
-    cannot_be_taught,
-    header_of,
+    check_format,
+    read_run_header,
 )
-from crumb_avalanche.learner.schema import check_header, check_state
-from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import PUBLISHED
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
     format_of,
+    loaded_json,
     read_metadata,
     read_state,
     write_state,
 )
 
+FORMAT = "crumb-learner-1"
 # Entries of a learner's state that stand in the header; the others have tensors.
 PLAIN = ("method", "budget_bytes", "features", "looks", "lessons", "names")
 ID_DIGITS = 15  # hexadecimal digits of a lesson's number, which fit into 63 bits
@@ -79,9 +81,24 @@ def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
             version.
     """
     try:
-        return header_of(path, read_metadata(path))
+        return _header_of(path, read_metadata(path))
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
+
+
+def _header_of(
+    path: str | os.PathLike, metadata: dict[str, str]
+) -> LearnerHeader | dict[str, Any]:
+    """Return the checked header in the metadata of a file; see ``read_header``."""
+    check_format(path, metadata, [FORMAT, FORMAT_OF_RUNS])
+    if metadata["format"] == FORMAT_OF_RUNS:
+        return read_run_header(path, metadata)
+    try:
+        header = loaded_json(metadata.get("learner", ""))
+        check_header(header)
+    except StateError as error:
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    return header
 
 
 def is_learner(path: str | os.PathLike) -> bool:
@@ -197,7 +214,7 @@ def read_learner(
 def _read(path: Path, weights: str | os.PathLike | None) -> LearnerContent | RunAnswers:
     """Read a learner; the header is checked before its tensors are read."""
     metadata = read_metadata(path)
-    header = header_of(path, metadata)
+    header = _header_of(path, metadata)
     if isinstance(header, LearnerHeader) and cannot_be_taught(header):
         return RunAnswers(path)
     state, metadata_of_state = read_state(path)

@@ -35,8 +35,9 @@ from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.predictor import Predictor
-from crumb_avalanche.learner.run_file import DAMAGED, LearnerError, RunAnswers
+from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
+from crumb_avalanche.methods.run_file import DAMAGED, LearnerError
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.tensor_file import digest_of

@@ -4,13 +4,12 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from benchmarks_toybox_ilab.tables.text import printable
+from benchmarks_toybox_ilab.tables.text import now, printable
 from crumb_avalanche.images.clips import BadImage, Clip, path_of
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence
@@ -351,8 +350,3 @@ def name_of(source: Any) -> str:
     if not isinstance(path, str | os.PathLike):
         return ""
     return printable(path_of(path).name)[:100]
-
-
-def now() -> str:
-    """Return date and time in UTC, ISO 8601."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -5,20 +5,25 @@ what is about to be written.
 """
 
 import math
-import re
 from collections import Counter
 from typing import Any, Literal
 
 import torch
-from PIL import Image
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.images.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.confidence import RIVALS, Confidence, Records
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
+from crumb_avalanche.methods.run_file import (
+    IMAGES,
+    MOST_CLASSES,
+    MOST_IMAGES,
+    NETWORK,
+    SHA256,
+    VERSIONS,
+)
 from crumb_avalanche.system.schema import (
-    PLAIN_VALUES,
     array,
     check,
     each,
@@ -31,9 +36,8 @@ from crumb_avalanche.system.schema import (
 )
 from crumb_avalanche.system.tensor_file import StateError
 
-MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
 LARGEST_PICTURE = 2**16  # bytes
-MOST_CLASSES, MOST_FEATURES = 10**5, 10**6  # more make every answer slower
+MOST_FEATURES = 10**6  # more make every answer slower
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -49,30 +53,7 @@ def _stored_name(name: str) -> None:
         raise ValueError("it is not as check_name returns it")
 
 
-def _sha256(text: str) -> None:
-    """Raise ValueError for a text that is no SHA-256."""
-    if not re.fullmatch("[0-9a-f]{64}", text):
-        raise ValueError("a SHA-256 has 64 hexadecimal digits")
-
-
-IMAGES = whole(0, MOST_IMAGES)
-SHA256 = text(64, _sha256)
 NAME = text(LONGEST_NAME, _stored_name)
-TRANSFORM = {
-    "size": whole(1, 4096),
-    "interpolation": Literal[tuple(one.name.lower() for one in Image.Resampling)],
-    "mean": each(real(-100, 100), 3),
-    "std": each(real(1e-6, 100), 3),
-}
-NETWORK = {
-    "name": text(),
-    "image_size": whole(1, 4096),
-    "cut_layer?": maybe(text() | whole(0, 1000)),
-    "relu_logits?": bool,
-    "head_kernel?": whole(1, 3),
-    "preprocessing?": record(**TRANSFORM),
-}
-VERSIONS = table(text(), text(), most=100)
 LESSON = record(
     images=table(NAME, IMAGES),
     **dict.fromkeys(("clips", "answered", "right", "nothing"), IMAGES),
@@ -117,24 +98,6 @@ HEADER = record(
         weights_sha256=SHA256,
         included=bool,
     ),
-    versions=VERSIONS,
-    written=text(40),
-)
-# The header of a run's learner file; the method checks its settings itself, and the
-# strategy its state.
-RUN = record(
-    strategy=text(),
-    **dict.fromkeys(("method", "learning"), PLAIN_VALUES),
-    budget_bytes=maybe(whole(0, 10**15)),
-    mem_size=whole(0, 10**7),
-    seed=whole(0, 2**32 - 1),
-    network=record(**NETWORK, n_classes=whole(1, MOST_CLASSES)),
-    codebook=maybe(each(whole(1, 2**15), 2)),
-    precision=Literal["fp32", "bf16"],
-    evaluate_quantized=bool,
-    transform=record(**{f"{name}?": kind for name, kind in TRANSFORM.items()}),
-    classes=each(record(label=whole(0, MOST_CLASSES - 1), name=text(), images=IMAGES)),
-    weights_sha256=SHA256,
     versions=VERSIONS,
     written=text(40),
 )
@@ -197,22 +160,6 @@ def check_header(header: dict[str, Any]) -> None:
             counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips"
         )
     _require(len(header["looks"]) > 0, "looks", "at least one")
-
-
-def check_run_header(header: Any) -> None:
-    """Raise ``StateError`` if plain values are not those of a run's learner; see ``check_header``."""
-    check(RUN, header)
-    for key in ("label", "name"):
-        values = [one[key] for one in header["classes"]]
-        _require(
-            len(set(values)) == len(values), "classes", f"each with a {key} of its own"
-        )
-    labels = [one["label"] for one in header["classes"]]
-    _require(
-        max(labels, default=0) < header["network"]["n_classes"],
-        "classes",
-        "labels below network.n_classes",
-    )
 
 
 def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
-from crumb_avalanche.learner.run_file import probabilities
+from crumb_avalanche.methods.run_file import probabilities
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 PREDICTIONS = "predictions.npz"

@@ -11,7 +11,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from crumb_avalanche.learner.run_file import (
+from crumb_avalanche.methods.run_file import (
     LEARNER,
     NOT_KEPT,
     LearnerHeader,

@@ -117,7 +117,7 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
-# As in learner.run_file and learner.classifier, which import torch.
+# As in methods.run_file and learner.classifier, which import torch.
 LEARNER = "learner.safetensors"
 TEACHABLE = ("rda", "slda", "ncm", "ranpac")
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.run_file import LEARNER
+from crumb_avalanche.methods.run_file import LEARNER
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.settings import RunSettings
 
@@ -49,7 +49,7 @@ def rebuilt(settings: RunSettings) -> RebuiltRun:
     Raises:
         ValueError: the run kept no learner file.
     """
-    from crumb_avalanche.learner.run_file import load_learner
+    from crumb_avalanche.methods.run_file import load_learner
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.session import Session, open_stream
     from crumb_avalanche.system.process import set_up_process

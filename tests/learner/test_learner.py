@@ -20,9 +20,9 @@ from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.learner.run_file import LearnerError
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
+from crumb_avalanche.methods.run_file import LearnerError
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.learner.run_file import probabilities
 from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
@@ -19,6 +18,7 @@ from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.plda import PostDeploymentLDA
 from crumb_avalanche.methods.ranpac import RandomProjection, chosen_ridge
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.methods.run_file import probabilities
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.methods.srda import StreamingRda
 from crumb_avalanche.methods.typicality import DISTANCE, RISE

@@ -19,9 +19,9 @@ from support.runs import differences
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
-from crumb_avalanche.learner import run_file
 from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.memory.selection import ReferenceRule
+from crumb_avalanche.methods import run_file
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook

@@ -1,0 +1,125 @@
+"""Answers of what a run left, as the run gave them in its evaluation."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.images.looks import WHOLE
+from crumb_avalanche.learner.answer import ClassInfo
+from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.methods.run_file import (
+    LearnerError,
+    LearnerHeader,
+    load_learner,
+    probabilities,
+)
+from crumb_avalanche.models.extraction import LARGEST_FEATURE
+from crumb_avalanche.system.process import preserve_rng_state
+
+
+def cannot_be_taught(header: LearnerHeader) -> str:
+    """Return why a run's learner can only be asked; empty if it can be taught on."""
+    if header.strategy in CLOSED_FORMS:
+        return ""
+    return (
+        f"was learned by {header.strategy}; only {', '.join(CLOSED_FORMS)} can be "
+        "taught on"
+    )
+
+
+class RunAnswers:
+    """What answers as the evaluation of a run did, for any strategy.
+
+    It has of ``Classifier`` what answers need. Confidence is not calibrated, and it is
+    not known which images are unknown. The RNG state does not change.
+
+    Attributes:
+        header: of the file.
+        network: the strategy's model.
+        note: what a person who reads the answers should know.
+
+    Raises:
+        LearnerError: see ``load_learner``.
+    """
+
+    looks = WHOLE
+    note = (
+        "confidence is the softmax of the method's outputs, not calibrated, and "
+        "unknown images are not told"
+    )
+
+    def __init__(self, path: Path):
+        from crumb_avalanche.training.plugins import OutputsPlugin
+
+        with preserve_rng_state():
+            self._strategy, self.header = load_learner(path)
+        transform, classes = self.header.transform, self.header.classes
+        if not {"size", "interpolation"} <= transform.keys() or not classes:
+            raise LearnerError(
+                f"{path} names no class or image size; take a copy, or repeat the run"
+            )
+        self.network = FrozenNetwork(
+            self._strategy.model,
+            {
+                "name": self.header.network["name"],
+                "image_size": int(transform["size"]),
+            },
+            "the run's weights",
+            self.header.weights_sha256,
+        )
+        self.names = [known["name"] for known in classes]
+        self.classes = [ClassInfo(known["name"], known["images"]) for known in classes]
+        self.confidence = Confidence()  # without records
+        self._labels = [known["label"] for known in classes]
+        self._outputs = OutputsPlugin()
+        self._strategy.plugins.append(self._outputs)
+
+    def tensors(self) -> list[Tensor]:
+        """Return nothing: no budget counts them."""
+        return []
+
+    def compute(self, model: Any, pixels: Tensor) -> Tensor:
+        """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
+        from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No loggers specified")
+            try:
+                self._strategy.eval(unlabelled_experience(pixels))
+            except (
+                AttributeError,
+                IndexError,
+                KeyError,
+                RuntimeError,
+                TypeError,
+            ) as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise LearnerError(
+                    f"the learner of this run cannot answer ({reason}); take a copy, "
+                    "or repeat it"
+                ) from error
+        # Some strategies mark classes that cannot be the answer by less.
+        return torch.cat(self._outputs.outputs).clamp(-LARGEST_FEATURE, LARGEST_FEATURE)
+
+    def evidence(self, outputs: Tensor) -> Tensor:
+        """Return what ``ranked`` takes: the outputs."""
+        return outputs
+
+    def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
+        """Rank the classes for each frame, and for all together by the mean of their outputs.
+
+        See ``Classifier.ranked``.
+        """
+        outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
+        shares = probabilities(self._strategy, outputs)[:, self._labels]
+        order = shares.argsort(dim=1, descending=True, stable=True)
+        ranked = []
+        for shares_of_frame, best in zip(shares, order[:, : RUNNERS_UP + 1].tolist()):
+            named = [(self.names[i], float(shares_of_frame[i])) for i in best]
+            ranked.append((named, None))
+        return ranked

@@ -1,0 +1,311 @@
+"""The learner file that a run leaves: a trained strategy, which answers as the run did.
+
+It stands below the rooms that write it (``runs``) and that ask and teach what it holds
+(``learner``), beside the registry, by which a strategy is built of a name and settings.
+
+The file holds all that it needs: not the run's settings, weight files or images.
+"""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from PIL import Image
+from torch import Tensor
+
+from benchmarks_toybox_ilab.tables.text import now
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.system.schema import (
+    PLAIN_VALUES,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    shown,
+    table,
+    text,
+    whole,
+)
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    loaded_json,
+    read_state,
+    write_state,
+)
+
+if TYPE_CHECKING:
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+LEARNER = "learner.safetensors"
+FORMAT_OF_RUNS = "crumb-run-learner-1"
+DAMAGED = "is no valid learner: take a copy from before, or learn anew"
+# Strategies without a learner file, and why.
+NOT_KEPT = {"chance": "its answers are random"}
+
+
+class LearnerError(ValueError):
+    """A learner cannot be saved or changed, or a file is not a valid learner file."""
+
+
+# What a header may hold
+
+MOST_IMAGES = 2**31 - 1  # of a class: its count is int32
+MOST_CLASSES = 10**5  # more make every answer slower
+FILTERS = tuple(filter.name.lower() for filter in Image.Resampling)
+
+
+def _sha256(text: str) -> None:
+    """Raise ValueError for a text that is no SHA-256."""
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise ValueError("a SHA-256 has 64 hexadecimal digits")
+
+
+IMAGES = whole(0, MOST_IMAGES)
+SHA256 = text(64, _sha256)
+TRANSFORM = {
+    "size": whole(1, 4096),
+    "interpolation": Literal[FILTERS],
+    "mean": each(real(-100, 100), 3),
+    "std": each(real(1e-6, 100), 3),
+}
+# Arguments of ``split_backbone``; a question mark: it may be absent.
+NETWORK = {
+    "name": text(),
+    "image_size": whole(1, 4096),
+    "cut_layer?": maybe(text() | whole(0, 1000)),
+    "relu_logits?": bool,
+    "head_kernel?": whole(1, 3),
+    "preprocessing?": record(**TRANSFORM),
+}
+VERSIONS = table(text(), text(), most=100)
+# The method checks its settings itself, and the strategy its state.
+HEADER = record(
+    strategy=text(),
+    method=PLAIN_VALUES,
+    learning=PLAIN_VALUES,
+    budget_bytes=maybe(whole(0, 10**15)),
+    mem_size=whole(0, 10**7),
+    seed=whole(0, 2**32 - 1),
+    network=record(**NETWORK, n_classes=whole(1, MOST_CLASSES)),
+    codebook=maybe(each(whole(1, 2**15), 2)),
+    precision=Literal["fp32", "bf16"],
+    evaluate_quantized=bool,
+    transform=record(**{f"{name}?": values for name, values in TRANSFORM.items()}),
+    classes=each(record(label=whole(0, MOST_CLASSES - 1), name=text(), images=IMAGES)),
+    weights_sha256=SHA256,
+    versions=VERSIONS,
+    written=text(40),
+)
+
+
+@dataclass(frozen=True)
+class LearnerHeader:
+    """Header of a run's learner file, in plain values.
+
+    Attributes:
+        strategy: name in the registry.
+        method: all settings that only the method has.
+        learning: fields of ``LearningSettings``.
+        mem_size: in memories; 0 for a method that stores none.
+        seed: of the method's random draws.
+        network: arguments of ``split_backbone`` except weights and codebook.
+        codebook: ``codebook_size`` and ``codebook_dim``.
+        precision: ``fp32`` or ``bf16``.
+        evaluate_quantized: whether the plastic layers see quantized maps when asked.
+        transform: size, interpolation, mean and std of an image.
+        classes: label, name and images of each class, in order of arrival.
+        budget_bytes: where it was given so.
+        weights_sha256: of F, see ``weights_hash``.
+        versions: of libraries that influence results.
+        written: when, ISO 8601 in UTC.
+    """
+
+    strategy: str
+    method: dict[str, Any]
+    learning: dict[str, Any]
+    mem_size: int
+    seed: int
+    network: dict[str, Any]
+    codebook: tuple[int, int] | None
+    precision: str = "fp32"
+    evaluate_quantized: bool = False
+    transform: dict[str, Any] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    budget_bytes: int | None = None
+    weights_sha256: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    written: str = ""
+
+
+def check_format(
+    path: str | os.PathLike, metadata: dict[str, str], formats: Sequence[str]
+) -> None:
+    """Raise LearnerError if the metadata of a file name none of the formats."""
+    name = metadata.get("format", "")
+    if name in formats:
+        return
+    what = f"of format {shown(name)}" if name else "no learner file"
+    raise LearnerError(
+        f"{path} is {what}, not {' or '.join(formats)}: give a file that crumb teach, "
+        "Learner.save or crumb run wrote"
+    )
+
+
+def read_run_header(path: str | os.PathLike, metadata: dict[str, str]) -> LearnerHeader:
+    """Return the checked header in the metadata of a run's learner file.
+
+    Raises:
+        LearnerError: the file is of another format, or a value breaks a rule.
+    """
+    check_format(path, metadata, [FORMAT_OF_RUNS])
+    try:
+        values = loaded_json(metadata.get("learner", ""))
+        _check_header(values)
+    except StateError as error:
+        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
+    if values["codebook"] is not None:
+        values["codebook"] = tuple(values["codebook"])
+    return LearnerHeader(**values)
+
+
+def _check_header(values: Any) -> None:
+    """Raise StateError if plain values are no header; names the value and the rule."""
+    check(HEADER, values)
+    labels = [known["label"] for known in values["classes"]]
+    names = [known["name"] for known in values["classes"]]
+    if len(set(labels)) < len(labels) or len(set(names)) < len(names):
+        raise StateError("classes share a label or a name, but have to have their own")
+    if max(labels, default=0) >= values["network"]["n_classes"]:
+        raise StateError("a label of classes has to be below network.n_classes")
+
+
+def save_learner(
+    path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader
+) -> None:
+    """Write a run's learner file atomically.
+
+    Args:
+        path: path of the file; an existing one is replaced.
+        strategy: the strategy, not within an experience.
+        header: ``weights_sha256`` and ``written`` are filled in.
+
+    Raises:
+        LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be
+            stored.
+        OSError: the file cannot be written, for instance because the disk is full; an
+            existing one is unchanged.
+    """
+    if header.strategy in NOT_KEPT:
+        raise LearnerError(
+            f"strategy {header.strategy} has no learner file: "
+            f"{NOT_KEPT[header.strategy]}"
+        )
+    feature_extractor = strategy.model.feature_extractor
+    header = replace(
+        header, weights_sha256=weights_hash(feature_extractor), written=now()
+    )
+    metadata = {"format": FORMAT_OF_RUNS, "learner": json.dumps(asdict(header))}
+    try:
+        state = {
+            "feature_extractor": dict(feature_extractor.state_dict()),
+            "strategy": strategy.answer_state(),
+        }
+        write_state(path, state, metadata)
+    except StateError as error:
+        raise LearnerError(
+            f"strategy {header.strategy} cannot be saved: {error}"
+        ) from error
+
+
+def load_learner(
+    path: str | os.PathLike, device: str = "cpu"
+) -> "tuple[StreamStrategy, LearnerHeader]":
+    """Build the strategy of a run's learner file.
+
+    It can ``eval`` as the run's did, but not train on. The RNG state does not change.
+
+    Args:
+        path: a learner file.
+        device: device of the strategy.
+
+    Raises:
+        LearnerError: the file is absent, damaged, of another format, or does not fit
+            the installed version.
+    """
+    path = Path(path)
+    try:
+        state, metadata = read_state(path)
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+    header = read_run_header(path, metadata)
+    try:
+        with preserve_rng_state():
+            strategy = _built(header, device)
+            _load(strategy, state)
+    # The state of each strategy is its own, and so is how it fails.
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LearnerError(
+            f"{path} does not fit strategy {header.strategy} of this version: {reason}"
+        ) from error
+    if weights_hash(strategy.model.feature_extractor) != header.weights_sha256:
+        raise LearnerError(
+            f"the weights of F in {path} are not those that its header names; save the "
+            "learner again"
+        )
+    return strategy, header
+
+
+def _built(header: LearnerHeader, device: str) -> Any:
+    """Build the untrained strategy that a header describes."""
+    from avalanche.training.plugins import EvaluationPlugin
+
+    from crumb_avalanche.methods.registry import LearningSettings, build_strategy
+
+    codebook = None
+    if header.codebook is not None:
+        codebook = Codebook(*header.codebook)
+    model = split_backbone(weights=None, codebook=codebook, **header.network)
+    model = model.to(device)
+    model.set_precision(header.precision)
+    strategy = build_strategy(
+        header.strategy,
+        model,
+        LearningSettings(**header.learning),
+        header.mem_size,
+        header.seed,
+        device,
+        header.method,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+    model.quantized_evaluation = header.evaluate_quantized
+    return strategy
+
+
+def _load(strategy: Any, state: dict[str, Any]) -> None:
+    """Load weights and what was learned; raise StateError if a weight is not finite."""
+    model = strategy.model
+    model.feature_extractor.load_state_dict(state["feature_extractor"])
+    strategy.load_answer_state(state["strategy"])
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise StateError(f"{name} holds values that are not finite")
+
+
+def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
+    """Return the softmax of ``(B, classes)`` outputs.
+
+    That of a closed form is taken at its usual temperature.
+    """
+    statistics = getattr(strategy, "statistics", None)
+    temperature = getattr(statistics, "temperature", 1.0)
+    return (outputs.double() / temperature).softmax(1)
