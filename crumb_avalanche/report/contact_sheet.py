@@ -14,10 +14,18 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from crumb_avalanche.images.clips import BadImage, Frames, OnBad
+from crumb_avalanche.images.clips import BadImage, Clip, Frames, OnBad
 from crumb_avalanche.images.sources import clips_to_ask
 from crumb_avalanche.learner.answer import Answer
-from crumb_avalanche.report.page import EMPTY, Cell, Matrix, Table, count, render
+from crumb_avalanche.report.page import (
+    Cell,
+    Matrix,
+    MatrixCell,
+    MatrixRow,
+    Table,
+    count,
+    render,
+)
 from crumb_avalanche.system.progress import counted, listed
 
 MOST_CARDS = 300
@@ -27,19 +35,27 @@ AT_A_TIME = 64  # photos of a folder, and small copies of a clip's frames
 SIDE = 192  # pixels of the longer side of a thumbnail
 HEAT_SIDE = 28  # pixels of the longer side of a heat map, which the browser enlarges
 STRONGEST = 0.65  # opacity of a heat map where the evidence is strongest
-SPEAKS_FOR, SPEAKS_AGAINST = (
-    (213, 94, 0),
-    (0, 114, 178),
-)  # orange and blue, distinct for every kind of colour vision
+# Colours of evidence, red, green and blue: distinct for every kind of colour vision.
+SPEAKS_FOR = (213, 94, 0)  # orange
+SPEAKS_AGAINST = (0, 114, 178)  # blue
+
+# How often each true class was given each answer, by (true, answered) class.
+Pairs = Counter[tuple[str, str]]
 
 
 @dataclass(order=True)
 class Card:
-    """One answer on the page, with its thumbnail and heat map; the smallest come first."""
+    """One answer on the page, with its thumbnail and heat map; the smallest come first.
 
-    order: tuple[
-        bool, float, int
-    ]  # mistakes before the others, the most confident first; the others as they came
+    Attributes:
+        order: mistakes (``False``) before the others, the most confident mistakes
+            first, the others as they came.
+        answer: what was answered, and the true class if it is known.
+        image: the thumbnail as a data URI, empty without one.
+        heat: the heat map as a data URI.
+    """
+
+    order: tuple[bool, float, int]
     answer: Answer = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
@@ -47,7 +63,8 @@ class Card:
     @property
     def wrong(self) -> bool:
         """Whether the true class is known and another was answered."""
-        return not self.order[0]
+        not_wrong, _, _ = self.order
+        return not not_wrong
 
 
 class Copy(NamedTuple):
@@ -55,7 +72,7 @@ class Copy(NamedTuple):
 
     thumbnail: Markup
     square: Image.Image
-    shape: tuple[int, int]
+    size: tuple[int, int]  # width and height of the image
 
 
 def _copying(
@@ -73,82 +90,119 @@ def _copying(
         yield path, image
 
 
+@dataclass(frozen=True)
+class AnswersPage:
+    """What ``contact_sheet.html`` shows.
+
+    Attributes:
+        title, lead: head of the page.
+        note: what a person who reads the answers should know; may be empty.
+        asked: answers whose true class is known; ``right`` of them are.
+        total: all answers; ``unknown`` of them show no class that was taught.
+        mistakes, others: the cards, not of all answers if they are many.
+        confusion: ``None`` for too many classes.
+        confused: a line for each pair of classes that were mistaken.
+        explained: whether there are heat maps.
+        unread: files that were left out.
+    """
+
+    title: str
+    lead: str
+    note: str
+    asked: int
+    right: int
+    total: int
+    unknown: int
+    mistakes: list[Card]
+    others: list[Card]
+    confusion: Matrix | None
+    confused: Table
+    explained: bool
+    unread: Sequence[BadImage]
+
+
 class ContactSheet:
     """Collects a learner's answers for a page; keeps the images of ``most`` of them."""
 
     def __init__(self, learner: Any, most: int = MOST_CARDS):
-        self.learner, self.most = learner, most
-        self.total = self.unknown = 0
-        self.pairs: Counter[tuple[str, str]] = Counter()  # of true and answered class
+        self.learner = learner
+        self.most = most
+        self.total = 0
+        self.unknown = 0
+        self.pairs: Pairs = Counter()
         self._cards: list[Card] = []
 
     def ask(
         self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]
     ) -> Iterator[Answer]:
         """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
-        for clip in clips_to_ask(
-            source, self.learner.classes, on_bad=on_bad, report=report
-        ):
-            while True:
-                copies: list[Copy] = []
-                frames = (
-                    islice(clip.frames, AT_A_TIME) if clip.is_folder else clip.frames
-                )
-                frames = _copying(frames, self.learner.image_size, copies)
-                answers = list(self.learner.predict_all(replace(clip, frames=frames)))
-                if not copies:
-                    break
-                copies = copies if clip.is_folder else [copies[len(copies) // 2]]
-                for answer, copy in zip(answers, copies, strict=True):
-                    self._add(answer, copy)
-                    yield answer
+        clips = clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report)
+        for clip in clips:
+            if clip.is_folder:
+                yield from self._ask_folder(clip)
+            else:
+                yield from self._ask_clip(clip, clip.frames)
+
+    def _ask_folder(self, clip: Clip) -> Iterator[Answer]:
+        """Answer for each photo of a folder, some at a time."""
+        while True:
+            before = self.total
+            yield from self._ask_clip(clip, islice(clip.frames, AT_A_TIME))
+            if self.total == before:
+                return
+
+    def _ask_clip(self, clip: Clip, frames: Iterable) -> Iterator[Answer]:
+        """Answer for some frames of a clip: for each photo of a folder, else one answer with the middle frame."""
+        copies: list[Copy] = []
+        watched = _copying(frames, self.learner.image_size, copies)
+        answers = list(self.learner.predict_all(replace(clip, frames=watched)))
+        if not copies:
+            return
+        if not clip.is_folder:
+            copies = [copies[len(copies) // 2]]
+        for answer, copy in zip(answers, copies, strict=True):
+            self._add(answer, copy)
+            yield answer
 
     def ask_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
         """Answer for boxes of an image as ``predict`` does, and draw each on the image."""
         answers = self.learner.predict(source, boxes)
-        ((_, image),) = (
-            frame for clip in clips_to_ask(source, ()) for frame in clip.frames
-        )
+        (clip,) = clips_to_ask(source, ())
+        ((_, image),) = clip.frames
         for answer in answers:
-            drawn = image.copy()
-            drawn.thumbnail((2 * SIDE, 2 * SIDE))
-            box = [edge * drawn.width / image.width for edge in answer.box]
-            ImageDraw.Draw(drawn).rectangle(box, outline=SPEAKS_FOR, width=5)
-            self._add(answer, Copy(thumbnail(drawn), drawn, drawn.size))
+            small = image.copy()
+            small.thumbnail((2 * SIDE, 2 * SIDE))
+            scale = small.width / image.width
+            box = [edge * scale for edge in answer.box]
+            ImageDraw.Draw(small).rectangle(box, outline=SPEAKS_FOR, width=5)
+            self._add(answer, Copy(thumbnail(small), small, small.size))
             yield answer
 
     def _add(self, answer: Answer, copy: Copy) -> None:
+        """Count an answer, and keep its card if it is among the first ``most``."""
         wrong = answer.truth not in (None, answer.label)
-        card = Card(
-            (not wrong, -answer.confidence if wrong else 0.0, self.total),
-            answer,
-            copy.thumbnail,
-        )
+        confidence = -answer.confidence if wrong else 0.0
+        card = Card((not wrong, confidence, self.total), answer, copy.thumbnail)
         self.total += 1
         self.unknown += answer.known is False
         if answer.truth is not None:
             self.pairs[answer.truth, answer.label] += 1
         if len(self._cards) < self.most or card < self._cards[-1]:
             if self.learner.explains and answer.box is None:
-                card.heat = heat_map(self.learner.explain(copy.square), copy.shape)
+                card.heat = heat_map(self.learner.explain(copy.square), copy.size)
             insort(self._cards, card)
             del self._cards[self.most :]
 
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
         """Render the page of a learner's name, with the files that were left out."""
-        classes = self.learner.classes
+        names = [info.name for info in self.learner.classes]
         wrong = [card for card in self._cards if card.wrong]
-        return render(
-            "contact_sheet.html",
+        page = AnswersPage(
             title=f"{self.total:,} answers of {name}",
-            lead=f"{self.learner.method}, {counted(len(classes), 'class')}: {listed([info.name for info in classes])}.",
+            lead=f"{self.learner.method}, {counted(len(names), 'class')}: {listed(names)}.",
             note=self.learner.note,
-            asked=sum(self.pairs.values()),
-            right=sum(
-                number
-                for (truth, label), number in self.pairs.items()
-                if truth == label
-            ),
+            asked=self.pairs.total(),
+            right=right_of(self.pairs),
             total=self.total,
             unknown=self.unknown,
             mistakes=wrong,
@@ -158,85 +212,91 @@ class ContactSheet:
             explained=self.learner.explains,
             unread=unread,
         )
+        return render("contact_sheet.html", page)
 
 
-def confusion_matrix(pairs: Counter[tuple[str, str]]) -> Matrix | None:
+def right_of(pairs: Pairs) -> int:
+    """Return the number of right answers."""
+    return sum(number for (truth, label), number in pairs.items() if truth == label)
+
+
+def mistaken(pairs: Pairs) -> Pairs:
+    """Return the pairs of different classes."""
+    wrong: Pairs = Counter()
+    for (truth, label), number in pairs.items():
+        if truth != label:
+            wrong[truth, label] = number
+    return wrong
+
+
+def confusion_matrix(pairs: Pairs) -> Matrix | None:
     """How often each true class (row) was given each answer (column); ``None`` for too many classes."""
-    names = list(
-        dict.fromkeys([*(truth for truth, _ in pairs), *(label for _, label in pairs)])
-    )
-    if not names or len(names) > MOST_COLUMNS:
+    truths = list(dict.fromkeys(truth for truth, _ in pairs))
+    answers = [label for _, label in pairs]
+    columns = list(dict.fromkeys([*truths, *answers]))
+    if not columns or len(columns) > MOST_COLUMNS:
         return None
-    rows = []
-    for truth in dict.fromkeys(truth for truth, _ in pairs):
-        numbers = [pairs[truth, label] for label in names]
-        cells = [
-            (count(n) if n else EMPTY, f"{n / sum(numbers):.1%}" if n else "")
-            for n in numbers
-        ]
-        rows.append(
-            (
-                truth,
-                [
-                    *cells,
-                    (
-                        Cell(
-                            f"{pairs[truth, truth] / sum(numbers):.0%}".replace(
-                                "%", " %"
-                            )
-                        ),
-                        "",
-                    ),
-                ],
-            )
-        )
-    return Matrix(["is", *names, "right"], rows, len(names) > SMALL_COLUMNS)
+    rows = [_confusion_row(pairs, truth, columns) for truth in truths]
+    heads = ["is", *columns, "right"]
+    return Matrix(heads, rows, small=len(columns) > SMALL_COLUMNS)
 
 
-def confused_table(pairs: Counter[tuple[str, str]]) -> Table:
+def _confusion_row(pairs: Pairs, truth: str, columns: Sequence[str]) -> MatrixRow:
+    """Return how often a class was given each answer, and the share of right answers."""
+    numbers = [pairs[truth, label] for label in columns]
+    total = sum(numbers)
+    cells = []
+    for number in numbers:
+        if number:
+            cells.append(MatrixCell(count(number), f"{number / total:.1%}"))
+        else:
+            cells.append(MatrixCell())
+    right = f"{pairs[truth, truth] / total:.0%}".replace("%", " %")
+    return MatrixRow(truth, [*cells, MatrixCell(Cell(right))])
+
+
+def confused_table(pairs: Pairs) -> Table:
     """A line for each pair of classes that were mistaken, the most frequent first."""
     columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
-    mistaken = [
-        (pair, number) for pair, number in pairs.most_common() if pair[0] != pair[1]
-    ]
-    return Table(
-        columns,
-        [
-            [Cell(truth), Cell(label), count(number)]
-            for (truth, label), number in mistaken
-        ],
-    )
+    rows = []
+    for (truth, label), number in mistaken(pairs).most_common():
+        rows.append([Cell(truth), Cell(label), count(number)])
+    return Table(columns, rows)
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
     """Encode an image as JPEG with at most ``side`` pixels on the longer side, without its metadata."""
-    small, file = image.convert("RGB"), io.BytesIO()
+    small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.BILINEAR)
     small.info.clear()
+    file = io.BytesIO()
     small.save(file, "JPEG", quality=80)
     return _uri(file.getvalue(), "jpeg")
 
 
-def heat_map(shares: Tensor, shape: tuple[int, int]) -> Markup:
-    """Encode the evidence of ``Learner.explain``, ``(H, W)``, as PNG to lay over a thumbnail of some width and height.
+def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
+    """Encode the evidence of ``Learner.explain`` as PNG to lay over a thumbnail.
 
     It is orange where positive, blue where negative, and transparent where 0.
+
+    Args:
+        shares: ``(H, W)`` evidence.
+        size: width and height of the image.
     """
-    width, height = (max(1, round(HEAT_SIDE * side / max(shape))) for side in shape)
-    small = torch.nn.functional.adaptive_avg_pool2d(
+    width, height = (max(1, round(HEAT_SIDE * side / max(size))) for side in size)
+    evidence = torch.nn.functional.adaptive_avg_pool2d(
         shares[None].float(), (height, width)
     )[0]
-    strength = small.abs() / small.abs().max().clamp_min(1e-12)
-    pixels = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)[
-        (small > 0).long()
-    ]
-    alpha = (255 * STRONGEST * strength).round().to(torch.uint8)
+    colours = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)
+    pixels = colours[(evidence > 0).long()]
+    strength = evidence.abs() / evidence.abs().max().clamp_min(1e-12)
+    opacity = (255 * STRONGEST * strength).round().to(torch.uint8)
+    rgba = torch.cat([pixels, opacity[:, :, None]], 2).numpy()
     file = io.BytesIO()
-    Image.fromarray(torch.cat([pixels, alpha[:, :, None]], 2).numpy(), "RGBA").save(
-        file, "PNG", optimize=True
-    )
+    Image.fromarray(rgba, "RGBA").save(file, "PNG", optimize=True)
     return _uri(file.getvalue(), "png")
 
 
 def _uri(data: bytes, kind: str) -> Markup:
+    """Return an image of a kind as a data URI."""
     return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,34 +17,49 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.report.contact_sheet import (
     Card,
+    Pairs,
     confused_table,
     confusion_matrix,
+    mistaken,
     thumbnail,
 )
-from crumb_avalanche.report.page import Cell, Table, count, render
+from crumb_avalanche.report.page import Cell, Matrix, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
 from crumb_avalanche.system.progress import counted
 
 MOST_MISTAKES = 200  # with images
-FEW_OBJECTS = (
-    3  # a class with fewer is learned from few examples of what it may look like
-)
+FEW_OBJECTS = 3  # a class with fewer is learned from few examples of its looks
 FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
 UNREAD = 0.05  # share of unread files that is worth mending
-# classes that a line names, pairs of classes that are shown, and images of each side of
-# a pair
-NAMED = 3
+MOST_NAMED = 3  # classes that a line of advice names
+MOST_PAIRS = 3  # pairs of classes whose images are shown
+MOST_EXAMPLES = 3  # images of each side of a pair
+# Kinds of test images, from far from what was learned to near.
+KINDS = (
+    "other objects than were learned",
+    "learned objects in another clip: a new background, if it was filmed in another place",
+    "the rest of a clip that was learned: near copies, so hardly a test",
+)
+
+Predictions = Mapping[str, np.ndarray]  # as read_predictions returns
 
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """What a class was learned from and tested on."""
+    """What a class was learned from and tested on.
+
+    Attributes:
+        name: of the class.
+        objects, clips, images: that it was learned from.
+        tested: test images, ``right`` of them with the right answer.
+        tested_objects: objects that the test images show.
+    """
 
     name: str
     objects: int
     clips: int
     images: int
-    tested: int  # images
+    tested: int
     right: int
     tested_objects: int = 1
 
@@ -54,155 +69,224 @@ class ClassCounts:
         return self.right / self.tested if self.tested else 1.0
 
 
+@dataclass(frozen=True)
+class Example:
+    """An image on the page: its thumbnail, empty if its file changed, and where its owner finds it."""
+
+    image: Markup
+    place: str
+
+
+@dataclass(frozen=True)
+class ConfusedPair:
+    """Two classes that are confused, with images of both sides.
+
+    Attributes:
+        truth, label: true and answered class.
+        mistaken: test images of the former that were taken for the latter.
+        learned: images that the latter was learned from.
+    """
+
+    truth: str
+    label: str
+    mistaken: list[Example]
+    learned: list[Example]
+
+
+@dataclass(frozen=True)
+class MistakesPage:
+    """What ``mistakes.html`` shows.
+
+    Attributes:
+        title, lead: head of the page.
+        asked: test images; ``right`` and ``wrong`` are the numbers of answers.
+        unread: files that were left out.
+        advice: what would help most, the most helpful first.
+        classes: a line for each class.
+        places: a line for each kind of test image.
+        confusion: ``None`` without a mistake, or with too many classes.
+        confused: a line for each pair of classes that were mistaken.
+        pictures: of the pairs confused most.
+        mistakes: the most confident ones.
+    """
+
+    title: str
+    lead: str
+    asked: int
+    right: int
+    wrong: int
+    unread: int
+    advice: list[str]
+    classes: Table
+    places: Table
+    confusion: Matrix | None
+    confused: Table
+    pictures: list[ConfusedPair]
+    mistakes: list[Card]
+
+
 def write_mistakes(
     folder: Path,
     table: FrameTable,
-    predictions: dict[str, np.ndarray],
+    predictions: Predictions,
     preset: str,
     strategy: str,
     unread: int = 0,
 ) -> None:
-    """Write the page of a finished run, whose ``predictions`` are as from ``read_predictions``."""
-    pairs = Counter(
-        (table.classes[label], table.classes[answer])
-        for label, answer in zip(
-            predictions["label"].tolist(), predictions["answer"].tolist()
-        )
-    )
-    classes = counts_of(table, pairs)
+    """Write the page of a finished run.
+
+    Args:
+        folder: of the run.
+        table: its frames.
+        predictions: as from ``read_predictions``.
+        preset, strategy: of the run.
+        unread: number of files that were left out.
+    """
     wrong = np.flatnonzero(predictions["label"] != predictions["answer"])
-    worst = wrong[np.argsort(-predictions["confidence"][wrong], kind="stable")]
-    asked, right = len(predictions["row"]), len(predictions["row"]) - len(wrong)
-    page = render(
-        "mistakes.html",
+    worst_first = wrong[np.argsort(-predictions["confidence"][wrong], kind="stable")]
+    pairs = pairs_of(table, predictions)
+    classes = counts_of(table, pairs)
+    asked = len(predictions["row"])
+    help_most = advice(classes, len(wrong), unread, preset, strategy)
+    page = MistakesPage(
         title=f"{len(wrong):,} mistakes of {asked:,} test images",
         lead=f"{strategy}, preset {preset}, {counted(len(table.classes), 'class')} of {table.root}.",
         asked=asked,
-        right=right,
+        right=asked - len(wrong),
+        wrong=len(wrong),
         unread=unread,
-        advice=[
-            *film_next(pairs),
-            *advice(classes, len(wrong), unread, preset, strategy),
-        ],
+        advice=[*film_next(pairs), *help_most],
         classes=class_table(classes),
         places=places_table(table, predictions),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
         pictures=pair_pictures(table, predictions, pairs),
         mistakes=[
-            _card(table, predictions, place) for place in worst[:MOST_MISTAKES].tolist()
+            _card(table, predictions, index)
+            for index in worst_first[:MOST_MISTAKES].tolist()
         ],
-        wrong=len(wrong),
     )
-    write_text(folder / MISTAKES, page)
+    write_text(folder / MISTAKES, render("mistakes.html", page))
 
 
-def counts_of(table: FrameTable, pairs: Counter[tuple[str, str]]) -> list[ClassCounts]:
+def pairs_of(table: FrameTable, predictions: Predictions) -> Pairs:
+    """Count the test images by true and answered class."""
+    pairs: Pairs = Counter()
+    labels = predictions["label"].tolist()
+    for label, answer in zip(labels, predictions["answer"].tolist()):
+        pairs[table.classes[label], table.classes[answer]] += 1
+    return pairs
+
+
+def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
     """Count what each class was learned from, and its test images by true and answered class (``pairs``)."""
-    found = []
+    tested: Counter[str] = Counter()
+    for (truth, _), number in pairs.items():
+        tested[truth] += number
+    counts = []
     for name in table.classes:
-        train, test = (table.rows(split, name).tolist() for split in ("train", "test"))
-        found.append(
+        learned = table.rows("train", name).tolist()
+        test = table.rows("test", name).tolist()
+        clips = {(table.object_name[row], table.session[row]) for row in learned}
+        counts.append(
             ClassCounts(
                 name,
-                len({table.object_name[row] for row in train}),
-                len({(table.object_name[row], table.session[row]) for row in train}),
-                len(train),
-                sum(number for (truth, _), number in pairs.items() if truth == name),
-                pairs[name, name],
-                len({table.object_name[row] for row in test}),
+                objects=len({object_name for object_name, _ in clips}),
+                clips=len(clips),
+                images=len(learned),
+                tested=tested[name],
+                right=pairs[name, name],
+                tested_objects=len({table.object_name[row] for row in test}),
             )
         )
-    return found
+    return counts
 
 
-def class_table(classes: list[ClassCounts]) -> Table:
+def class_table(classes: Sequence[ClassCounts]) -> Table:
     """A line for each class: accuracy, and what it was learned from; the worst first."""
     columns = {
         "class": "class",
         "accuracy": "right, %",
         "tested": "test images",
         "tested_objects": "test objects",
-    }
-    columns |= {
         "objects": "objects learned",
         "clips": "clips learned",
         "images": "images learned",
     }
     rows = []
-    for one in sorted(classes, key=lambda one: one.share):
-        numbers = (one.tested, one.tested_objects, one.objects, one.clips, one.images)
+    for counts in sorted(classes, key=lambda counts: counts.share):
+        accuracy = f"{100 * counts.share:.1f}" if counts.tested else ""
         rows.append(
             [
-                Cell(one.name),
-                Cell(f"{100 * one.share:.1f}" if one.tested else ""),
-                *map(count, numbers),
+                Cell(counts.name),
+                Cell(accuracy),
+                count(counts.tested),
+                count(counts.tested_objects),
+                count(counts.objects),
+                count(counts.clips),
+                count(counts.images),
             ]
         )
     return Table(columns, rows)
 
 
-def places_table(table: FrameTable, predictions: dict[str, np.ndarray]) -> Table:
+def places_table(table: FrameTable, predictions: Predictions) -> Table:
     """A line for each kind of test image: other object, other clip, or the rest of a clip that was learned."""
-    learned = table.rows("train").tolist()
-    objects = {(table.labels[row], table.object_name[row]) for row in learned}
-    clips = {
-        (table.labels[row], table.object_name[row], table.session[row])
-        for row in learned
-    }
+    objects = set()
+    clips = set()
+    for row in table.rows("train").tolist():
+        learned = (table.labels[row], table.object_name[row])
+        objects.add(learned)
+        clips.add((*learned, table.session[row]))
     asked: Counter[int] = Counter()
     right: Counter[int] = Counter()
-    for row, label, answer in zip(
-        *(predictions[name].tolist() for name in ("row", "label", "answer"))
-    ):
-        name = table.object_name[row]
-        kind = ((label, name) in objects) + ((label, name, table.session[row]) in clips)
+    for index, row in enumerate(predictions["row"].tolist()):
+        label = predictions["label"][index]
+        shown = (label, table.object_name[row])
+        # An index of KINDS: a learned clip is of a learned object.
+        kind = (shown in objects) + ((*shown, table.session[row]) in clips)
         asked[kind] += 1
-        right[kind] += label == answer
-    kinds = (
-        "other objects than were learned",
-        "learned objects in another clip: a new background, if it was filmed in another place",
-        "the rest of a clip that was learned: near copies, so hardly a test",
-    )
-    rows = [
-        [
-            Cell(kinds[kind]),
-            Cell(f"{100 * right[kind] / asked[kind]:.1f}"),
-            count(asked[kind]),
-        ]
-        for kind in sorted(asked)
-    ]
-    return Table(
-        {"kind": "test images of", "accuracy": "right, %", "tested": "test images"},
-        rows,
-    )
+        right[kind] += int(label == predictions["answer"][index])
+    rows = []
+    for kind in sorted(asked):
+        accuracy = 100 * right[kind] / asked[kind]
+        rows.append([Cell(KINDS[kind]), Cell(f"{accuracy:.1f}"), count(asked[kind])])
+    columns = {
+        "kind": "test images of",
+        "accuracy": "right, %",
+        "tested": "test images",
+    }
+    return Table(columns, rows)
 
 
 def pair_pictures(
-    table: FrameTable,
-    predictions: dict[str, np.ndarray],
-    pairs: Counter[tuple[str, str]],
-) -> list[tuple[str, str, list, list]]:
-    """Of the pairs confused most: true and answered class, some mistakes, and some of what the latter learned."""
-    found = []
-    for truth, label in [pair for pair, _ in pairs.most_common() if len(set(pair)) > 1][
-        :NAMED
-    ]:
-        numbers = table.classes.index(truth), table.classes.index(label)
-        wrong = (predictions["label"] == numbers[0]) & (
-            predictions["answer"] == numbers[1]
-        )
+    table: FrameTable, predictions: Predictions, pairs: Pairs
+) -> list[ConfusedPair]:
+    """Return the pairs confused most, with some mistakes and some of what the answered class learned."""
+    confused = []
+    for (truth, label), _ in mistaken(pairs).most_common(MOST_PAIRS):
+        is_truth = predictions["label"] == table.classes.index(truth)
+        is_label = predictions["answer"] == table.classes.index(label)
+        wrong = predictions["row"][is_truth & is_label]
         learned = table.rows("train", label)
-        learned = learned[:: max(1, len(learned) // NAMED)][:NAMED]
-        sides = [
-            [
-                (picture_of(table, row), place_of(table.path[row]))
-                for row in rows.tolist()
-            ]
-            for rows in (predictions["row"][wrong][:NAMED], learned)
-        ]
-        found.append((truth, label, *sides))
-    return found
+        step = max(1, len(learned) // MOST_EXAMPLES)
+        confused.append(
+            ConfusedPair(
+                truth,
+                label,
+                mistaken=_examples(table, wrong),
+                learned=_examples(table, learned[::step]),
+            )
+        )
+    return confused
+
+
+def _examples(table: FrameTable, rows: np.ndarray) -> list[Example]:
+    """Return the first rows of a frame table as examples."""
+    return [
+        Example(picture_of(table, row), place_of(table.path[row]))
+        for row in rows[:MOST_EXAMPLES].tolist()
+    ]
 
 
 def picture_of(table: FrameTable, row: int) -> Markup:
@@ -213,28 +297,31 @@ def picture_of(table: FrameTable, row: int) -> Markup:
         return Markup()
 
 
-def _card(table: FrameTable, predictions: dict[str, np.ndarray], place: int) -> Card:
-    row, confidence = (
-        int(predictions["row"][place]),
-        float(predictions["confidence"][place]),
+def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
+    """Return a mistake with its image; the most confident come first."""
+    row = int(predictions["row"][index])
+    confidence = float(predictions["confidence"][index])
+    answer = Answer(
+        table.classes[predictions["answer"][index]],
+        confidence,
+        None,
+        (),
+        place_of(table.path[row]),
+        table.classes[predictions["label"][index]],
     )
-    truth, label = (
-        table.classes[predictions[name][place]] for name in ("label", "answer")
-    )
-    answer = Answer(label, confidence, None, (), place_of(table.path[row]), truth)
-    return Card((False, -confidence, place), answer, picture_of(table, row))
+    return Card((False, -confidence, index), answer, picture_of(table, row))
 
 
 def place_of(path: str) -> str:
     """Return where an owner finds a frame: of one that was taken out of a video, the video and the second."""
     taken = re.fullmatch(
-        rf"{re.escape(FRAMES_FOLDER)}/([\d.]+)fps/(.+)/(\d+)\.png", path
+        rf"{re.escape(FRAMES_FOLDER)}/(?P<fps>[\d.]+)fps/(?P<video>.+)/(?P<number>\d+)\.png",
+        path,
     )
-    return (
-        path
-        if taken is None
-        else f"{taken[2]}, second {(int(taken[3]) - 1) / float(taken[1]):g}"
-    )
+    if taken is None:
+        return path
+    second = (int(taken["number"]) - 1) / float(taken["fps"])
+    return f"{taken['video']}, second {second:g}"
 
 
 def advice(
@@ -245,62 +332,74 @@ def advice(
     strategy: str = "rda",
 ) -> list[str]:
     """Return what would help most, the most helpful first as far as the counts tell; ``unread`` files were left out."""
-    found = []
-    read = sum(one.images + one.tested for one in classes)
-    if unread >= UNREAD * (read + unread):
-        found.append(
-            f"Restore or convert the files that could not be read: {unread} of {read + unread}."
+    lines = []
+    files = unread + sum(counts.images + counts.tested for counts in classes)
+    if unread >= UNREAD * files:
+        lines.append(
+            f"Restore or convert the files that could not be read: {unread} of {files}."
         )
-    found += _few_objects(classes)
+    lines += _few_objects(classes)
     if preset != "recommended" and mistakes:
-        found.append(
+        lines.append(
             f"Try --preset recommended: this run had preset {preset} and strategy {strategy}; the README compares the "
             "presets on other images than yours."
         )
-    uncertain = [
-        one
-        for one in classes
-        if one.tested and (one.tested < FEW_TESTED or one.tested_objects == 1)
-    ]
-    if uncertain:
-        tested = ", ".join(
-            f"{one.name} ({counted(one.tested, 'image')} of {counted(one.tested_objects, 'object')})"
-            for one in uncertain[:NAMED]
-        )
-        found.append(
-            f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
-            f"fewer than {FEW_TESTED} images or on one object, such as {tested}. More objects make the test firmer."
-        )
-    return found
+    lines += _uncertain(classes)
+    return lines
 
 
-def film_next(pairs: Counter[tuple[str, str]]) -> list[str]:
-    """Name the pair of classes that is confused most, if it is more than one image."""
-    wrong = Counter(
-        {pair: number for pair, number in pairs.items() if pair[0] != pair[1]}
-    )
-    ((truth, label), number), *_ = wrong.most_common(1) or [(("", ""), 0)]
-    if number < 2:
+def _uncertain(classes: Sequence[ClassCounts]) -> list[str]:
+    """Name classes that were tested on few images or one object."""
+    uncertain = []
+    for counts in classes:
+        few = counts.tested < FEW_TESTED or counts.tested_objects == 1
+        if counts.tested and few:
+            images = counted(counts.tested, "image")
+            objects = counted(counts.tested_objects, "object")
+            uncertain.append(f"{counts.name} ({images} of {objects})")
+    if not uncertain:
         return []
     return [
-        f"Film {truth} next, in another place and from the sides that tell it from {label}: {number} of "
-        f"{counted(wrong.total(), 'mistake')} are {truth} taken for {label}."
+        f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
+        f"fewer than {FEW_TESTED} images or on one object, such as {', '.join(uncertain[:MOST_NAMED])}. More objects "
+        "make the test firmer."
     ]
+
+
+def film_next(pairs: Pairs) -> list[str]:
+    """Name the pair of classes that is confused most, if it is more than one image."""
+    wrong = mistaken(pairs)
+    for (truth, label), number in wrong.most_common(1):
+        if number > 1:
+            mistakes = counted(wrong.total(), "mistake")
+            return [
+                f"Film {truth} next, in another place and from the sides that tell it from {label}: {number} of "
+                f"{mistakes} are {truth} taken for {label}."
+            ]
+    return []
 
 
 def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     """Name the classes with fewer right answers than all together and fewer objects than most, the worst first."""
-    tested = sum(one.tested for one in classes)
-    overall = sum(one.right for one in classes) / tested if tested else 1.0
-    usual = median(one.objects for one in classes)
+    tested = sum(counts.tested for counts in classes)
+    right = sum(counts.right for counts in classes)
+    overall = right / tested if tested else 1.0
+    usual = median(counts.objects for counts in classes)
+    enough = max(FEW_OBJECTS, usual)
     few = [
-        one
-        for one in classes
-        if one.share < overall and one.objects < max(FEW_OBJECTS, usual)
+        counts
+        for counts in classes
+        if counts.share < overall and counts.objects < enough
     ]
-    return [
-        f"Show other objects of {one.name}: {one.right} of {one.tested} test images right, learned from "
-        f"{counted(one.objects, 'object')} in {counted(one.clips, 'clip')} ({counted(one.images, 'image')}); the "
-        f"median of the classes is {usual:g} object{'s' * (usual != 1)}."
-        for one in sorted(few, key=lambda one: (one.share, one.objects))[:NAMED]
-    ]
+    few.sort(key=lambda counts: (counts.share, counts.objects))
+    unit = "object" if usual == 1 else "objects"
+    lines = []
+    for counts in few[:MOST_NAMED]:
+        objects = counted(counts.objects, "object")
+        clips = counted(counts.clips, "clip")
+        images = counted(counts.images, "image")
+        lines.append(
+            f"Show other objects of {counts.name}: {counts.right} of {counts.tested} test images right, learned from "
+            f"{objects} in {clips} ({images}); the median of the classes is {usual:g} {unit}."
+        )
+    return lines

@@ -4,20 +4,22 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import cell, mean_text
 from crumb_avalanche.runs.tables import table as text_table
 
 NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
+LONG = 60  # characters of a cell; a longer text is set in several lines
+MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page
 
 
 class Cell(NamedTuple):
@@ -34,7 +36,7 @@ class Cell(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Whether the text is set in several lines."""
-        return len(self.text) > 60
+        return len(self.text) > LONG
 
 
 EMPTY = Cell("")
@@ -42,40 +44,51 @@ EMPTY = Cell("")
 
 @dataclass
 class Table:
-    """Rows of cells, as many as there are columns."""
+    """Rows of cells, as many as there are columns.
 
-    columns: dict[str, str]  # of each its name for programs, and its heading
+    Attributes:
+        columns: of each column its name for programs, and its heading.
+        rows: from top to bottom.
+    """
+
+    columns: dict[str, str]
     rows: list[list[Cell]]
 
     @classmethod
     def of(cls, columns: dict[str, str], rows: Sequence[Mapping[str, Cell]]) -> "Table":
         """Make a table of cells by column; a column that no row has is left out, a cell that a row lacks is empty."""
-        used = {
-            name: head
-            for name, head in columns.items()
-            if any(name in row for row in rows)
-        }
-        return cls(used, [[row.get(name, EMPTY) for name in used] for row in rows])
+        present = {name for row in rows for name in row}
+        used = {name: head for name, head in columns.items() if name in present}
+        cells = []
+        for row in rows:
+            cells.append([row.get(name, EMPTY) for name in used])
+        return cls(used, cells)
 
     @property
     def numeric(self) -> list[bool]:
         """Whether each column holds numbers only, empty cells aside."""
-        return [
-            all(NUMBER.fullmatch(row[i].plain) for row in self.rows)
-            for i in range(len(self.columns))
-        ]
+        numeric = [True] * len(self.columns)
+        for row in self.rows:
+            for column, entry in enumerate(row):
+                if not NUMBER.fullmatch(entry.plain):
+                    numeric[column] = False
+        return numeric
 
     @property
     def lines(self) -> str:
         """Aligned columns for a terminal, in ASCII where the cells are."""
-        rows = [[cell.text.replace("±", "+-") for cell in row] for row in self.rows]
+        rows = []
+        for row in self.rows:
+            rows.append([entry.text.replace("±", "+-") for entry in row])
         return text_table(list(self.columns.values()), rows)
 
-    def write(self, path: Path) -> None:
-        """Write it as CSV with the names of columns and the values for programs, atomically."""
-        write_csv(
-            path, [self.columns, *([cell.plain for cell in row] for row in self.rows)]
-        )
+    @property
+    def csv(self) -> str:
+        """CSV with the names of columns and the values for programs."""
+        rows = [list(self.columns)]
+        for row in self.rows:
+            rows.append([entry.plain for entry in row])
+        return csv_text(rows)
 
 
 def count(value: float) -> Cell:
@@ -95,21 +108,45 @@ def seconds(value: float) -> Cell:
 
 def setting(value: object) -> Cell:
     """A setting, shortened if it is long."""
-    text, full = cell(value), cell(value, 100_000)
+    text = cell(value)
+    full = cell(value, 100_000)
     return Cell(text, None if text == full else full)
 
 
-class Matrix(NamedTuple):
-    """A matrix as text."""
+@dataclass(frozen=True)
+class MatrixCell:
+    """A cell of a matrix.
 
-    heads: list[str]  # the one of the row names included
-    rows: list[
-        tuple[str, list[tuple[Cell, str]]]
-    ]  # of each its name, and its cells with a CSS percentage or none
-    small: bool  # set in small type
+    Attributes:
+        cell: its text, and a tooltip as its value.
+        share: how dark it is, as a CSS percentage; empty for a plain cell.
+    """
+
+    cell: Cell = EMPTY
+    share: str = ""
 
 
-MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page
+@dataclass(frozen=True)
+class MatrixRow:
+    """A row of a matrix with its name."""
+
+    name: str
+    cells: list[MatrixCell]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix as text.
+
+    Attributes:
+        heads: of the columns, that of the row names included.
+        rows: from top to bottom.
+        small: whether it is set in small type.
+    """
+
+    heads: list[str]
+    rows: list[MatrixRow]
+    small: bool
 
 
 @cache
@@ -119,24 +156,28 @@ def environment() -> Environment:
     ``page.html`` also finds the style, the script and its hash: its policy lets only
     this script run.
     """
+    loader = PackageLoader("crumb_avalanche.report")
     templates = Environment(
-        loader=PackageLoader("crumb_avalanche.report"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=lambda value: (
-            value if hasattr(value, "__html__") else printable(value)
-        ),
+        finalize=_visible,
     )
-    style, script = (
-        Markup(templates.loader.get_source(templates, f"page.{kind}")[0])
-        for kind in ("css", "js")
-    )
+    style, _, _ = loader.get_source(templates, "page.css")
+    script, _, _ = loader.get_source(templates, "page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    templates.globals.update(style=style, script=script, script_hash=f"sha256-{digest}")
+    templates.globals["style"] = Markup(style)
+    templates.globals["script"] = Markup(script)
+    templates.globals["script_hash"] = f"sha256-{digest}"
     return templates
+
+
+def _visible(value: Any) -> Any:
+    """Return markup as it is, and a text with escapes for characters that are not seen."""
+    return value if hasattr(value, "__html__") else printable(value)
 
 
 def is_page(path: Path) -> bool:
@@ -145,7 +186,8 @@ def is_page(path: Path) -> bool:
         return MARK.encode() in file.read(1000)
 
 
-def render(template: str, **values: object) -> str:
-    """Render a template of a page in ASCII, which reads the same in every encoding."""
-    page = environment().get_template(template).render(**values)
-    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
+def render(template: str, page: Any) -> str:
+    """Render a template with the attributes of a dataclass, in ASCII, which reads the same in every encoding."""
+    values = {entry.name: getattr(page, entry.name) for entry in fields(page)}
+    text = environment().get_template(template).render(values)
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")

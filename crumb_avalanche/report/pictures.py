@@ -1,16 +1,22 @@
-"""Pictures of results, drawn without a display from numbers alone: accuracy curves and final accuracies."""
+"""Pictures of results, drawn without a display from numbers alone: accuracy curves and final accuracies.
+
+Artists of curve n have a gid that begins with ``group-n-``, by which a page finds them.
+"""
 
 import io
 import math
 import re
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import matplotlib
 import numpy as np
 from markupsafe import Markup, escape
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -49,93 +55,86 @@ STYLE = {
 
 @dataclass
 class Curve:
-    """Accuracies over all seen classes of one group of runs after each experience, in percent; NaN where not tested."""
+    """Accuracies over all seen classes of one group of runs, in percent.
+
+    Attributes:
+        label: of the group.
+        mean: over runs, after each experience; NaN where it was not tested.
+        std: standard deviation (n - 1) over runs, of the length of ``mean``; ``None``
+            for a single run.
+        finals: the last accuracy of each run.
+        joint: whether all classes were learned at once, which gives one accuracy only.
+        chance: chance level after each experience; ``None`` if it is not known.
+    """
 
     label: str
     mean: list[float]
-    std: list[float] | None  # (n - 1) over runs; None for a single one
-    finals: list[float]  # of each run
-    joint: bool = (
-        False  # all classes were learned at once, which gives one accuracy only
-    )
+    std: list[float] | None
+    finals: list[float]
+    joint: bool = False
     chance: list[float] | None = None
 
     @classmethod
     def of(
         cls,
         label: str,
-        accuracies: list[list],
+        accuracies: Sequence[Sequence[float | None]],
         joint: bool,
-        classes_seen: list[int] | None,
+        classes_seen: Sequence[int] | None,
     ) -> "Curve":
         """Summarise the accuracies of each run after each experience, ``None`` where it was not tested."""
-        after = [None if None in values else values for values in zip(*accuracies)]
-        mean = [
-            math.nan if values is None else statistics.fmean(values) for values in after
-        ]
+        after_each = list(zip(*accuracies))
         std = None
         if len(accuracies) > 1:
-            std = [
-                math.nan if values is None else statistics.stdev(values)
-                for values in after
-            ]
-        chance = [100 / count for count in classes_seen] if classes_seen else None
-        return cls(label, mean, std, list(after[-1]), joint, chance)
+            std = [_over_runs(statistics.stdev, values) for values in after_each]
+        chance = None
+        if classes_seen:
+            chance = [100 / count for count in classes_seen]
+        return cls(
+            label,
+            mean=[_over_runs(statistics.fmean, values) for values in after_each],
+            std=std,
+            finals=[float(final) for final in after_each[-1] if final is not None],
+            joint=joint,
+            chance=chance,
+        )
 
 
-def chance_of(curves: list[Curve]) -> list[float]:
+def _over_runs(
+    statistic: Callable[[Any], float], values: Sequence[float | None]
+) -> float:
+    """Return a statistic of one value of each run; NaN if a run has none."""
+    return math.nan if None in values else statistic(values)
+
+
+def chance_of(curves: Sequence[Curve]) -> list[float]:
     """Return the chance level after each experience, in percent; empty unless all curves share it."""
     levels = [curve.chance or [] for curve in curves]
     chance = max(levels, key=len)  # a joint learner has the last entry only
-    same = all(
-        level == chance or (curve.joint and level == chance[-1:])
-        for curve, level in zip(curves, levels)
-    )
-    return chance if same else []
+    for curve, level in zip(curves, levels):
+        same_end = curve.joint and level == chance[-1:]
+        if level != chance and not same_end:
+            return []
+    return chance
 
 
 def draw_curves(
-    axes: Axes, curves: list[Curve], chance: list[float], bands: bool = True
+    axes: Axes, curves: Sequence[Curve], chance: Sequence[float], bands: bool = True
 ) -> None:
-    """Draw the accuracy after each experience; artists of curve n have a gid that begins with ``group-n-``.
+    """Draw the accuracy after each experience.
 
-    ``chance`` is drawn if not empty; ``bands`` shade one standard deviation on both
-    sides.
+    Args:
+        axes: what to draw on.
+        curves: of the groups.
+        chance: the chance level after each experience; not drawn if empty.
+        bands: whether to shade one standard deviation on both sides.
     """
     longest = max(len(curve.mean) for curve in curves)
     for number, curve in enumerate(curves):
-        colour, line = (
-            COLOURS[number % len(COLOURS)],
-            LINES[number // len(COLOURS) % len(LINES)],
-        )
-        tested = np.flatnonzero(
-            ~np.isnan(curve.mean)
-        )  # a line continues over an experience without a test
-        mean, x = np.asarray(curve.mean)[tested], tested + 1
-        spread = None if curve.std is None else np.asarray(curve.std)[tested]
-        marker = MARKERS[number % len(MARKERS)]
-        if curve.joint and longest > 1:  # an upper bound, which has no stream
-            mean, x, line, marker = mean.repeat(2), np.array([1, longest]), "--", ""
-            spread = None if spread is None else spread.repeat(2)
-        label = literal(curve.label) + curve.joint * " (joint)"
-        axes.plot(
-            x,
-            mean,
-            color=colour,
-            ls=line,
-            marker=marker,
-            label=label,
-            gid=f"group-{number}-curve",
-        )
-        if bands and spread is not None:
-            band = axes.fill_between(
-                x, mean - spread, mean + spread, color=colour, alpha=0.18, lw=0
-            )
-            band.set_gid(f"group-{number}-band")
+        _draw_curve(axes, curve, number, longest, bands)
     if chance:
-        axes.plot(
-            range(1, len(chance) + 1), chance, color="0.35", lw=0.8, label="chance"
-        )
+        experiences = range(1, len(chance) + 1)
+        axes.plot(experiences, chance, color="0.35", lw=0.8, label="chance")
     axes.set_xlim(0.6, longest + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
     axes.set_ylim(0, 108)
@@ -144,69 +143,79 @@ def draw_curves(
     axes.set_ylabel("accuracy (%)")
     axes.grid(axis="y", color="0.9", lw=0.6)
     axes.set_axisbelow(True)
-    shaded = (
-        ", band of one standard deviation"
-        if bands and any(curve.std for curve in curves)
-        else ""
+    title = "all classes seen: mean of runs"
+    if bands and any(curve.std for curve in curves):
+        title += ", band of one standard deviation"
+    axes.set_title(title, pad=10)
+
+
+def _draw_curve(
+    axes: Axes, curve: Curve, number: int, longest: int, bands: bool
+) -> None:
+    """Draw curve ``number`` and its band; a joint learner as a line over all ``longest`` experiences."""
+    colour = COLOURS[number % len(COLOURS)]
+    style = LINES[number // len(COLOURS) % len(LINES)]
+    marker = MARKERS[number % len(MARKERS)]
+    label = literal(curve.label)
+    # A line continues over an experience without a test.
+    tested = np.flatnonzero(~np.isnan(curve.mean))
+    experiences = tested + 1
+    mean = np.asarray(curve.mean)[tested]
+    spread = None if curve.std is None else np.asarray(curve.std)[tested]
+    if curve.joint:
+        label += " (joint)"
+    if curve.joint and longest > 1:  # an upper bound, which has no stream
+        style = "--"
+        marker = ""
+        experiences = np.array([1, longest])
+        mean = mean.repeat(2)
+        spread = None if spread is None else spread.repeat(2)
+    axes.plot(
+        experiences,
+        mean,
+        color=colour,
+        ls=style,
+        marker=marker,
+        label=label,
+        gid=f"group-{number}-curve",
     )
-    axes.set_title(f"all classes seen: mean of runs{shaded}", pad=10)
+    if bands and spread is not None:
+        band = axes.fill_between(
+            experiences,
+            mean - spread,
+            mean + spread,
+            color=colour,
+            alpha=0.18,
+            lw=0,
+        )
+        band.set_gid(f"group-{number}-band")
 
 
-def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
-    """Draw a bar for each group's final accuracy, a dot for each run's, and a line for the chance level if given.
-
-    Artists of curve n have a gid that begins with ``group-n-``.
-    """
-    spreads = [curve.std[-1] if curve.std else 0.0 for curve in curves]
-    means = [curve.mean[-1] for curve in curves]
-    places = np.arange(len(curves))
-    colours = [COLOURS[number % len(COLOURS)] for number in places]
-    hatches = [
-        "/" * (2 * (number // len(COLOURS))) for number in places
-    ]  # for colours that repeat
+def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> None:
+    """Draw a bar for each group's final accuracy, a dot for each run's, and a line for the chance level if given."""
+    rows = np.arange(len(curves))
     bars = axes.barh(
-        places,
-        means,
+        rows,
+        [curve.mean[-1] for curve in curves],
         height=0.6,
-        color=colours,
+        color=[COLOURS[row % len(COLOURS)] for row in rows],
         alpha=0.55,
-        hatch=hatches,
+        # For colours that repeat.
+        hatch=["/" * (2 * (row // len(COLOURS))) for row in rows],
         ec="white",
         lw=0,
     )
-    for place, curve, spread in zip(places, curves, spreads):
-        drawn = [bars[place]]
-        if curve.std:
-            line = axes.errorbar(
-                means[place], place - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2
-            )
-            drawn += [artist for artist in line.get_children() if artist is not None]
-        dots = place + (
-            np.linspace(0.05, 0.22, len(curve.finals))
-            if len(curve.finals) > 1
-            else np.zeros(1)
-        )
-        drawn += axes.plot(
-            curve.finals, dots, "o", ms=4, mfc="white", mec="0.15", mew=0.8, zorder=3
-        )
-        text = f"{means[place]:.1f}" + (f" ± {spread:.1f}" if curve.std else "")
-        drawn.append(
-            axes.text(
-                max([*curve.finals, means[place] + spread]) + 2,
-                place,
-                text,
-                va="center",
-            )
-        )
-        for number, artist in enumerate(drawn):
-            artist.set_gid(f"group-{place}-final-{number}")
+    for row, curve in enumerate(curves):
+        artists = [bars[row], *_draw_spread_and_dots(axes, curve, row)]
+        for number, artist in enumerate(artists):
+            artist.set_gid(f"group-{row}-final-{number}")
     if chance is not None:
         axes.axvline(chance, color="0.35", lw=0.8)
-    labels = [
-        fill(literal(curve.label), 28, break_long_words=False, break_on_hyphens=False)
-        for curve in curves
-    ]
-    axes.set_yticks(places, labels)
+    labels = []
+    for curve in curves:
+        label = literal(curve.label)
+        labels.append(fill(label, 28, break_long_words=False, break_on_hyphens=False))
+    axes.set_yticks(rows, labels)
     axes.set_ylim(len(curves) - 0.4, -0.6)
     axes.set_xlim(0, 122)
     axes.set_xticks(range(0, 101, 20))
@@ -216,26 +225,72 @@ def draw_finals(axes: Axes, curves: list[Curve], chance: float | None) -> None:
     )
 
 
+def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
+    """Draw what stands on the bar of a row: the standard deviation, a dot for each run, and the numbers."""
+    artists: list[Artist] = []
+    mean = curve.mean[-1]
+    spread = 0.0
+    text = f"{mean:.1f}"
+    if curve.std:
+        spread = curve.std[-1]
+        text += f" ± {spread:.1f}"
+        line = axes.errorbar(
+            mean, row - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2
+        )
+        artists += [artist for artist in line.get_children() if artist is not None]
+    heights = np.zeros(1)
+    if len(curve.finals) > 1:
+        heights = np.linspace(0.05, 0.22, len(curve.finals))
+    artists += axes.plot(
+        curve.finals,
+        row + heights,
+        "o",
+        ms=4,
+        mfc="white",
+        mec="0.15",
+        mew=0.8,
+        zorder=3,
+    )
+    right_end = max(*curve.finals, mean + spread)
+    artists.append(axes.text(right_end + 2, row, text, va="center"))
+    return artists
+
+
 def literal(text: str) -> str:
     """Escape a text so that it is drawn literally: no formulas between dollar signs, no characters invalid in SVG."""
     return printable(text).replace("$", r"\$")
 
 
+# Formats of a picture, and options of savefig for each.
+FORMATS: dict[str, dict[str, Any]] = {
+    "png": {"dpi": 150},
+    "svg": {"metadata": {"Date": None}},  # the same numbers give the same file
+}
+
+
+def encoded(figure: Figure) -> dict[str, bytes]:
+    """Return the content of a PNG and an SVG file of a figure, by extension."""
+    contents = {}
+    for extension, options in FORMATS.items():
+        file = io.BytesIO()
+        with matplotlib.rc_context(STYLE):
+            figure.savefig(file, format=extension, **options)
+        contents[extension] = file.getvalue()
+    return contents
+
+
 def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
     """Write a figure as PNG and SVG, atomically; returns the paths."""
     paths = []
-    for kind, options in {
-        "png": {"dpi": 150},
-        "svg": {"metadata": {"Date": None}},
-    }.items():
-        path = folder / f"{name}.{kind}"
-        with matplotlib.rc_context(STYLE), atomic_write(path) as file:
-            figure.savefig(file, format=kind, **options)
+    for extension, content in encoded(figure).items():
+        path = folder / f"{name}.{extension}"
+        with atomic_write(path) as file:
+            file.write(content)
         paths.append(path)
     return paths
 
 
-def comparison_picture(title: str, curves: list[Curve]) -> Figure:
+def comparison_picture(title: str, curves: Sequence[Curve]) -> Figure:
     """Draw groups of runs: curves with bands of one standard deviation, and final accuracies."""
     chance = chance_of(curves)
     height = max(5.0, 2.2 + 0.55 * len(curves))
@@ -245,33 +300,53 @@ def comparison_picture(title: str, curves: list[Curve]) -> Figure:
         figure.suptitle(literal(title))
         left, right = figure.subplots(1, 2)
         draw_curves(left, curves, chance)
-        figure.legend(
-            *left.get_legend_handles_labels(), loc="outside lower center", ncols=3
-        )
+        _add_legend(figure, left)
         draw_finals(right, curves, chance[-1] if chance else None)
     return figure
 
 
-def page_figures(curves: list[Curve]) -> tuple[Figure, Figure]:
-    """Draw the accuracy after each experience, and the final accuracy; of one height, as they stand side by side."""
-    height, chance = max(4.6, 1 + 0.4 * len(curves)), chance_of(curves)
+def _add_legend(figure: Figure, axes: Axes) -> None:
+    """Put the legend of axes below the figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+
+
+@dataclass(frozen=True)
+class PageFigures:
+    """The figures of a stream on a page, of one height, as they stand side by side.
+
+    Attributes:
+        curves: the accuracy after each experience.
+        finals: the final accuracy.
+    """
+
+    curves: Figure
+    finals: Figure
+
+
+def page_figures(curves: Sequence[Curve]) -> PageFigures:
+    """Draw the accuracy after each experience, and the final accuracy, without titles: the page has captions."""
+    size = (8, max(4.6, 1 + 0.4 * len(curves)))
+    chance = chance_of(curves)
     with matplotlib.rc_context(STYLE):
-        after, finals = (
-            Figure(figsize=(8, height), layout="constrained") for _ in range(2)
+        figures = PageFigures(
+            curves=Figure(figsize=size, layout="constrained"),
+            finals=Figure(figsize=size, layout="constrained"),
         )
-        left, right = after.subplots(), finals.subplots()
+        left = figures.curves.subplots()
+        right = figures.finals.subplots()
         draw_curves(left, curves, chance, bands=len(curves) <= CROWDED)
-        after.legend(
-            *left.get_legend_handles_labels(), loc="outside lower center", ncols=3
-        )
+        _add_legend(figures.curves, left)
         draw_finals(right, curves, chance[-1] if chance else None)
         right.set_ylim(max(len(curves), 4) - 0.4, -0.6)
-        left.set_title("")  # the page shows it as a caption
+        left.set_title("")
         right.set_title("")
-    return after, finals
+    return figures
 
 
-def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Markup:
+def inline_svg(
+    figure: Figure, prefix: str, label: str, groups: Sequence[int]
+) -> Markup:
     """Draw a figure as an ``svg`` element in the colours of the page.
 
     Args:
@@ -284,25 +359,29 @@ def inline_svg(figure: Figure, prefix: str, label: str, groups: list[int]) -> Ma
     file = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
-    text = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
-    text = re.sub(r'style="[^"]*"', _style_of_page, text)
-    text = re.sub(r'(<\w+ id=")', rf"\1{prefix}", text)
-    drawn = re.compile(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)')
-    text = drawn.sub(lambda found: f'data-group="{groups[int(found[1])]}" ', text)
-    text = text.replace('xlink:href="#', f'href="#{prefix}').replace(
-        "url(#", f"url(#{prefix}"
-    )
-    box, inner = re.findall(
-        r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', " ".join(text.split())
-    )[0]
+    svg = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
+    svg = re.sub(r'style="[^"]*"', _style_of_page, svg)
+    svg = re.sub(r'(<\w+ id=")', rf"\1{prefix}", svg)
+
+    def with_group(match: re.Match) -> str:
+        return f'data-group="{groups[int(match[1])]}" '
+
+    svg = re.sub(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)', with_group, svg)
+    svg = svg.replace('xlink:href="#', f'href="#{prefix}')
+    svg = svg.replace("url(#", f"url(#{prefix}")
+    element = re.search(r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', " ".join(svg.split()))
+    assert element is not None, "matplotlib writes one svg element"
+    box, inner = element.groups()
     return Markup(
         f'<svg {box} role="img" aria-label="{escape(printable(label))}">{inner}'
     )
 
 
-def _style_of_page(found: re.Match) -> str:
+def _style_of_page(match: re.Match) -> str:
     """Return a style attribute with the colours and fonts of the page."""
-    style = re.sub(
-        r"#[0-9a-f]{6}", lambda colour: PAGE_COLOURS.get(colour[0], colour[0]), found[0]
-    )
+
+    def colour_of_page(colour: re.Match) -> str:
+        return PAGE_COLOURS.get(colour[0], colour[0])
+
+    style = re.sub(r"#[0-9a-f]{6}", colour_of_page, match[0])
     return re.sub(r"font-family: [^;\"]*;? ?", "", style)

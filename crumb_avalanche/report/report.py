@@ -3,33 +3,36 @@
 The page makes no request and is readable without its script.
 """
 
-import os
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from markupsafe import Markup
+
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
+from benchmarks_toybox_ilab.tables.disk_errors import cured
 from benchmarks_toybox_ilab.tables.text import ListedError
-from crumb_avalanche.report import pictures, runs
-from crumb_avalanche.report.page import (
-    EMPTY,
-    MARK,
-    Cell,
-    Matrix,
-    Table,
-    count,
-    percent,
-    render,
-    seconds,
-    setting,
+from crumb_avalanche.report import group_tables, pictures
+from crumb_avalanche.report.page import MARK, Matrix, Table, render
+from crumb_avalanche.report.runs import (
+    IDENTITY,
+    NAMES,
+    NOT_COMPARED,
+    Group,
+    Run,
+    Stream,
+    differences,
+    find_runs,
+    groups_of,
+    notes_on,
+    read_run,
+    streams_of,
 )
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
-from crumb_avalanche.runs.settings import RunSettings, meanings
 from crumb_avalanche.runs.tables import (
-    LEDGER_BYTES,
-    LEDGER_SECONDS,
     cell,
     ledger_table,
     matrix_table,
@@ -39,10 +42,11 @@ from crumb_avalanche.runs.tables import (
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.progress import counted
 
-PAGE = "report.html"
-FILES = [PAGE, "report.csv", "comparison.csv", "report.png", "report.svg"]
-MAIN_SETTINGS = [
-    *runs.IDENTITY,
+PAGE = "report.html"  # by which the other files of a report are known
+# In the order in which they are named.
+FILES = ("report.png", "report.svg", PAGE, "report.csv", "comparison.csv")
+MAIN_SETTINGS = (
+    *IDENTITY,
     "run",
     "weights",
     "backbone",
@@ -50,407 +54,326 @@ MAIN_SETTINGS = [
     "epochs",
     "batch_size",
     "learning_rate",
-]
+)
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
-WIDE = 12  # experiences; with more, the matrices are set smaller
-SUMMARY = {
-    "memory_bytes": ("memory, bytes", count),
-    "buffer_items": ("memories", count),
-    "images_per_second": ("images/s", seconds),
-    "train_seconds": ("training, s", seconds),
-}
+LONGEST_TITLE = 80  # characters
+TIMES = "times of different runs are comparable only when measured side by side on the same machine"
 
 
 def main(settings: ReportSettings) -> None:
     """Print tables of the runs in some folders; write a page, pictures, and tables as CSV.
 
-    ValueError: there is no finished run, or a run cannot be read; the others are
-        reported first.
+    Raises:
+        ValueError: there is no finished run, or a run cannot be read; the others are
+            reported first. Or the report cannot be written, and then no file of it is.
     """
-    finished, unfinished, problems = runs.find_runs(settings.folders)
-    found = []
-    for folder in finished:
+    found = find_runs(settings.folders)
+    problems = found.problems
+    runs = []
+    for folder in found.finished:
         try:
-            found.append(runs.read_run(folder))
+            runs.append(read_run(folder))
         except DamagedRunError as error:
             problems.append(str(error))
-    if not found:
+    if not runs:
         if not problems:
             raise ValueError(
                 "no folder was given; write crumb report FOLDER [FOLDER ...]"
             )
         raise ListedError("no run can be reported", problems)
-    first = Path(settings.folders[0])
-    beside = (
-        found[0].folder
-        if len(found) == 1
-        else first
-        if len(settings.folders) == 1
-        else first.parent
-    )
-    output = Path(settings.output or beside)
-    groups = runs.groups_of(found)
-    left_out = [
-        f"unfinished and left out, without {RESULT}: {path}" for path in unfinished
+    output = Path(settings.output or _usual_output(settings.folders, runs))
+    groups = groups_of(runs)
+    summary = group_tables.summary_table(groups)
+    unfinished = [
+        f"unfinished and left out, without {RESULT}: {path}"
+        for path in found.unfinished
     ]
-    try:
-        with locked(output):
-            refuse_others(output, FILES, {PAGE: MARK})
-            # First the page, by which the other files are known.
-            summary, runs_of = summary_table(groups), runs_table(groups, output)
-            write_text(
-                output / PAGE,
-                report_page(groups, summary, runs_of, [*problems, *left_out]),
-            )
-            runs_of.write(output / "report.csv")
-            summary.write(output / "comparison.csv")
-            alike = [
-                name
-                for name in runs.IDENTITY[:4]
-                if name not in runs.differences(groups)
-            ]
-            title = ", ".join(f"{name} {groups[0].settings[name]}" for name in alike)
-            written = pictures.save(
-                pictures.comparison_picture(title, [group.curve for group in groups]),
-                output,
-            )
-            written += [
-                output / name for name in (PAGE, "report.csv", "comparison.csv")
-            ]
-    except OSError as error:
-        raise ValueError(
-            f"{output} cannot be written to ({error}); name another folder with --output"
-        ) from error
-    if len(found) == 1:
+    _write_files(output, _contents(groups, summary, output, [*problems, *unfinished]))
+    if len(runs) == 1:
         print_run(groups[0])
     else:
         print_comparison(groups, summary)
-    usage = usage_of(found[0].folder, found[0].settings["strategy"])
-    print("\nwritten: " + ", ".join(map(str, written)), *usage, sep="\n")
-    if unfinished:
-        print(
-            f"unfinished and left out, without {RESULT}: "
-            + ", ".join(map(str, unfinished))
-        )
+    print("\nwritten: " + ", ".join(str(output / name) for name in FILES))
+    for line in usage_of(runs[0].folder, runs[0].settings["strategy"]):
+        print(line)
+    if found.unfinished:
+        folders = ", ".join(map(str, found.unfinished))
+        print(f"unfinished and left out, without {RESULT}: {folders}")
     if problems:
         raise ListedError(
             "not everything could be reported; the rest is written", problems
         )
 
 
-def print_run(group: runs.Group) -> None:
+def _usual_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
+    """Return the folder of a single run, the only given folder, or the one in which several lie."""
+    if len(runs) == 1:
+        return runs[0].folder
+    first = Path(folders[0])
+    if len(folders) == 1:
+        return first
+    return first.parent
+
+
+def _contents(
+    groups: Sequence[Group], summary: Table, output: Path, left_out: Sequence[str]
+) -> dict[str, bytes]:
+    """Return the content of each of ``FILES``."""
+    runs = group_tables.runs_table(groups, output)
+    page = render(PAGE, report_page(groups, summary, runs, left_out))
+    varying = differences(groups)
+    alike = [name for name in NAMES if name not in varying]
+    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in alike)
+    curves = [group.curve for group in groups]
+    picture = pictures.encoded(pictures.comparison_picture(title, curves))
+    return {
+        "report.png": picture["png"],
+        "report.svg": picture["svg"],
+        PAGE: page.encode(),
+        "report.csv": runs.csv.encode(),
+        "comparison.csv": summary.csv.encode(),
+    }
+
+
+def _write_files(output: Path, contents: dict[str, bytes]) -> None:
+    """Write the files of a report, all or none: the files of an earlier one are replaced when all are complete.
+
+    Raises:
+        ValueError: they cannot be written, for instance because the disk is full.
+    """
+    try:
+        with _removed_if_it_fails(output), locked(output), ExitStack() as writers:
+            refuse_others(output, FILES, {PAGE: MARK})
+            others = [name for name in contents if name != PAGE]
+            for name in (*others, PAGE):  # contexts end in reverse: the page first
+                file = writers.enter_context(atomic_write(output / name))
+                file.write(contents[name])
+                file.flush()  # a full disk shows before the first one is replaced
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(output)
+        reason = cured(error) or f"{output}: {error}"
+        raise ValueError(
+            f"the report cannot be written to {reason}; or name another folder with --output"
+        ) from error
+
+
+@contextmanager
+def _removed_if_it_fails(folder: Path) -> Iterator[None]:
+    """Remove a folder and its parents after an error in the ``with`` block if they were not there before."""
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in absent:
+            with suppress(OSError):  # something else was put into it
+                path.rmdir()
+        raise
+
+
+def print_run(group: Group) -> None:
     """Print a group's only run: settings, accuracies and ledger."""
     run = group.runs[0]
     settings = run.settings
     usual = usual_settings(
         settings["benchmark"], settings["preset"], settings["strategy"]
     )
-    special = [
-        name
-        for name in settings
-        if name not in runs.NOT_COMPARED and settings[name] != usual.get(name)
-    ]
-    names = [
-        name
-        for name in dict.fromkeys(MAIN_SETTINGS + special)
-        if settings.get(name) is not None
-    ]
-    print(
-        f"{run.folder}\n"
-        + table(["setting", "value"], [[name, cell(settings[name])] for name in names])
-    )
+    names = list(MAIN_SETTINGS)
+    for name, value in settings.items():
+        if name not in NOT_COMPARED and value != usual.get(name):
+            names.append(name)
+    rows = []
+    for name in dict.fromkeys(names):
+        if settings.get(name) is not None:
+            rows.append([name, cell(settings[name])])
+    print(run.folder)
+    print(table(["setting", "value"], rows))
     print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
 
 
-def print_comparison(groups: list[runs.Group], summary: Table) -> None:
+def print_comparison(groups: Sequence[Group], summary: Table) -> None:
     """Print groups of runs side by side."""
     print(
         "final accuracy over all classes: mean +- standard deviation of runs (n - 1); the others are means"
     )
     print(summary.lines)
-    print(
-        "images/s: times of different runs are comparable only when measured side by side on the same machine"
-    )
-    if (differ := settings_tables(groups)[0]) is not None:
+    print(f"images/s: {TIMES}")
+    differ = group_tables.differing_settings(groups)
+    if differ is not None:
         print("\nsettings in which they differ\n" + differ.lines)
-    for note in runs.notes_on(groups):
+    for note in notes_on(groups):
         print(f"note: {note}")
 
 
+@dataclass(frozen=True)
+class CaptionedFigure:
+    """A figure of the page as an ``svg`` element, with its caption."""
+
+    svg: Markup
+    caption: str
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """What the page shows about the groups on one stream.
+
+    Attributes:
+        name: of the stream.
+        figures: accuracy after each experience, and final accuracy.
+        table: accuracy after each experience.
+        numbers: the page's number of each group.
+    """
+
+    name: str
+    figures: list[CaptionedFigure]
+    table: Table
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class MatrixPart:
+    """The accuracy matrix of a group, and the classes of each experience, which may be empty."""
+
+    group: Group
+    matrix: Matrix
+    classes: list[list[str]]
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """What ``report.html`` shows.
+
+    Attributes:
+        title, lead: head of the page.
+        numbers: of the groups, by which a pointed-at row lights its curves.
+        run_numbers: of the group of each run.
+        summary: a line for each group.
+        notes: on the comparison, and on what was left out.
+        streams: figures of each stream, because accuracies on different ones do not
+            compare.
+        matrices: of each group; they are open if ``matrices_are_open``.
+        ledger_bytes, ledger_seconds: means of runs.
+        runs: a line for each run.
+        settings_differ: ``None`` if the groups differ in none.
+        settings_same: all others.
+    """
+
+    title: str
+    lead: str
+    numbers: list[int]
+    run_numbers: list[int]
+    summary: Table
+    notes: list[str]
+    streams: list[StreamPart]
+    matrices: list[MatrixPart]
+    matrices_are_open: bool
+    ledger_bytes: Table
+    ledger_seconds: Table
+    runs: Table
+    settings_differ: Table | None
+    settings_same: Table
+
+
 def report_page(
-    groups: list[runs.Group], summary: Table, of_runs: Table, left_out: list[str]
-) -> str:
-    """Render the page about groups of runs, with a table of the groups, one of the runs, and what is left out."""
-    shown = dict.fromkeys(
-        stream for streams in runs.streams_of(groups) for stream in streams
-    )
-    names = " and ".join(
-        dict.fromkeys(f"{cell(stream[0])}, {cell(stream[1])}" for stream in shown)
-    )
+    groups: Sequence[Group], summary: Table, runs: Table, left_out: Sequence[str]
+) -> ReportPage:
+    """Return the page about groups of runs, with a table of the groups, one of the runs, and what is left out."""
     total = sum(len(group.runs) for group in groups)
-    lead = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the runs of a group differ in their "
-    lead += "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
-    times = "times of different runs are comparable only when measured side by side on the same machine"
-    differ, same = settings_tables(groups)
-    kept, spent = ledger_tables(groups)
-    return render(
-        "report.html",
-        title=f"{names if len(names) <= 80 else 'Finished runs'}: {counted(total, 'run')}",
-        lead=lead,
-        numbers=range(len(groups)),
-        run_numbers=[number for number, group in enumerate(groups) for _ in group.runs],
-        summary=summary,
-        notes=[*runs.notes_on(groups), *left_out, times],
-        streams=_streams(groups),
-        matrices=[(group, _matrix(group), _classes(group)) for group in groups],
-        ledger_bytes=kept,
-        ledger_seconds=spent,
-        runs=of_runs,
-        settings_differ=differ,
-        settings_same=same,
-        OPEN_MATRICES=OPEN_MATRICES,
+    lead = (
+        f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the runs of a group differ in their "
+        "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
     )
-
-
-def _streams(groups: list[runs.Group]) -> list[dict]:
-    """Two figures and a table for each stream, because accuracies on different streams do not compare."""
-    streams: dict[tuple, list[int]] = {}
-    for number, seen_on in enumerate(runs.streams_of(groups)):
-        for stream in seen_on:
-            streams.setdefault(stream, []).append(number)
-    found = []
-    for place, (stream, numbers) in enumerate(streams.items()):
-        name = f"{cell(stream[0])}, {cell(stream[1])}"
-        shown = [groups[number] for number in numbers]
-        curves = [group.curve for group in shown]
-        for curve, label in zip(curves, _labels_within(shown)):
-            curve.label = label
-        banded = len(curves) <= pictures.CROWDED and any(curve.std for curve in curves)
-        band = ", band of one standard deviation" if banded else ""
-        labels = (
-            f"Accuracy over all classes seen: mean of runs{band}",
-            "Final accuracy: bar mean, line one standard deviation, dots runs",
+    run_numbers = []
+    for number, group in enumerate(groups):
+        run_numbers += [number] * len(group.runs)
+    matrices = [
+        MatrixPart(
+            group,
+            group_tables.accuracy_matrix(group),
+            group_tables.classes_of_experiences(group),
         )
-        drawn = [
-            (
-                pictures.inline_svg(
-                    figure, f"{kind}-{place}-", f"{label}; {name}", numbers
-                ),
-                label,
-            )
-            for kind, figure, label in zip(
-                ("curves", "finals"), pictures.page_figures(curves), labels
-            )
-        ]
-        found.append(
-            {
-                "name": name,
-                "figures": drawn,
-                "table": curves_table(shown),
-                "numbers": numbers,
-            }
-        )
-    return found
-
-
-def _labels_within(groups: list[runs.Group]) -> list[str]:
-    """Labels of groups on one stream, without the stream's name if they stay distinct."""
-    labels = [group.label for group in groups]
-    for name in ("benchmark", "protocol", "dataset_root"):
-        labels = [
-            label.replace(f", {name}={cell(g.settings.get(name), 24)}", "")
-            for g, label in zip(groups, labels)
-        ]
-    return (
-        labels if len(set(labels)) == len(labels) else [group.label for group in groups]
-    )
-
-
-def _matrix(group: runs.Group) -> Matrix:
-    width, rows = len(group.runs[0].matrix[-1]), []
-    for after, cells in enumerate(group.runs[0].matrix):
-        row = []
-        for place in range(width):
-            values = [
-                run.matrix[after][place]
-                for run in group.runs
-                if place < len(run.matrix[after])
-            ]
-            seen = place < len(cells) and len(values) == len(group.runs)
-            row.append(
-                (_mean(values), f"{statistics.fmean(values) / 100:.1%}")
-                if seen
-                else (EMPTY, "")
-            )
-        overall = [run.result["accuracy_after"][after] for run in group.runs]
-        row.append((EMPTY if None in overall else _mean(overall), ""))
-        rows.append(("joint" if group.curve.joint else f"exp {after + 1}", row))
-    heads = [
-        f"exp {place + 1}" if width <= WIDE else str(place + 1)
-        for place in range(width)
-    ]
-    return Matrix(["after", *heads, "all seen"], rows, width > WIDE)
-
-
-def _mean(values: list[float]) -> Cell:
-    """A mean to a tenth, and with its standard deviation as a tooltip."""
-    mean, spread = (
-        statistics.fmean(values),
-        statistics.stdev(values) if len(values) > 1 else None,
-    )
-    return Cell(f"{mean:.1f}", None if spread is None else f"{mean:.2f} ± {spread:.2f}")
-
-
-def _classes(group: runs.Group) -> list[list]:
-    """The classes of each experience if the group has one order of them, else nothing."""
-    run = group.runs[0]
-    if len(group.runs) > 1 or not run.classes_seen or run.joint:
-        return []
-    return [
-        run.result["classes_order"][old:new]
-        for old, new in zip([0, *run.classes_seen], run.classes_seen)
-    ]
-
-
-def summary_table(groups: list[runs.Group]) -> Table:
-    """Return a line for each group: accuracy and cost."""
-    columns = {"group": "group", "runs": "runs", "final_accuracy": "final accuracy, %"}
-    columns |= {name: head for name, (head, _) in SUMMARY.items()}
-    rows = []
-    for group in groups:
-        costs = [shown(group.average(name)) for name, (_, shown) in SUMMARY.items()]
-        rows.append(
-            [
-                Cell(group.label),
-                Cell(str(len(group.runs))),
-                percent(group.curve.finals),
-                *costs,
-            ]
-        )
-    return Table(columns, rows)
-
-
-def ledger_tables(groups: list[runs.Group]) -> tuple[Table, Table]:
-    """Return the means over runs of the ledger's bytes, and of its seconds; a line for each group."""
-    kept = {
-        "buffer_items": "memories stored",
-        **{name: f"{label}, bytes" for name, label in LEDGER_BYTES.items()},
-    }
-    spent = {
-        "train_seconds": "training, s",
-        **{name: f"{label}, s" for name, label in LEDGER_SECONDS.items()},
-    }
-
-    def table(entries: dict[str, str], shown: Callable[[float], Cell]) -> Table:
-        rows = [
-            [Cell(group.label), *(shown(group.average(name)) for name in entries)]
-            for group in groups
-        ]
-        return Table({"group": "group", **entries}, rows)
-
-    return table(kept, count), table(
-        {**spent, "images_per_second": "images/s"}, seconds
-    )
-
-
-def curves_table(groups: list[runs.Group]) -> Table:
-    """Return a line for each group: accuracy over all seen classes after each experience (joint: the last)."""
-    width = max(_width(run) for group in groups for run in group.runs)
-    rows = []
-    for group in groups:
-        after = list(zip(*(_after(run, width) for run in group.runs)))
-        rows.append(
-            [
-                Cell(group.label),
-                *[EMPTY if None in values else percent(values) for values in after],
-            ]
-        )
-    return Table(
-        {"group": "group", **{f"after_{i}": f"exp {i}" for i in range(1, width + 1)}},
-        rows,
-    )
-
-
-def runs_table(groups: list[runs.Group], beside: Path) -> Table:
-    """Return a line for each run: accuracy, bytes, seconds, the settings that vary, and its path from a folder."""
-    width = max(_width(run) for group in groups for run in group.runs)
-    names = dict.fromkeys(
-        ["strategy", "benchmark", "protocol", *map(str, runs.differences(groups))]
-    )
-    columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
-    columns |= {f"accuracy_after_{i}": f"after exp {i}" for i in range(1, width + 1)}
-    columns |= {
-        "memory_bytes": "memory, bytes",
-        "train_seconds": "training, s",
-        **{name: name for name in names},
-    }
-    rows = []
-    for group, run in [(one, run) for one in groups for run in one.runs]:
-        row = {"group": Cell(group.label), "run": setting(run.result["run"])}
-        row["final_accuracy"] = percent([run.result["final_accuracy"]])
-        for number, value in enumerate(_after(run, width), 1):
-            row[f"accuracy_after_{number}"] = (
-                EMPTY if value is None else percent([value])
-            )
-        row |= {
-            name: SUMMARY[name][1](run.ledger[name])
-            for name in ("memory_bytes", "train_seconds")
-        }
-        row |= {name: setting(group.settings.get(name)) for name in names}
-        tuned = (
-            run.result.get("learning_rate")
-            if run.settings.get("learning_rate") is None
-            else None
-        )
-        row |= {} if tuned is None else {"tuned_learning_rate": setting(tuned)}
-        rows.append(row | {"folder": Cell(os.path.relpath(run.folder, beside))})
-    return Table.of(
-        {**columns, "tuned_learning_rate": "tuned learning rate", "folder": "folder"},
-        rows,
-    )
-
-
-def _width(run: runs.Run) -> int:
-    """Number of experiences of the stream."""
-    return len(run.matrix[-1]) if run.joint else len(run.matrix)
-
-
-def _after(run: runs.Run, width: int) -> list[float | None]:
-    """Accuracy after each of ``width`` experiences; ``None`` where there is none."""
-    before = (
-        [None] * (_width(run) - 1) if run.joint else []
-    )  # a joint learner compares with the end of a stream
-    values = [*before, *run.result["accuracy_after"]]
-    return values + [None] * (width - len(values))
-
-
-def settings_tables(groups: list[runs.Group]) -> tuple[Table | None, Table]:
-    """Return the settings in which the groups differ, if there are any, and all others with their meaning."""
-    varying, meaning, first = (
-        list(map(str, runs.differences(groups))),
-        meanings(RunSettings),
-        groups[0].settings,
-    )
-    rows = [
-        [Cell(group.label), *[setting(group.settings.get(name)) for name in varying]]
         for group in groups
     ]
-    differ = (
-        Table({"group": "group", **{name: name for name in varying}}, rows)
-        if varying
-        else None
+    return ReportPage(
+        title=f"{_streams_name(groups)}: {counted(total, 'run')}",
+        lead=lead,
+        numbers=list(range(len(groups))),
+        run_numbers=run_numbers,
+        summary=summary,
+        notes=[*notes_on(groups), *left_out, TIMES],
+        streams=_stream_parts(groups),
+        matrices=matrices,
+        matrices_are_open=len(matrices) <= OPEN_MATRICES,
+        ledger_bytes=group_tables.bytes_table(groups),
+        ledger_seconds=group_tables.seconds_table(groups),
+        runs=runs,
+        settings_differ=group_tables.differing_settings(groups),
+        settings_same=group_tables.same_settings(groups),
     )
-    shared = [name for name in first if all(name in group.settings for group in groups)]
-    same = [
-        name
-        for name in dict.fromkeys(
-            [*filter(shared.__contains__, runs.IDENTITY), *shared]
+
+
+def _streams_name(groups: Sequence[Group]) -> str:
+    """Name the streams of all groups, if that is not too long for a title."""
+    names: dict[str, None] = {}
+    for streams in streams_of(groups):
+        names |= dict.fromkeys(stream.name for stream in streams)
+    name = " and ".join(names)
+    return name if len(name) <= LONGEST_TITLE else "Finished runs"
+
+
+def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
+    """Return figures and a table for each stream."""
+    numbers_on: dict[Stream, list[int]] = {}
+    for number, streams in enumerate(streams_of(groups)):
+        for stream in streams:
+            numbers_on.setdefault(stream, []).append(number)
+    parts = []
+    for index, (stream, numbers) in enumerate(numbers_on.items()):
+        shown = [groups[number] for number in numbers]
+        parts.append(
+            StreamPart(
+                name=stream.name,
+                figures=_figures(shown, stream, numbers, index),
+                table=group_tables.curves_table(shown),
+                numbers=numbers,
+            )
         )
-        if name not in varying
+    return parts
+
+
+def _figures(
+    groups: Sequence[Group], stream: Stream, numbers: Sequence[int], index: int
+) -> list[CaptionedFigure]:
+    """Draw the groups on a stream, the page's ``index``-th."""
+    curves = [group.curve for group in groups]
+    for curve, label in zip(curves, _labels_within(groups)):
+        curve.label = label
+    caption = "Accuracy over all classes seen: mean of runs"
+    if len(curves) <= pictures.CROWDED and any(curve.std for curve in curves):
+        caption += ", band of one standard deviation"
+    finals_caption = "Final accuracy: bar mean, line one standard deviation, dots runs"
+    figures = pictures.page_figures(curves)
+    svg = pictures.inline_svg(
+        figures.curves, f"curves-{index}-", f"{caption}; {stream.name}", numbers
+    )
+    finals_svg = pictures.inline_svg(
+        figures.finals, f"finals-{index}-", f"{finals_caption}; {stream.name}", numbers
+    )
+    return [
+        CaptionedFigure(svg, caption),
+        CaptionedFigure(finals_svg, finals_caption),
     ]
-    rows = [
-        [Cell(str(name)), setting(first[name]), Cell(meaning.get(name, ""))]
-        for name in same
-    ]
-    return differ, Table({name: name for name in ("setting", "value", "meaning")}, rows)
+
+
+def _labels_within(groups: Sequence[Group]) -> list[str]:
+    """Labels of groups on one stream, without the stream's name if they stay distinct."""
+    labels = []
+    for group in groups:
+        label = group.label
+        for name in ("benchmark", "protocol", "dataset_root"):
+            label = label.replace(group.label_part(name), "")
+        labels.append(label)
+    if len(set(labels)) < len(labels):
+        return [group.label for group in groups]
+    return labels

@@ -7,54 +7,84 @@ import os
 import re
 import statistics
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate, combinations
 from pathlib import Path
+from typing import Any
 
 from crumb_avalanche.report.pictures import Curve
 from crumb_avalanche.runs.run_folder import (
+    CONFIG,
     PERCENT,
     RESULT,
     DamagedRunError,
     read_result,
     read_settings,
 )
-from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS
+from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
 from crumb_avalanche.system.schema import check, each, real, record, whole
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
 NOT_COMPARED = {"run", "runs", *NON_RESULT_SETTINGS}
-IDENTITY = ["strategy", "benchmark", "protocol", "preset"]  # in every config.yaml
-IDENTITY += [
-    "pretrained",
-    "budget_images",
-    "budget_bytes",
-    "mem_size",
-]  # and first in labels
+NAMES = ("strategy", "benchmark", "protocol", "preset")  # in every config.yaml
+# Settings that come first in labels and tables.
+IDENTITY = (*NAMES, "pretrained", "budget_images", "budget_bytes", "mem_size")
 # protocol of a learner of all classes at once, an upper bound for every protocol
 JOINT = "joint"
+ERROR = "error.txt"  # of a run that failed in a sweep
+LABEL_WIDTH = 24  # characters of a setting in a label
+LEDGER_COUNTS = ("buffer_items", *LEDGER_BYTES, "derived_bytes?")
+LEDGER_TIMES = ("train_seconds", "images_per_second", *LEDGER_SECONDS)
 LEDGER_READ = record(
     further=True,
-    **dict.fromkeys(("buffer_items", *LEDGER_BYTES, "derived_bytes?"), whole()),
-    **dict.fromkeys(
-        ("train_seconds", "images_per_second", *LEDGER_SECONDS), real(-1, 1e12)
-    ),  # the rest may be -1e-9
+    **dict.fromkeys(LEDGER_COUNTS, whole()),
+    **dict.fromkeys(LEDGER_TIMES, real(-1, 1e12)),  # the rest may be -1e-9
 )
-CONFIG, ERROR = (
-    "config.yaml",
-    "error.txt",
-)  # of a run that was started, by crumb run or in a sweep
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What must be equal for accuracies to compare.
+
+    Attributes:
+        benchmark: its name.
+        protocol: of the stream, or ``JOINT``.
+        clips: folder of own clips, else ``None``.
+    """
+
+    benchmark: str
+    protocol: str
+    clips: str | None
+
+    @property
+    def name(self) -> str:
+        """Benchmark and protocol, for headings."""
+        return f"{cell(self.benchmark)}, {cell(self.protocol)}"
+
+    def has_images_of(self, other: "Stream") -> bool:
+        """Whether two streams differ in their protocol at most."""
+        return (self.benchmark, self.clips) == (other.benchmark, other.clips)
 
 
 @dataclass
 class Run:
-    """A finished run, as read from its folder."""
+    """A finished run, as read from its folder.
+
+    Attributes:
+        folder: the folder of the run.
+        settings: of ``config.yaml``, those of the method as ``method.NAME``.
+        result: of ``result.json``.
+        ledger: after the last experience.
+        matrix: accuracies in percent, a row after each experience; a row is empty where
+            it was not tested.
+    """
 
     folder: Path
-    settings: dict
-    result: dict
-    ledger: dict
+    settings: dict[str, Any]
+    result: dict[str, Any]
+    ledger: dict[str, float]
     matrix: list[list[float]]
 
     @property
@@ -63,45 +93,58 @@ class Run:
         return len(self.matrix) == 1 and len(self.matrix[0]) > 1
 
     @property
+    def experiences(self) -> int:
+        """Number of experiences of the stream."""
+        return len(self.matrix[-1]) if self.joint else len(self.matrix)
+
+    @property
     def classes_seen(self) -> list[int] | None:
         """Number of classes seen after each experience, if the run lists its classes."""
         if self.joint:
-            return (
-                [len(self.result["classes_order"])]
-                if self.result.get("classes_order")
-                else None
-            )
-        return list(accumulate(self.result.get("classes_per_experience", ()))) or None
+            classes = self.result.get("classes_order")
+            return [len(classes)] if classes else None
+        new_classes = self.result.get("classes_per_experience", ())
+        return list(accumulate(new_classes)) or None
 
     @property
-    def compared(self) -> dict:
+    def compared(self) -> dict[str, Any]:
         """Settings that are equal in all runs of a group."""
-        out = {
+        compared = {
             name: value
             for name, value in self.settings.items()
             if name not in NOT_COMPARED
         }
-        if out["benchmark"] == "clip_folder":  # the folder is the benchmark
-            out["dataset_root"] = self.settings.get("dataset_root")
+        if compared["benchmark"] == CLIPS:  # the folder is the benchmark
+            compared["dataset_root"] = self.settings.get("dataset_root")
         if self.joint:
-            out["protocol"] = JOINT
-        return out | {
-            "experiences": len(self.matrix),
-            "classes": sorted(self.result.get("classes_order") or ()),
-        }
+            compared["protocol"] = JOINT
+        compared["experiences"] = len(self.matrix)
+        compared["classes"] = sorted(self.result.get("classes_order") or ())
+        return compared
 
     @property
     def identity(self) -> str:
         """Key that is equal for the runs of a group: the compared settings, and the content of the files they name."""
-        out, content = self.compared, self.result.get("provenance", {})
-        if (
-            "dataset_root" in out and "dataset_root" in content
-        ):  # its hash covers names and sizes of images only
-            content = {
-                **content,
-                "dataset_root": [out["dataset_root"], content["dataset_root"]],
-            }
-        return json.dumps(out | content, sort_keys=True, default=str)
+        compared = self.compared
+        content = dict(self.result.get("provenance", {}))
+        if "dataset_root" in compared and "dataset_root" in content:
+            # The hash covers names and sizes of images only.
+            content["dataset_root"] = [
+                compared["dataset_root"],
+                content["dataset_root"],
+            ]
+        return json.dumps(compared | content, sort_keys=True, default=str)
+
+    def accuracy_after(self, width: int) -> list[float | None]:
+        """Return the accuracy after each of ``width`` experiences; ``None`` where there is none.
+
+        A joint learner has one accuracy, which compares with the end of a stream.
+        """
+        accuracies: list[float | None] = []
+        if self.joint:
+            accuracies += [None] * (self.experiences - 1)
+        accuracies += self.result["accuracy_after"]
+        return accuracies + [None] * (width - len(accuracies))
 
 
 @dataclass
@@ -109,208 +152,269 @@ class Group:
     """Runs that differ in their seed only."""
 
     label: str
-    settings: dict
+    settings: dict[str, Any]
     runs: list[Run]
 
     @property
-    def stream(self) -> tuple:
-        """Benchmark, protocol and folder of clips, which must be equal for accuracies to compare."""
-        return tuple(
-            self.settings.get(name)
-            for name in ("benchmark", "protocol", "dataset_root")
+    def stream(self) -> Stream:
+        """The stream that was learned; that of a joint learner has the protocol ``JOINT``."""
+        return Stream(
+            self.settings["benchmark"],
+            self.settings["protocol"],
+            self.settings.get("dataset_root"),
         )
 
     @property
     def curve(self) -> Curve:
         """Accuracies of the runs, to be drawn."""
+        first = self.runs[0]
         accuracies = [run.result["accuracy_after"] for run in self.runs]
-        return Curve.of(
-            self.label, accuracies, self.runs[0].joint, self.runs[0].classes_seen
-        )
+        return Curve.of(self.label, accuracies, first.joint, first.classes_seen)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Number of each run, which is its seed."""
+        return [run.result["run"] for run in self.runs]
 
     def average(self, entry: str) -> float:
         """Mean over runs of an entry of the ledger."""
         return statistics.fmean(run.ledger[entry] for run in self.runs)
 
+    def label_part(self, name: str) -> str:
+        """Return what a setting adds to a label."""
+        return f", {name}={cell(self.settings.get(name), LABEL_WIDTH)}"
 
-def find_runs(folders: list[str]) -> tuple[list[Path], list[Path], list[str]]:
-    """Find folders of finished and of unfinished runs, and messages about given folders without a finished one."""
-    finished, unfinished, problems = {}, {}, []
-    for given in map(Path, dict.fromkeys(folders)):
-        if not given.is_dir():
-            state = "is a file" if given.exists() else "does not exist"
+
+@dataclass
+class FoundRuns:
+    """Folders of runs below those that were given.
+
+    Attributes:
+        finished, unfinished: folders of runs, each once.
+        problems: messages about given folders without a finished run.
+    """
+
+    finished: list[Path] = field(default_factory=list)
+    unfinished: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def find_runs(folders: Sequence[str]) -> FoundRuns:
+    """Find the runs in and below some folders."""
+    finished: dict[Path, Path] = {}  # the folder as named first, by what it leads to
+    unfinished: dict[Path, Path] = {}
+    problems: list[str] = []
+    for folder in map(Path, dict.fromkeys(folders)):
+        if not folder.is_dir():
+            state = "is a file" if folder.exists() else "does not exist"
             problems.append(
-                f"{given} {state}; crumb report takes folders, each the --output of crumb run"
+                f"{folder} {state}; crumb report takes folders, each the --output of crumb run"
             )
             continue
-        found, started = [], []
-        for path, below, files in os.walk(given):
-            below.sort(
-                key=lambda name: [
-                    int(part) if part.isdigit() else part
-                    for part in re.split(r"(\d+)", name)
-                ]
-            )
-            if RESULT in files:
-                found.append(Path(path))
-                below.clear()
-            elif CONFIG in files or ERROR in files:
-                started.append(Path(path))
-        started = [
-            folder
-            for folder in started
-            if not any(run.is_relative_to(folder) for run in found)
-        ]
-        for known, new in ((finished, found), (unfinished, started)):
-            for folder in new:
-                known.setdefault(folder.resolve(), folder)
-        if not found:
-            problems.append(_nothing_finished(given, started))
-    return list(finished.values()), list(unfinished.values()), problems
+        below = _runs_below(folder)
+        for path in below.finished:
+            finished.setdefault(path.resolve(), path)
+        for path in below.unfinished:
+            unfinished.setdefault(path.resolve(), path)
+        if not below.finished:
+            problems.append(_nothing_finished(folder, below.unfinished))
+    return FoundRuns(list(finished.values()), list(unfinished.values()), problems)
 
 
-def _nothing_finished(given: Path, started: list[Path]) -> str:
-    text = f"{given} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
+def _runs_below(top: Path) -> FoundRuns:
+    """Find the runs in and below a folder, ``run2`` before ``run10``; not below a finished one."""
+    finished: list[Path] = []
+    started: list[Path] = []
+    for path, below, files in os.walk(top):
+        below.sort(key=_natural_order)
+        if RESULT in files:
+            finished.append(Path(path))
+            below.clear()
+        elif CONFIG in files or ERROR in files:
+            started.append(Path(path))
+    unfinished = []
+    for folder in started:
+        if not any(run.is_relative_to(folder) for run in finished):
+            unfinished.append(folder)
+    return FoundRuns(finished, unfinished)
+
+
+def _natural_order(name: str) -> list[str | int]:
+    """Return a key that orders the numbers in a name by their value."""
+    # The parts alternate between text and digits, so keys compare.
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def _nothing_finished(top: Path, started: list[Path]) -> str:
+    """Say that a folder holds no finished run, and what to do."""
+    text = f"{top} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
     if not started:
         return (
             text
             + "Nor is there a config.yaml of an unfinished run; give the --output of crumb run."
         )
     text += f"Started but not finished: {', '.join(map(str, started))}. "
-    if failed := [
-        str(folder / ERROR) for folder in started if (folder / ERROR).is_file()
-    ]:
+    errors = [folder / ERROR for folder in started]
+    failed = [str(path) for path in errors if path.is_file()]
+    if failed:
         text += f"The error that ended a run of a sweep is in {', '.join(failed)}. "
-    configs = [folder / CONFIG for folder in started if (folder / CONFIG).is_file()]
-    return text + (
-        f"To go on: crumb run --config {configs[0]}"
-        if configs
-        else "Give the same command again."
-    )
+    for folder in started:
+        if (folder / CONFIG).is_file():
+            return f"{text}To go on: crumb run --config {folder / CONFIG}"
+    return f"{text}Give the same command again."
 
 
 def read_run(folder: Path) -> Run:
-    """Read a finished run; ``DamagedRunError`` if a file is missing, or not what the run wrote."""
+    """Read a finished run.
+
+    Raises:
+        DamagedRunError: a file is missing, or not what the run wrote.
+    """
     result = read_result(folder)
-    ledger, matrix = (
-        (folder / name).read_text(encoding="utf-8")
-        for name in ("ledger.json", "accuracy_matrix.csv")
-    )
+    ledger_text = (folder / "ledger.json").read_text(encoding="utf-8")
+    matrix_text = (folder / "accuracy_matrix.csv").read_text(encoding="utf-8")
     try:
-        _, *rows = csv.reader(io.StringIO(matrix))
-        cells = [
-            [float(cell) for cell in row[1:] if cell] for row in rows
-        ]  # none where it was not tested
-        check(each(each(PERCENT)), cells, "matrix")
-        numbers = [len(row) or place for place, row in enumerate(cells, 1)]
-        last = [round(value, 4) for value in result["final_accuracy_per_experience"]]
-        if (
-            len(cells) != len(result["accuracy_after"])
-            or cells[-1] != last
-            or numbers[:-1] != [*range(1, len(cells))]
-        ):
-            raise ValueError("the matrix is not of the accuracies in the result")
-        check(LEDGER_READ, costs := json.loads(ledger), "ledger")
-        return Run(folder, read_settings(folder), result, costs, cells)
+        matrix = _read_matrix(matrix_text)
+        _check_matrix(matrix, result)
+        ledger = json.loads(ledger_text)
+        check(LEDGER_READ, ledger, "ledger")
+        return Run(folder, read_settings(folder), result, ledger, matrix)
     except (RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
             f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or remove it"
         ) from error
 
 
-def groups_of(runs: list[Run]) -> list[Group]:
+def _read_matrix(text: str) -> list[list[float]]:
+    """Read ``accuracy_matrix.csv`` without its heading, names of rows and empty cells."""
+    _, *lines = csv.reader(io.StringIO(text))
+    matrix = []
+    for line in lines:
+        matrix.append([float(accuracy) for accuracy in line[1:] if accuracy])
+    check(each(each(PERCENT)), matrix, "matrix")
+    return matrix
+
+
+def _check_matrix(matrix: list[list[float]], result: dict[str, Any]) -> None:
+    """Raise ValueError if a matrix is not of the accuracies in a result."""
+    last = [round(value, 4) for value in result["final_accuracy_per_experience"]]
+    # Row n has n accuracies, or none where it was not tested; the last one has those of
+    # all experiences.
+    triangle = all(
+        len(row) in (0, experience) for experience, row in enumerate(matrix[:-1], 1)
+    )
+    same_length = len(matrix) == len(result["accuracy_after"])
+    if not (same_length and triangle and matrix[-1] == last):
+        raise ValueError("the matrix is not of the accuracies in the result")
+
+
+def groups_of(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
-    by_settings: dict[str, list[Run]] = {}
+    by_identity: dict[str, list[Run]] = {}
     for run in runs:
-        by_settings.setdefault(run.identity, []).append(run)
-    groups = [
-        Group(same[0].settings["strategy"], same[0].compared, same)
-        for same in by_settings.values()
-    ]
+        by_identity.setdefault(run.identity, []).append(run)
+    groups = []
+    for alike in by_identity.values():
+        first = alike[0]
+        groups.append(Group(first.settings["strategy"], first.compared, alike))
     for group, streams in zip(groups, streams_of(groups)):
-        if (
-            len(streams) == 1
-        ):  # a joint learner beside runs of one protocol is shown under that protocol
-            group.settings["protocol"] = streams[0][1]
-    varying = differences(groups)
-    for name in [
-        name
-        for name in dict.fromkeys([*IDENTITY[1:], *varying])
-        if name in varying and name != "strategy"
-    ]:
-        for label in {group.label for group in groups}:
-            alike = [group for group in groups if group.label == label]
-            # Always in labels: accuracies on different streams do not compare.
-            if (
-                name in ("benchmark", "protocol")
-                or len({cell(group.settings.get(name), 24) for group in alike}) > 1
-            ):
-                for group in alike:
-                    group.label += f", {name}={cell(group.settings.get(name), 24)}"
-    for number, group in enumerate(groups):
-        group.label += f" ({number + 1})" * any(
-            other.label == group.label for other in groups[:number]
-        )
+        # A joint learner beside runs of one protocol is shown under that protocol.
+        if len(streams) == 1:
+            group.settings["protocol"] = streams[0].protocol
+    _label_differences(groups)
+    _number_equal_labels(groups)
     return groups
 
 
-def streams_of(groups: list[Group]) -> list[list[tuple]]:
+def _label_differences(groups: list[Group]) -> None:
+    """Add the settings that tell groups of one label apart, and always those of the stream."""
+    varying = differences(groups)
+    ordered = dict.fromkeys([*IDENTITY, *varying])
+    for name in ordered:
+        if name not in varying or name == "strategy":
+            continue
+        alike: dict[str, list[Group]] = {}
+        for group in groups:
+            alike.setdefault(group.label, []).append(group)
+        for same_label in alike.values():
+            values = {group.label_part(name) for group in same_label}
+            # Accuracies on different streams do not compare.
+            if name in ("benchmark", "protocol") or len(values) > 1:
+                for group in same_label:
+                    group.label += group.label_part(name)
+
+
+def _number_equal_labels(groups: list[Group]) -> None:
+    """Add its number to a group whose label an earlier one has."""
+    labels: set[str] = set()
+    for number, group in enumerate(groups, 1):
+        if group.label in labels:
+            group.label += f" ({number})"
+        labels.add(group.label)
+
+
+def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
     """Return the streams under which each group is shown; a joint learner is under every stream of its images."""
-    learned = list(
-        dict.fromkeys(group.stream for group in groups if group.stream[1] != JOINT)
+    learned = dict.fromkeys(
+        group.stream for group in groups if group.stream.protocol != JOINT
     )
-    found = []
+    shown = []
     for group in groups:
-        same = [stream for stream in learned if stream[::2] == group.stream[::2]]
-        found.append(same if same and group.stream[1] == JOINT else [group.stream])
-    return found
+        streams = [group.stream]
+        if group.stream.protocol == JOINT:
+            same = [stream for stream in learned if stream.has_images_of(group.stream)]
+            streams = same or streams
+        shown.append(streams)
+    return shown
 
 
-def differences(groups: list[Group]) -> list[str]:
+def differences(groups: Sequence[Group]) -> list[str]:
     """Names of the settings that differ between groups."""
     names = dict.fromkeys(name for group in groups for name in group.settings)
     return [name for name in names if _differs(name, groups)]
 
 
-def _differs(name: str, groups: list[Group]) -> bool:
-    if name.startswith("method."):  # compared between runs of one method
-        return any(
-            one.settings["strategy"] == other.settings["strategy"]
-            and one.settings[name] != other.settings[name]
-            for one, other in combinations(
-                [group for group in groups if name in group.settings], 2
-            )
-        )
-    return any(
-        group.settings.get(name) != groups[0].settings.get(name) for group in groups
-    )
+def _differs(name: str, groups: Sequence[Group]) -> bool:
+    """Whether groups differ in a setting; in one of a method, those of this method."""
+    if not name.startswith("method."):
+        first = groups[0].settings.get(name)
+        return any(group.settings.get(name) != first for group in groups)
+    settings = [group.settings for group in groups if name in group.settings]
+    for first_settings, second_settings in combinations(settings, 2):
+        same_method = first_settings["strategy"] == second_settings["strategy"]
+        if same_method and first_settings[name] != second_settings[name]:
+            return True
+    return False
 
 
-def notes_on(groups: list[Group]) -> list[str]:
+def notes_on(groups: Sequence[Group]) -> list[str]:
     """Return notes on what weakens a comparison of the groups."""
     notes = []
-    for group, other in combinations(groups, 2):
-        if group.settings == other.settings:
-            names = f"{group.label} and {other.label}"
-            notes.append(f"{names}: the files that they name differ in content")
-    for group in groups:
-        for number, count in Counter(run.result["run"] for run in group.runs).items():
-            same = [run for run in group.runs if run.result["run"] == number]
-            tables = {run.result.get("frame_table_sha256") for run in same}
-            why = (
-                "on different images"
-                if len(tables) > 1
-                else "which are not independent"
+    for first, second in combinations(groups, 2):
+        if first.settings == second.settings:
+            notes.append(
+                f"{first.label} and {second.label}: the files that they name differ in content"
             )
-            where = ", ".join(str(run.folder) for run in same)
-            notes += [
-                f"{group.label}: run {number} occurs {count} times, {why}: {where}"
-            ] * (count > 1)
-    if (
-        len({frozenset(run.result["run"] for run in group.runs) for group in groups})
-        > 1
-    ):
+    for group in groups:
+        notes += _notes_on_repeats(group)
+    if len({frozenset(group.numbers) for group in groups}) > 1:
         notes.append(
             "groups have different run numbers, so their orders of classes differ"
         )
     return notes
+
+
+def _notes_on_repeats(group: Group) -> Iterator[str]:
+    """Yield a note on each run number that occurs several times in a group."""
+    for number, times in Counter(group.numbers).items():
+        if times == 1:
+            continue
+        repeats = [run for run in group.runs if run.result["run"] == number]
+        tables = {run.result.get("frame_table_sha256") for run in repeats}
+        if len(tables) > 1:
+            reason = "on different images"
+        else:
+            reason = "which are not independent"
+        folders = ", ".join(str(run.folder) for run in repeats)
+        yield f"{group.label}: run {number} occurs {times} times, {reason}: {folders}"

@@ -1,6 +1,7 @@
 """``crumb report`` on hand-made run folders: tables, CSV, pictures and errors."""
 
 import csv
+import io
 from collections import Counter
 from pathlib import Path
 
@@ -118,6 +119,41 @@ def test_comparison(tmp_path, capsys):
     assert (second["group"], second["final_accuracy"]) == ("finetune", "25.00")
 
 
+@pytest.fixture
+def full_disk():
+    """Let no file grow above some bytes, as on a disk that is full."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(most):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+
+    yield limit
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# Too little for the page, and for the picture alone.
+@pytest.mark.parametrize("room", [100, 40_000])
+def test_a_full_disk_leaves_no_half_report(tmp_path, full_disk, room):
+    run = fake_run(tmp_path / "run")
+    full_disk(room)
+    words = "the report cannot be written to .*/new/place.*; or name another folder"
+    with pytest.raises(ValueError, match=words):
+        report(run, output=tmp_path / "new" / "place")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_keeps_the_report_before(tmp_path, full_disk):
+    run = fake_run(tmp_path / "run")
+    other = fake_run(tmp_path / "other", strategy="finetune")
+    report(run)
+    before = {path: path.read_bytes() for path in run.iterdir()}
+    full_disk(40_000)
+    with pytest.raises(ValueError, match="the report cannot be written to"):
+        report(run, other, output=run)
+    assert {path: path.read_bytes() for path in run.iterdir()} == before
+
+
 def test_labels_tell_groups_apart_and_say_no_more(tmp_path, capsys):
     fake_run(tmp_path / "a", pretrained=None)
     fake_run(
@@ -127,7 +163,7 @@ def test_labels_tell_groups_apart_and_say_no_more(tmp_path, capsys):
     labels = [
         group.label
         for group in groups_of(
-            [read_run(path) for path in find_runs([str(tmp_path)])[0]]
+            [read_run(path) for path in find_runs([str(tmp_path)]).finished]
         )
     ]
     assert labels == [
@@ -258,12 +294,15 @@ def test_what_was_not_run_is_empty(tmp_path):
     ]
 
 
-def test_csv_gives_back_what_went_in(tmp_path):
+def test_csv_gives_back_what_went_in():
     nasty = 'a\\b{c}$d&e#f|m"n[o*p, q\nr'
     rows = [[Cell(nasty), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
-    Table({"a": "A", "b": "B"}, rows).write(tmp_path / "a.csv")
-    with open(tmp_path / "a.csv", newline="") as file:
-        assert list(csv.reader(file)) == [["a", "b"], [nasty, "1, 2"], ["1234", ""]]
+    text = Table({"a": "A", "b": "B"}, rows).csv
+    assert list(csv.reader(io.StringIO(text, newline=""))) == [
+        ["a", "b"],
+        [nasty, "1, 2"],
+        ["1234", ""],
+    ]
 
 
 def classes(**right):

@@ -364,7 +364,9 @@ def test_a_report_separates_runs_by_content(tmp_path):
     for place, (path, digest) in enumerate([("a", "1"), ("a", "2"), ("b", "1")]):
         found = {"provenance": {"weights": f"sha256:{digest}"}}
         fake_run(tmp_path / str(place), run=place, result=found, weights=path)
-    groups = groups_of([read_run(folder) for folder in find_runs([str(tmp_path)])[0]])
+    groups = groups_of(
+        [read_run(folder) for folder in find_runs([str(tmp_path)]).finished]
+    )
     assert [[run.result["run"] for run in group.runs] for group in groups] == [
         [0, 2],
         [1],

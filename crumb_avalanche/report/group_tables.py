@@ -1,0 +1,226 @@
+"""Tables about groups of runs, for ``report.html``, CSV files and the terminal."""
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crumb_avalanche.report.page import (
+    EMPTY,
+    Cell,
+    Matrix,
+    MatrixCell,
+    MatrixRow,
+    Table,
+    count,
+    percent,
+    seconds,
+    setting,
+)
+from crumb_avalanche.report.runs import IDENTITY, Group, Run, differences
+from crumb_avalanche.runs.settings import RunSettings, meanings
+from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS
+
+WIDE = 12  # experiences; with more, the matrices are set smaller
+
+
+@dataclass(frozen=True)
+class Cost:
+    """An entry of the ledger as a column: its heading, and how a value is shown."""
+
+    heading: str
+    shown: Callable[[float], Cell]
+
+
+COSTS = {
+    "memory_bytes": Cost("memory, bytes", count),
+    "buffer_items": Cost("memories", count),
+    "images_per_second": Cost("images/s", seconds),
+    "train_seconds": Cost("training, s", seconds),
+}
+COSTS_OF_RUN = ("memory_bytes", "train_seconds")
+
+
+def summary_table(groups: Sequence[Group]) -> Table:
+    """Return a line for each group: accuracy and cost."""
+    columns = {"group": "group", "runs": "runs", "final_accuracy": "final accuracy, %"}
+    columns |= {name: cost.heading for name, cost in COSTS.items()}
+    rows = []
+    for group in groups:
+        number = Cell(str(len(group.runs)))
+        row = [Cell(group.label), number, percent(group.curve.finals)]
+        for name, cost in COSTS.items():
+            row.append(cost.shown(group.average(name)))
+        rows.append(row)
+    return Table(columns, rows)
+
+
+def bytes_table(groups: Sequence[Group]) -> Table:
+    """Return the means over runs of the ledger's bytes; a line for each group."""
+    columns = {"buffer_items": "memories stored"}
+    columns |= {name: f"{label}, bytes" for name, label in LEDGER_BYTES.items()}
+    return _ledger_table(groups, columns, count)
+
+
+def seconds_table(groups: Sequence[Group]) -> Table:
+    """Return the means over runs of the ledger's seconds; a line for each group."""
+    columns = {"train_seconds": "training, s"}
+    columns |= {name: f"{label}, s" for name, label in LEDGER_SECONDS.items()}
+    columns["images_per_second"] = "images/s"
+    return _ledger_table(groups, columns, seconds)
+
+
+def _ledger_table(
+    groups: Sequence[Group], columns: dict[str, str], shown: Callable[[float], Cell]
+) -> Table:
+    """Return the means over runs of entries of the ledger."""
+    rows = []
+    for group in groups:
+        averages = [shown(group.average(name)) for name in columns]
+        rows.append([Cell(group.label), *averages])
+    return Table({"group": "group", **columns}, rows)
+
+
+def curves_table(groups: Sequence[Group]) -> Table:
+    """Return a line for each group: accuracy over all seen classes after each experience (joint: the last)."""
+    width = _width(groups)
+    columns = {"group": "group"}
+    columns |= {f"after_{number}": f"exp {number}" for number in range(1, width + 1)}
+    rows = []
+    for group in groups:
+        row = [Cell(group.label)]
+        for accuracies in zip(*(run.accuracy_after(width) for run in group.runs)):
+            row.append(EMPTY if None in accuracies else percent(accuracies))
+        rows.append(row)
+    return Table(columns, rows)
+
+
+def runs_table(groups: Sequence[Group], beside: Path) -> Table:
+    """Return a line for each run: accuracy, bytes, seconds, the settings that vary, and its path from a folder."""
+    width = _width(groups)
+    settings = dict.fromkeys(
+        ["strategy", "benchmark", "protocol", *differences(groups)]
+    )
+    columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
+    for number in range(1, width + 1):
+        columns[f"accuracy_after_{number}"] = f"after exp {number}"
+    columns |= {name: COSTS[name].heading for name in COSTS_OF_RUN}
+    columns |= {name: name for name in settings}
+    columns["tuned_learning_rate"] = "tuned learning rate"
+    columns["folder"] = "folder"
+    rows = []
+    for group in groups:
+        for run in group.runs:
+            row = _run_cells(run, width)
+            row["group"] = Cell(group.label)
+            row |= {name: setting(group.settings.get(name)) for name in settings}
+            row["folder"] = Cell(os.path.relpath(run.folder, beside))
+            rows.append(row)
+    return Table.of(columns, rows)
+
+
+def _run_cells(run: Run, width: int) -> dict[str, Cell]:
+    """Return number, accuracies, costs and tuned learning rate of a run by column."""
+    cells = {
+        "run": setting(run.result["run"]),
+        "final_accuracy": percent([run.result["final_accuracy"]]),
+    }
+    for number, accuracy in enumerate(run.accuracy_after(width), 1):
+        cells[f"accuracy_after_{number}"] = (
+            EMPTY if accuracy is None else percent([accuracy])
+        )
+    for name in COSTS_OF_RUN:
+        cells[name] = COSTS[name].shown(run.ledger[name])
+    tuned = run.result.get("learning_rate")
+    if run.settings.get("learning_rate") is None and tuned is not None:
+        cells["tuned_learning_rate"] = setting(tuned)
+    return cells
+
+
+def _width(groups: Sequence[Group]) -> int:
+    """Return the number of experiences of the longest stream."""
+    return max(run.experiences for group in groups for run in group.runs)
+
+
+def differing_settings(groups: Sequence[Group]) -> Table | None:
+    """Return the settings in which the groups differ; ``None`` if there are none."""
+    varying = differences(groups)
+    if not varying:
+        return None
+    columns = {"group": "group"}
+    columns |= {name: name for name in varying}
+    rows = []
+    for group in groups:
+        values = [setting(group.settings.get(name)) for name in varying]
+        rows.append([Cell(group.label), *values])
+    return Table(columns, rows)
+
+
+def same_settings(groups: Sequence[Group]) -> Table:
+    """Return the settings that are the same in all groups, with their meaning."""
+    settings = groups[0].settings
+    meaning = meanings(RunSettings)
+    varying = differences(groups)
+    rows = []
+    for name in dict.fromkeys([*IDENTITY, *settings]):
+        in_all = all(name in group.settings for group in groups)
+        if in_all and name not in varying:
+            rows.append(
+                [Cell(name), setting(settings[name]), Cell(meaning.get(name, ""))]
+            )
+    columns = {"setting": "setting", "value": "value", "meaning": "meaning"}
+    return Table(columns, rows)
+
+
+def accuracy_matrix(group: Group) -> Matrix:
+    """Return the mean accuracies on each experience's classes, and over all seen, after each experience.
+
+    A cell is empty where a run was not tested.
+    """
+    matrices = [run.matrix for run in group.runs]
+    width = len(matrices[0][-1])
+    rows = []
+    for after in range(len(matrices[0])):
+        cells = []
+        for column in range(width):
+            accuracies = []
+            for matrix in matrices:
+                accuracies += matrix[after][column : column + 1]
+            if len(accuracies) == len(matrices):
+                share = f"{statistics.fmean(accuracies) / 100:.1%}"
+                cells.append(MatrixCell(_mean(accuracies), share))
+            else:
+                cells.append(MatrixCell())
+        overall = [run.result["accuracy_after"][after] for run in group.runs]
+        cells.append(MatrixCell(EMPTY if None in overall else _mean(overall)))
+        name = "joint" if group.curve.joint else f"exp {after + 1}"
+        rows.append(MatrixRow(name, cells))
+    is_wide = width > WIDE
+    heads = []
+    for number in range(1, width + 1):
+        heads.append(str(number) if is_wide else f"exp {number}")
+    return Matrix(["after", *heads, "all seen"], rows, small=is_wide)
+
+
+def _mean(values: Sequence[float]) -> Cell:
+    """A mean to a tenth, and with its standard deviation as a tooltip."""
+    mean = statistics.fmean(values)
+    tooltip = None
+    if len(values) > 1:
+        tooltip = f"{mean:.2f} ± {statistics.stdev(values):.2f}"
+    return Cell(f"{mean:.1f}", tooltip)
+
+
+def classes_of_experiences(group: Group) -> list[list[str]]:
+    """Return the classes of each experience if the group has one order of them, else nothing."""
+    run = group.runs[0]
+    if len(group.runs) > 1 or not run.classes_seen or run.joint:
+        return []
+    order = run.result["classes_order"]
+    experiences = []
+    start = 0
+    for end in run.classes_seen:
+        experiences.append(order[start:end])
+        start = end
+    return experiences
