@@ -1,7 +1,7 @@
-"""Compare all methods of `crumb strategies` on one benchmark at the same bytes.
+r"""Compare all methods of `crumb strategies` on one benchmark at the same bytes.
 
-    python experiments/competitors.py --benchmark eth80 --dataset-root ETH80
-    --feature-cache CACHE
+    python experiments/competitors.py --benchmark eth80 --dataset-root ETH80 \
+        --feature-cache CACHE
 
 With --family fair (default), all methods train on the same frozen features with the
 same bytes, and each tunes its learning rate on the first experience. A run that
@@ -12,51 +12,143 @@ serves both protocols; and raw-map replay, which stores as many maps as CRUMB. W
 `competitors.csv`, `.md`, `.png`, `.svg` and a folder for each run to --output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
-from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from support.common_options import (
+    PROTOCOLS,
+    CommonOptions,
+    common_options,
+    parser_for,
+    run_script,
+)
 from support.findings import Cell, Finding
 from support.pictures import bars
 from support.runs import FinishedRun
 from support.sweep import exit_code
 from support.tables import ACCURACY, write_table
-from table1_accuracy import REMIND_SINGLE, settings_of, shared_settings
+from table1_accuracy import REMIND_SINGLE, folder_of, settings_of, shared_settings
 
 from crumb_avalanche.runs.tables import mean_text
 
 TABLE = "competitors"
-QUICK = dict(
-    image_size=64, budget_images=150
-)  # room for the statistics of every method
+# Room for the statistics of every method.
+QUICK = dict(image_size=64, budget_images=150)
+CSV_HEADER = [
+    "method",
+    "protocol",
+    "run",
+    "final_accuracy",
+    "memory_bytes",
+    "train_seconds",
+]
 
 
 def label_of(name: str, runs: Sequence[FinishedRun]) -> str:
-    """Name in the table; of ``ranpac`` with its number of projections, which decides its accuracy and bytes."""
-    sizes = {
-        run.result.get("strategy_settings", {}).get("projection") for run in runs
-    } - {None}
-    if name != "ranpac" or not sizes:
-        return "remind, one image at a time" if name == REMIND_SINGLE else name
-    return f"ranpac ({' '.join(f'{number:,}' for number in sorted(sizes))} projections)"
+    """Name of a method in the table.
+
+    The number of projections of ``ranpac`` stands beside it, since it decides accuracy
+    and bytes.
+    """
+    if name == REMIND_SINGLE:
+        return "remind, one image at a time"
+    if name != "ranpac":
+        return name
+    settings = [run.result.get("strategy_settings", {}) for run in runs]
+    sizes = {own["projection"] for own in settings if own.get("projection")}
+    if not sizes:
+        return name
+    return f"ranpac ({' '.join(f'{size:,}' for size in sorted(sizes))} projections)"
 
 
 def line_of(
-    name: str, finals: Mapping[str, Finding], protocols: Sequence[str]
+    name: str, by_protocol: Mapping[str, Finding], protocols: Sequence[str]
 ) -> list[str]:
-    """Format the findings of a method, by protocol, as text."""
-    runs = [run for part in finals.values() for run in part.runs]
-    counts = "/".join(dict.fromkeys(str(len(part.runs)) for part in finals.values()))
-    diverged = sum(run.result.get("diverged_in_experience") is not None for run in runs)
-    rates = sorted({run.result["learning_rate"] for run in runs} - {None})
+    """Format the findings of a method as text.
+
+    Args:
+        name: of the method.
+        by_protocol: its findings.
+        protocols: of the table; the cell of a protocol without a finding is empty.
+    """
+    runs = [run for finding in by_protocol.values() for run in finding.runs]
+    finals = {protocol: found.finals for protocol, found in by_protocol.items()}
+    rates = {run.result["learning_rate"] for run in runs} - {None}
     return [
         label_of(name, runs),
-        *(mean_text(finals[one].finals if one in finals else []) for one in protocols),
-        f"{counts} ({diverged} diverged)" if diverged else counts,
+        *(mean_text(finals.get(protocol, [])) for protocol in protocols),
+        counts_text(by_protocol.values()),
         f"{max(run.ledger['memory_bytes'] for run in runs):,}",
         f"{fmean(run.ledger['train_seconds'] for run in runs):.0f}",
-        " ".join(f"{rate:g}" for rate in rates),
+        " ".join(f"{rate:g}" for rate in sorted(rates)),
     ]
+
+
+def counts_text(findings: Iterable[Finding]) -> str:
+    """Format the numbers of runs of each protocol, and how many diverged."""
+    counts = []
+    diverged = 0
+    for finding in findings:
+        counts.append(str(len(finding.runs)))
+        for run in finding.runs:
+            diverged += run.result.get("diverged_in_experience") is not None
+    text = "/".join(dict.fromkeys(counts))
+    return f"{text} ({diverged} diverged)" if diverged else text
+
+
+def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
+    """Header, and a row for every run."""
+    rows: list[list[object]] = [list(CSV_HEADER)]
+    for finding in findings:
+        for run in finding.runs:
+            rows.append(
+                [
+                    finding.cell.row,
+                    finding.cell.protocol,
+                    run.number,
+                    f"{run.final:.4f}",
+                    run.ledger["memory_bytes"],
+                    f"{run.ledger['train_seconds']:.1f}",
+                ]
+            )
+    return rows
+
+
+def cells_of(
+    options: CommonOptions, strategies: Sequence[str], protocols: Sequence[str]
+) -> list[Cell]:
+    """Cells of all methods in all protocols that the benchmark has."""
+    cells = []
+    for name in dict.fromkeys(strategies):
+        for protocol in options.protocols(options.benchmark, protocols):
+            settings = settings_of(name, protocol)
+            folder = folder_of(options.output, settings, name)
+            cells.append(Cell(name, options.benchmark, protocol, folder, settings))
+    return cells
+
+
+def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
+    """Print the table; write it, its runs and its picture."""
+    methods: dict[str, dict[str, Finding]] = {}
+    series: dict[str, dict[str, list[float]]] = {}
+    for finding in findings:
+        cell = finding.cell
+        label = label_of(cell.row, finding.runs)
+        methods.setdefault(cell.row, {})[cell.protocol] = finding
+        series.setdefault(cell.protocol.replace("_", "-"), {})[label] = finding.finals
+    present = {finding.cell.protocol for finding in findings}
+    protocols = [name for name in PROTOCOLS if name in present]
+    header = ["method", *(name.replace("_", "-") for name in protocols)]
+    header += ["runs", "bytes kept", "seconds", "learning rate"]
+    write_table(
+        output,
+        TABLE,
+        header,
+        [line_of(name, own, protocols) for name, own in methods.items()],
+        csv_rows_of(findings),
+        bars({title: series}, title, ACCURACY, (0, 100)),
+    )
 
 
 def main() -> int:
@@ -81,59 +173,15 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     options = common_options(chosen)
-    cells, methods, series = [], {}, {}
-    for name in dict.fromkeys(chosen.strategies):
-        for protocol in options.protocols(options.benchmark, chosen.protocols):
-            settings = settings_of(name, protocol)
-            folder = options.output / settings.get("protocol", "joint") / name
-            cells.append(Cell(name, options.benchmark, protocol, folder, settings))
-    shared = (
-        {"family": "fair", **QUICK}
-        if options.quick
-        else shared_settings(options, chosen.family)
-    )
-    found, failed = options.found(cells, **shared)
-    found = [item for item in found if item.runs]
-    if not found:
-        return exit_code(failed)
-    csv_rows: list[list[object]] = [
-        ["method", "protocol", "run", "final_accuracy", "memory_bytes", "train_seconds"]
-    ]
-    for item in found:
-        name, protocol = item.cell.row, item.cell.protocol
-        methods.setdefault(name, {})[protocol] = item
-        series.setdefault(protocol.replace("_", "-"), {})[label_of(name, item.runs)] = (
-            item.finals
-        )
-        for run in item.runs:
-            memory, seconds = (
-                run.ledger["memory_bytes"],
-                f"{run.ledger['train_seconds']:.1f}",
-            )
-            csv_rows.append(
-                [name, protocol, run.number, f"{run.final:.4f}", memory, seconds]
-            )
-    protocols = [
-        name for name in PROTOCOLS if any(name in parts for parts in methods.values())
-    ]
-    header = [
-        "method",
-        *(one.replace("_", "-") for one in protocols),
-        "runs",
-        "bytes kept",
-        "seconds",
-        "learning rate",
-    ]
-    lines = [line_of(name, parts, protocols) for name, parts in methods.items()]
-    title = f"{options.benchmark}, family {chosen.family}"
-    write_table(
-        options.output,
-        TABLE,
-        header,
-        lines,
-        csv_rows,
-        bars({title: series}, title, ACCURACY, (0, 100)),
-    )
+    cells = cells_of(options, chosen.strategies, chosen.protocols)
+    shared = shared_settings(options, chosen.family)
+    if options.quick:
+        shared = {"family": "fair", **QUICK}
+    findings, failed = options.found(cells, **shared)
+    finished = [finding for finding in findings if finding.runs]
+    if finished:
+        title = f"{options.benchmark}, family {chosen.family}"
+        publish(finished, title, options.output)
     return exit_code(failed)
 
 

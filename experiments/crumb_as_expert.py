@@ -1,7 +1,7 @@
-"""Ask whether CRUMB helps the recommended learner as one more expert, at the same bytes.
+r"""Ask whether CRUMB helps the recommended learner as one more expert, at equal bytes.
 
-    python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots
-    --dataset-root ETH80 DIGITS ...
+    python experiments/crumb_as_expert.py --benchmark eth80 clip_folder toy_dots \
+        --dataset-root ETH80 DIGITS ...
 
 Experts (`rows/crumb_as_expert.yaml`) are `--preset recommended`, and `--preset tuned`,
 which answers by its readout in closed form; `untrained CRUMB` is that readout of
@@ -13,15 +13,24 @@ runs share one. Writes `crumb_as_expert.csv` and `.md` and a folder for each run
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from support.common_options import common_options, own_presets, parser_for, run_script
-from support.findings import Cell
+from support.common_options import (
+    CommonOptions,
+    common_options,
+    own_presets,
+    parser_for,
+    run_script,
+)
+from support.findings import Cell, Finding
 from support.rows import rows_of
 from support.runs import FinishedRun
 from support.statistics import paired
 from support.sweep import exit_code
 from support.tables import interval_text, write_table
+from torch import Tensor
 
 from crumb_avalanche.methods.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -32,93 +41,141 @@ from crumb_avalanche.runs.tables import mean_text
 from crumb_avalanche.training.plugins import OutputsPlugin
 
 OURS = "recommended"  # row and expert that the others are compared with
-EXPERTS, ROWS = rows_of("crumb_as_expert").values()
+TABLE = "crumb_as_expert"
+EXPERTS = rows_of(TABLE)["experts"]  # settings by the name of the expert
+ROWS = rows_of(TABLE)["rows"]  # names of experts by the name of the row
 SHARED = {"protocol": "class_instance", "keep_learner": True}
+CSV_HEADER = ["stream", "row", "run", "accuracy", "memory_bytes", "frame_table"]
 HEADER = ["stream", "row", "accuracy", "difference", "95 % interval", "runs", "bytes"]
 
 
+def log_probabilities(run: FinishedRun, stream: Any, device: str) -> Tensor:
+    """Log-probabilities ``(N, classes)`` float64 of a run on a stream of test images."""
+    strategy = load_learner(run.folder / LEARNER, device)[0]
+    outputs = OutputsPlugin()
+    strategy.plugins.append(outputs)
+    strategy.eval(stream)
+    # A readout is a linear discriminant.
+    form = getattr(strategy, "statistics", StreamingLDA)
+    return (torch.cat(outputs.outputs).double() / form.temperature).log_softmax(1)
+
+
 def together(experts: Sequence[FinishedRun], settings: RunSettings) -> float:
-    """Accuracy in percent of the sum of the log-probabilities of runs on the test images of some settings."""
-    tests, scores = open_stream(RunPlan.of(settings)).benchmark.test_stream, []
-    for run in experts:
-        strategy, outputs = (
-            load_learner(run.folder / LEARNER, settings.device)[0],
-            OutputsPlugin(),
-        )
-        strategy.plugins.append(outputs)
-        strategy.eval(tests)
-        form = getattr(
-            strategy, "statistics", StreamingLDA
-        )  # a readout is a linear discriminant
-        scores.append(
-            (torch.cat(outputs.outputs).double() / form.temperature).log_softmax(1)
-        )
-    labels = torch.tensor(
-        [label for experience in tests for label in experience.dataset.targets]
-    )
-    return 100 * float((sum(scores).argmax(1) == labels).double().mean())
+    """Accuracy in percent of the sum of the log-probabilities of runs.
+
+    Args:
+        experts: finished runs.
+        settings: of the stream whose test images they answer for.
+    """
+    stream = open_stream(RunPlan.of(settings)).benchmark.test_stream
+    scores = [log_probabilities(run, stream, settings.device) for run in experts]
+    labels = [label for experience in stream for label in experience.dataset.targets]
+    right = sum(scores).argmax(1) == torch.tensor(labels)
+    return 100 * float(right.double().mean())
 
 
-def main() -> int:
-    chosen = parser_for(__doc__, "runs/crumb_as_expert", several=True).parse_args()
-    own_presets(chosen, "every expert")
-    options, cells = common_options(chosen), []
+@dataclass(frozen=True)
+class Row:
+    """A row of a stream.
+
+    Attributes:
+        stream: name of the stream.
+        name: name of the row.
+        accuracies: accuracy in percent by the number of the run.
+        bytes: memory of all experts of each run.
+    """
+
+    stream: str
+    name: str
+    accuracies: dict[int, float]
+    bytes: dict[int, int]
+
+
+def cells_of(options: CommonOptions) -> list[Cell]:
+    """Cells of all experts on all streams; all but the first have half of the bytes."""
+    cells = []
     for stream in options.roots:
         budget = int(RunPlan.of(options.settings(stream, preset=OURS)).budget)
         for name, own in EXPERTS.items():
-            settings = {
-                **own,
-                **SHARED,
-                "budget_bytes": budget if name == OURS else budget // 2,
-            }
-            cells.append(
-                Cell(
-                    name,
-                    stream,
-                    SHARED["protocol"],
-                    options.output / stream / name,
-                    settings,
-                )
-            )
-    found, failed = options.found(cells)
-    runs = {
-        (item.cell.benchmark, item.cell.row): {run.number: run for run in item.runs}
-        for item in found
+            share = budget if name == OURS else budget // 2
+            settings = {**own, **SHARED, "budget_bytes": share}
+            folder = options.output / stream / name
+            cells.append(Cell(name, stream, SHARED["protocol"], folder, settings))
+    return cells
+
+
+def row_of(
+    options: CommonOptions, stream: str, name: str, experts: Sequence[Finding]
+) -> Row:
+    """Let the experts of a row answer, in every run that all of them finished."""
+    runs = [{run.number: run for run in expert.runs} for expert in experts]
+    common = set.intersection(*(set(by_number) for by_number in runs))
+    accuracies = {}
+    memory = {}
+    for number in options.runs:
+        if number not in common:
+            continue
+        same = [by_number[number] for by_number in runs]
+        accuracies[number] = same[0].final
+        if len(same) > 1:
+            settings = options.settings(stream, **SHARED, run=number)
+            accuracies[number] = together(same, settings)
+        memory[number] = sum(run.ledger["memory_bytes"] for run in same)
+    return Row(stream, name, accuracies, memory)
+
+
+def line_of(row: Row, ours: Row, splits: dict[int, str]) -> list[str]:
+    """Values of `HEADER`."""
+    comparison = None
+    if row.name != OURS:
+        comparison = paired(ours.accuracies, row.accuracies, splits)
+    return [
+        row.stream,
+        row.name,
+        mean_text(list(row.accuracies.values())),
+        "" if comparison is None else f"{comparison.mean:+.1f}",
+        interval_text(comparison),
+        str(len(row.accuracies)),
+        f"{list(row.bytes.values())[-1]:,}" if row.bytes else "0",
+    ]
+
+
+def csv_rows_of(row: Row, splits: dict[int, str]) -> list[list[object]]:
+    """A line for every run of a row."""
+    return [
+        [
+            row.stream,
+            row.name,
+            number,
+            f"{accuracy:.4f}",
+            row.bytes[number],
+            splits[number],
+        ]
+        for number, accuracy in row.accuracies.items()
+    ]
+
+
+def main() -> int:
+    chosen = parser_for(__doc__, f"runs/{TABLE}", several=True).parse_args()
+    own_presets(chosen, "every expert")
+    options = common_options(chosen)
+    findings, failed = options.found(cells_of(options))
+    experts = {
+        (finding.cell.benchmark, finding.cell.row): finding for finding in findings
     }
-    lines, csv_rows = (
-        [],
-        [["stream", "row", "run", "accuracy", "memory_bytes", "frame_table"]],
-    )
+    lines = []
+    csv_rows: list[list[object]] = [list(CSV_HEADER)]
     for stream in options.roots:
-        ours = {number: run.final for number, run in runs[stream, OURS].items()}
-        splits = {number: run.split for number, run in runs[stream, OURS].items()}
-        for row, names in ROWS.items():
-            reached, kept = {}, 0
-            for number, split in splits.items():
-                if all(number in runs[stream, name] for name in names):
-                    experts = [runs[stream, name][number] for name in names]
-                    settings = options.settings(stream, **SHARED, run=number)
-                    reached[number] = (
-                        experts[0].final
-                        if len(experts) == 1
-                        else together(experts, settings)
-                    )
-                    kept = sum(run.ledger["memory_bytes"] for run in experts)
-                    csv_rows.append(
-                        [stream, row, number, f"{reached[number]:.4f}", kept, split]
-                    )
-            compared = None if row == OURS else paired(ours, reached, splits)
-            difference = "" if compared is None else f"{compared.mean:+.1f}"
-            line = [
-                stream,
-                row,
-                mean_text(list(reached.values())),
-                difference,
-                interval_text(compared),
-            ]
-            lines.append([*line, str(len(reached)), f"{kept:,}"])
+        splits = {run.number: run.split for run in experts[stream, OURS].runs}
+        rows = [
+            row_of(options, stream, name, [experts[stream, expert] for expert in names])
+            for name, names in ROWS.items()
+        ]
+        for row in rows:
+            lines.append(line_of(row, rows[0], splits))
+            csv_rows += csv_rows_of(row, splits)
     if len(csv_rows) > 1:
-        write_table(options.output, "crumb_as_expert", HEADER, lines, csv_rows)
+        write_table(options.output, TABLE, HEADER, lines, csv_rows)
     return exit_code(failed)
 
 

@@ -1,9 +1,10 @@
 r"""Figures 4 and S3 of the paper: shape bias of CRUMB relative to a control network.
 
-    python experiments/fig4_shape_bias.py --benchmark eth80 --dataset-root ETH80
-    --pretrained FILE --style-root STYLE python experiments/fig4_shape_bias.py
-    --pretrained FILE --control-pretrained FILE --test-root CIFAR100/test \
-        --style-root STYLE --pretraining-only
+    python experiments/fig4_shape_bias.py --benchmark eth80 --dataset-root ETH80 \
+        --pretrained FILE --style-root STYLE
+    python experiments/fig4_shape_bias.py --pretrained FILE \
+        --control-pretrained FILE --test-root CIFAR100/test --style-root STYLE \
+        --pretraining-only
 
 Maps at the cut are perturbed in space (locations shuffled) or in features (half of them
 set to zero). `--style-root` holds images in another style, such as cue-conflict images,
@@ -16,7 +17,8 @@ folder of test images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`,
 `fig4_runs.csv` with every streamed run, and a folder for each run to --output.
 """
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -46,110 +48,10 @@ from support.sweep import exit_code
 from support.tables import interval_text, p_text, recorded_runs_of, write_table
 from table4_ablations import MEM_SIZES, PAPER_DATASET
 
+from crumb_avalanche.models.split_model import SplitModel
+
+# Strategy of each row.
 ROWS = {"crumb": "crumb", "control": "image_replay"}
-
-
-@dataclass(frozen=True)
-class Bar:
-    """One bar: the advantage of a condition under a perturbation, over all runs and over the filtered ones."""
-
-    condition: str
-    perturbation: str
-    all_runs: Advantage | None
-    filtered: Advantage | None
-
-
-def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
-    """The bars of a condition, one for each perturbation."""
-    kept = [run for run in runs if run.kept]
-    return [
-        Bar(condition, name, advantage_of(runs, name), advantage_of(kept, name))
-        for name in PAPER_SIGN
-    ]
-
-
-def streamed(
-    options: CommonOptions, findings: dict[str, Finding], style_root: Path | None
-) -> list[RunDrops]:
-    """The drops of each pair of finished runs on a benchmark, by the rows `crumb` and `control`."""
-    by_number = {
-        name: {run.number: run for run in found.runs}
-        for name, found in findings.items()
-    }
-    kept = [{run.number for run in found.filter[0]} for found in findings.values()]
-    out = []
-    for number, run in by_number["crumb"].items():
-        if number not in by_number["control"]:
-            continue
-        drops = {}
-        for name, found in findings.items():
-            settings = options.settings(
-                found.cell.benchmark, **found.cell.settings, run=number
-            )
-            network = rebuilt(
-                replace(settings, output=str(by_number[name][number].folder))
-            )
-            style = (
-                None
-                if style_root is None
-                else StyleImages(style_root, network.table.classes)
-            )
-            labels = network.table.labels[network.rows]
-            drops[name] = drops_of_network(
-                network.after, network.batches(), labels, style
-            )
-        passed = all(number in numbers for numbers in kept)
-        out.append(
-            RunDrops(number, drops["crumb"], drops["control"], passed, run.split)
-        )
-    return out
-
-
-def pretrained_network(file: str):
-    """The network that `crumb pretrain` wrote, with its own classes and image size."""
-    from crumb_avalanche.models.backbones import split_backbone
-    from crumb_avalanche.models.codebook import Codebook
-    from crumb_avalanche.models.weights import check_and_load
-    from crumb_avalanche.training.pretraining import read_pretrained
-
-    state, made = read_pretrained(file)
-    names = ("relu_logits", "head_kernel", "image_size")
-    model = split_backbone(
-        made["backbone"],
-        None,
-        n_classes=made["classes"],
-        codebook=Codebook(made["codebook_size"], made["codebook_dim"]),
-        **{name: made[name] for name in names if name in made},
-    )
-    check_and_load(model, state, file)
-    return model
-
-
-def pretrained(
-    crumb: str, control: str, test_root: str, style_root: Path | None
-) -> RunDrops:
-    """The drops of two pretrained networks on test images."""
-    from torch.utils.data import DataLoader
-    from torchvision.datasets import ImageFolder
-
-    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
-
-    drops = {}
-    for name, file in (("crumb", crumb), ("control", control)):
-        model = pretrained_network(file)
-        images = ImageFolder(test_root, pixel_transform(model.image_size))
-        if len(images.classes) != model.n_classes:
-            raise ValueError(
-                f"{test_root} has {len(images.classes)} classes, but {file} was made with {model.n_classes}"
-            )
-        style = None if style_root is None else StyleImages(style_root, images.classes)
-        batches = (pixels for pixels, _ in DataLoader(images, 32))
-        drops[name] = drops_of_network(
-            model, batches, np.asarray(images.targets), style
-        )
-    return RunDrops(0, drops["crumb"], drops["control"])
-
-
 HEADER = [
     "condition",
     "perturbation",
@@ -159,9 +61,11 @@ HEADER = [
     "95 % interval",
     "p Holm",
     "verdict",
-]
-HEADER += ["drop, CRUMB", "drop, control", "runs", "filtered: advantage", "runs kept"]
-HEADER += [
+    "drop, CRUMB",
+    "drop, control",
+    "runs",
+    "filtered: advantage",
+    "runs kept",
     "pairs in S4",
     "as in S4",
     "as in S4, Holm",
@@ -170,87 +74,276 @@ HEADER += [
 ]
 
 
-def lines_of(shown: Sequence[Bar]) -> list[list[str]]:
-    """The bars as text; Holm's correction is over all of them."""
-    every, filtered = [bar.all_runs for bar in shown], [bar.filtered for bar in shown]
-    p_values = holm([one and one.over_runs.p for one in every])
-    s4, s4_filtered = (
-        holm([one and one.s4.p for one in some]) for some in (every, filtered)
+@dataclass(frozen=True)
+class Bar:
+    """One bar: the advantage of a condition under a perturbation.
+
+    Attributes:
+        condition: what was trained.
+        perturbation: key of `PAPER_SIGN`.
+        all_runs: advantage over all runs; None without any.
+        filtered: advantage over those that pass the first-task filter.
+    """
+
+    condition: str
+    perturbation: str
+    all_runs: Advantage | None
+    filtered: Advantage | None
+
+
+def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
+    """The bars of a condition, one for each perturbation."""
+    filtered = [run for run in runs if run.passed]
+    return [
+        Bar(
+            condition,
+            perturbation,
+            all_runs=advantage_of(runs, perturbation),
+            filtered=advantage_of(filtered, perturbation),
+        )
+        for perturbation in PAPER_SIGN
+    ]
+
+
+def streamed(
+    options: CommonOptions, findings: Mapping[str, Finding], style_root: Path | None
+) -> list[RunDrops]:
+    """The drops of each pair of finished runs on a benchmark.
+
+    Args:
+        options: of the command line.
+        findings: runs of the rows `crumb` and `control`.
+        style_root: folder of the style images; None without any.
+    """
+    runs = {row: {run.number: run for run in findings[row].runs} for row in findings}
+    passed = {row: {run.number for run in findings[row].filter[0]} for row in findings}
+    pairs = []
+    for number, run in runs["crumb"].items():
+        if number not in runs["control"]:
+            continue
+        drops = {
+            row: _drops_of_run(options, finding, number, style_root)
+            for row, finding in findings.items()
+        }
+        pairs.append(
+            RunDrops(
+                number=number,
+                crumb=drops["crumb"],
+                control=drops["control"],
+                passed=number in passed["crumb"] & passed["control"],
+                split=run.split,
+            )
+        )
+    return pairs
+
+
+def _drops_of_run(
+    options: CommonOptions, finding: Finding, number: int, style_root: Path | None
+) -> dict[str, np.ndarray]:
+    """The drops of a finished run by perturbation."""
+    cell = finding.cell
+    settings = options.settings(cell.benchmark, **cell.settings, run=number)
+    network = rebuilt(replace(settings, output=str(cell.folder / f"run{number}")))
+    style = None
+    if style_root is not None:
+        style = StyleImages(style_root, network.table.classes)
+    labels = network.table.labels[network.rows]
+    return drops_of_network(network.after, network.batches(), labels, style)
+
+
+def pretrained_network(file: str) -> SplitModel:
+    """The network that `crumb pretrain` wrote, with its own classes and image size."""
+    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.codebook import Codebook
+    from crumb_avalanche.models.weights import check_and_load
+    from crumb_avalanche.training.pretraining import read_pretrained
+
+    state, made_with = read_pretrained(file)
+    optional = ("relu_logits", "head_kernel", "image_size")
+    model = split_backbone(
+        made_with["backbone"],
+        None,
+        n_classes=made_with["classes"],
+        codebook=Codebook(made_with["codebook_size"], made_with["codebook_dim"]),
+        **{name: made_with[name] for name in optional if name in made_with},
     )
-    lines = []
-    for bar, one, kept, p_holm, p, p_filtered in zip(
-        shown, every, filtered, p_values, s4, s4_filtered
-    ):
-        line, tested = (
-            [bar.condition, bar.perturbation, PAPER_SIGN[bar.perturbation]],
-            [""] * 3,
+    check_and_load(model, state, file)
+    return model
+
+
+def pretrained(
+    crumb: str, control: str, test_root: str, style_root: Path | None
+) -> RunDrops:
+    """The drops of two pretrained networks on test images.
+
+    Args:
+        crumb: file of CRUMB's network.
+        control: file of its control's.
+        test_root: folder of test images, one folder a class.
+        style_root: folder of the style images; None without any.
+    """
+    return RunDrops(
+        number=0,
+        crumb=_drops_of_pretrained(crumb, test_root, style_root),
+        control=_drops_of_pretrained(control, test_root, style_root),
+    )
+
+
+def _drops_of_pretrained(
+    file: str, test_root: str, style_root: Path | None
+) -> dict[str, np.ndarray]:
+    """The drops of a pretrained network by perturbation.
+
+    Raises:
+        ValueError: the test images are of another number of classes.
+    """
+    from torch.utils.data import DataLoader
+    from torchvision.datasets import ImageFolder
+
+    from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
+
+    model = pretrained_network(file)
+    images = ImageFolder(test_root, pixel_transform(model.image_size))
+    if len(images.classes) != model.n_classes:
+        raise ValueError(
+            f"{test_root} has {len(images.classes)} classes, but {file} was made with "
+            f"{model.n_classes}"
         )
-        if one is None:
-            line += [""] * 8
-        else:
-            error = "" if one.error is None else f"{one.error:.4f}"
-            line += [
-                f"{one.mean:+.4f}",
-                error,
-                interval_text(one.over_runs, "+.4f"),
-                p_text(p_holm),
+    style = None if style_root is None else StyleImages(style_root, images.classes)
+    batches = (pixels for pixels, _ in DataLoader(images, 32))
+    return drops_of_network(model, batches, np.asarray(images.targets), style)
+
+
+@dataclass(frozen=True)
+class CorrectedBar:
+    """A bar with its p-values, corrected by Holm over all bars.
+
+    Attributes:
+        bar: the bar.
+        p: of the test over runs.
+        s4: of the paper's test.
+        s4_filtered: of the paper's test on the filtered runs.
+    """
+
+    bar: Bar
+    p: float | None
+    s4: float | None
+    s4_filtered: float | None
+
+    @property
+    def line(self) -> list[str]:
+        """Values of `HEADER`."""
+        bar = self.bar
+        return [
+            bar.condition,
+            bar.perturbation,
+            PAPER_SIGN[bar.perturbation],
+            *self._cells_over_runs(),
+            *self._cells_of_filtered(),
+        ]
+
+    def _cells_over_runs(self) -> list[str]:
+        """Cells of the test over runs."""
+        advantage = self.bar.all_runs
+        if advantage is None:
+            return [""] * 8
+        error = "" if advantage.error is None else f"{advantage.error:.4f}"
+        return [
+            f"{advantage.mean:+.4f}",
+            error,
+            interval_text(advantage.over_runs, "+.4f"),
+            p_text(self.p),
+            advantage.over_runs.verdict(self.p),
+            f"{advantage.crumb:.4f}",
+            f"{advantage.control:.4f}",
+            str(advantage.runs),
+        ]
+
+    def _cells_of_filtered(self) -> list[str]:
+        """Cells of the filtered runs and of the paper's test."""
+        advantage = self.bar.all_runs
+        filtered = self.bar.filtered
+        tested = ["", "", ""]
+        if advantage is not None:
+            tested = [
+                str(advantage.s4.pairs),
+                p_text(advantage.s4.p),
+                p_text(self.s4),
             ]
-            line += [
-                one.over_runs.verdict(p_holm),
-                f"{one.crumb:.4f}",
-                f"{one.control:.4f}",
-                str(one.runs),
-            ]
-            tested = [str(one.s4.pairs), p_text(one.s4.p), p_text(p)]
-        line += (
-            ["", "", *tested, "", ""]
-            if kept is None
-            else [f"{kept.mean:+.4f}", str(kept.runs), *tested]
-        )
-        line += [] if kept is None else [p_text(kept.s4.p), p_text(p_filtered)]
-        lines.append(line)
-    return lines
+        if filtered is None:
+            return ["", "", *tested, "", ""]
+        return [
+            f"{filtered.mean:+.4f}",
+            str(filtered.runs),
+            *tested,
+            p_text(filtered.s4.p),
+            p_text(self.s4_filtered),
+        ]
+
+
+def corrected(bars: Sequence[Bar]) -> list[CorrectedBar]:
+    """Correct the p-values of bars by Holm over all of them."""
+    over_runs = [bar.all_runs and bar.all_runs.over_runs.p for bar in bars]
+    s4 = [bar.all_runs and bar.all_runs.s4.p for bar in bars]
+    s4_filtered = [bar.filtered and bar.filtered.s4.p for bar in bars]
+    columns = zip(bars, holm(over_runs), holm(s4), holm(s4_filtered))
+    return [CorrectedBar(*values) for values in columns]
+
+
+def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
+    """The bars as text."""
+    return [bar.line for bar in corrected(bars)]
 
 
 def picture(shown: Sequence[Bar], title: str) -> Figure:
-    """Plot the advantage of each run, its mean and deviation, by condition and perturbation."""
+    """Plot the advantage of each run, its mean and deviation, by condition."""
     series: dict[str, dict[str, list[float]]] = {}
     for bar in shown:
-        values = (
-            []
-            if bar.all_runs is None
-            else list(bar.all_runs.over_runs.differences.values())
-        )
-        series.setdefault(bar.condition, {})[f"{bar.perturbation} perturbation"] = (
-            values
-        )
+        values: list[float] = []
+        if bar.all_runs is not None:
+            values = list(bar.all_runs.over_runs.differences.values())
+        rows = series.setdefault(bar.condition, {})
+        rows[f"{bar.perturbation} perturbation"] = values
     return bars({"relative accuracy advantage": series}, title)
+
+
+def cells_of(
+    options: CommonOptions, benchmark: str, protocol: str, chosen: argparse.Namespace
+) -> list[Cell]:
+    """The cells of CRUMB and its control on a benchmark."""
+    usual_size = MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
+    cells = []
+    for row, strategy in ROWS.items():
+        settings = {
+            "strategy": strategy,
+            "protocol": protocol,
+            "mem_size": chosen.mem_size or usual_size,
+            "codebook_dim": 8,
+            "keep_learner": True,
+            "pretrained": chosen.pretrained if row == "crumb" else None,
+        }
+        folder = options.output / benchmark / protocol / row
+        cells.append(Cell(row, benchmark, protocol, folder, settings))
+    return cells
 
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/fig4", several=True)
-    parser.add_argument(
-        "--figure", choices=["4", "S3"], default="4", help="figure of the paper"
-    )
-    parser.add_argument(
-        "--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--figure", choices=["4", "S3"], default="4", help="figure of the paper")
+    add("--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from")
+    add(
         "--control-pretrained",
         help="the same with --codebook-weight 0, for the pretraining condition",
     )
-    parser.add_argument(
-        "--test-root", help="test images of the pretraining classes, one folder a class"
-    )
-    parser.add_argument(
-        "--style-root", help="images in another style, one folder a class"
-    )
-    parser.add_argument(
+    add("--test-root", help="test images of the pretraining classes, a folder a class")
+    add("--style-root", help="images in another style, one folder a class")
+    add(
         "--pretraining-only",
         action="store_true",
         help="only the pretraining condition, no streams",
     )
-    parser.add_argument(
+    add(
         "--mem-size",
         type=int,
         help="memories; default the paper's ablations' for the benchmark",
@@ -258,62 +351,39 @@ def main() -> int:
     chosen = parser.parse_args()
     options = common_options(chosen)
     style_root = Path(chosen.style_root) if chosen.style_root else None
-    if chosen.pretraining_only and not (
-        chosen.pretrained and chosen.control_pretrained and chosen.test_root
-    ):
+    has_pretraining = bool(
+        chosen.control_pretrained and chosen.pretrained and chosen.test_root
+    )
+    if chosen.pretraining_only and not has_pretraining:
         raise ValueError(
-            "--pretraining-only needs --pretrained, --control-pretrained and --test-root"
+            "--pretraining-only needs --pretrained, --control-pretrained and "
+            "--test-root"
         )
     shown: list[Bar] = []
-    if chosen.control_pretrained and chosen.pretrained and chosen.test_root:
-        runs = [
-            pretrained(
-                chosen.pretrained,
-                chosen.control_pretrained,
-                chosen.test_root,
-                style_root,
-            )
-        ]
-        shown += bars_of("pretraining", runs)
+    if has_pretraining:
+        pair = pretrained(
+            chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root
+        )
+        shown += bars_of("pretraining", [pair])
     failed: dict[Path, str] = {}
     listed: list[Finding] = []
+    wanted = PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:]
     for benchmark in () if chosen.pretraining_only else options.roots:
-        protocol = options.protocols(
-            benchmark, PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:]
-        )[0]
-        size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
-        common = dict(
-            protocol=protocol, mem_size=size, codebook_dim=8, keep_learner=True
-        )
-        cells = []
-        for name, strategy in ROWS.items():
-            settings = {
-                "strategy": strategy,
-                **common,
-                "pretrained": chosen.pretrained if name == "crumb" else None,
-            }
-            cells.append(
-                Cell(
-                    name,
-                    benchmark,
-                    protocol,
-                    options.output / benchmark / protocol / name,
-                    settings,
-                )
-            )
+        protocol = options.protocols(benchmark, wanted)[0]
+        cells = cells_of(options, benchmark, protocol, chosen)
         findings, failures = options.found(cells)
         failed |= failures
         listed += findings
-        runs = streamed(options, {item.cell.row: item for item in findings}, style_root)
+        by_row = {finding.cell.row: finding for finding in findings}
+        runs = streamed(options, by_row, style_root)
         shown += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
     name = f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")
     if listed:
         write_recorded(options.output / f"{name}_runs.csv", recorded_runs_of(listed))
     title = f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control"
-    write_table(
-        options.output, name, HEADER, lines_of(shown), figure=picture(shown, title)
-    )
+    figure = picture(shown, title)
+    write_table(options.output, name, HEADER, lines_of(shown), figure=figure)
     return exit_code(failed)
 
 

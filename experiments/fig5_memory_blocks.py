@@ -1,7 +1,7 @@
-"""Figure 5 of the paper: locations of test images where memory blocks fire, and the use of each block.
+r"""Figure 5 of the paper: where memory blocks fire, and the use of each block.
 
-    python experiments/fig5_memory_blocks.py --benchmark eth80 --dataset-root ETH80
-    --feature-cache CACHE
+    python experiments/fig5_memory_blocks.py --benchmark eth80 --dataset-root ETH80 \
+        --feature-cache CACHE
 
 One CRUMB run in class-instance with 256 blocks of 8 values, perhaps from CRUMB
 pretraining. Panel a: the most used blocks, each on the images where it fires most, one
@@ -17,8 +17,10 @@ from dataclasses import dataclass
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from PIL.Image import Image
 from scipy import stats
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
 from support.findings import Cell
@@ -34,154 +36,217 @@ from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
+HEADER = [
+    "block",
+    "rank",
+    "slices_after",
+    "share_after",
+    "slices_before",
+    "share_before",
+]
+NO_BLOCK = -1  # code of a slice that is all zero
+
 
 @dataclass(frozen=True)
 class Usage:
-    """Codes of the test images under one codebook."""
+    """Codes of the test images under one codebook.
 
-    counts: (
-        np.ndarray
-    )  # `(n,)` int64, number of slices that chose each block, without all-zero slices
-    zeros: int  # number of all-zero slices, for which all blocks tie
-    codes: (
-        np.ndarray
-    )  # `(N, H, W)` of the first group of channels, -1 where a slice is all zero
+    Attributes:
+        counts: number of slices that chose each block, without all-zero slices;
+            `(n,)` int64.
+        zeros: number of all-zero slices, for which all blocks tie.
+        codes: of the first group of channels, `NO_BLOCK` where a slice is all zero;
+            `(N, H, W)` int16.
+    """
+
+    counts: np.ndarray
+    zeros: int
+    codes: np.ndarray
 
     @property
     def shares(self) -> np.ndarray:
         """Shares of the blocks in the slices that are not zero, `(n,)`."""
         return self.counts / max(1, self.counts.sum())
 
+    @property
+    def order(self) -> np.ndarray:
+        """Blocks in the order of their use, the most used first, `(n,)`."""
+        return np.argsort(-self.counts, kind="stable")
+
+    @property
+    def share_of_zeros(self) -> float:
+        """Share of the slices that are all zero."""
+        return self.zeros / (self.zeros + self.counts.sum())
+
 
 @torch.no_grad()
 def usage_of(model: SplitModel, batches: Iterator[Tensor]) -> Usage:
     """Encode images or cached maps, batch by batch."""
     codebook = model.codebook
-    counts, zeros, kept = torch.zeros(codebook.codebook_size, dtype=torch.int64), 0, []
+    counts = torch.zeros(codebook.codebook_size, dtype=torch.int64)
+    zeros = 0
+    first_codes = []
     for images in batches:
         maps = model.features(images.to(model.pixel_mean.device))
-        codes = codebook.encode(maps).to(torch.int64)
-        nothing = ~maps.unflatten(1, (-1, codebook.codebook_dim)).any(
-            dim=2
-        )  # (B, G, H, W)
-        counts += codebook.usage(codes[~nothing]).cpu()
-        zeros += int(nothing.sum())
-        codes[nothing] = -1
-        kept.append(codes[:, 0].to(torch.int16).cpu())
-    return Usage(counts.numpy(), zeros, torch.cat(kept).numpy())
+        codes = codebook.encode(maps).to(torch.int64)  # (B, G, H, W)
+        slices = maps.unflatten(1, (-1, codebook.codebook_dim))
+        is_zero = ~slices.any(dim=2)  # (B, G, H, W)
+        counts += codebook.usage(codes[~is_zero]).cpu()
+        zeros += int(is_zero.sum())
+        codes[is_zero] = NO_BLOCK
+        first_codes.append(codes[:, 0].to(torch.int16).cpu())
+    return Usage(counts.numpy(), zeros, torch.cat(first_codes).numpy())
 
 
 def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
-    """Indices of the images on which a block fires most, one image per object before any second one."""
+    """Choose the images on which a block fires most.
+
+    One image of each object comes before a second image of any.
+
+    Args:
+        heat: where the block fires in each image, `(N, H, W)`.
+        objects: name of the object in each image.
+        count: number of images.
+
+    Returns:
+        Indices of the images.
+    """
     order = np.argsort(-heat.mean(axis=(1, 2)), kind="stable")
-    first = list({objects[place]: place for place in reversed(order)}.values())
-    best = sorted(first, key=lambda place: -heat[place].mean())
-    rest = [place for place in order if place not in set(first)]
-    return [int(place) for place in (best + rest)[:count]]
+    first_of_object: dict[str, int] = {}
+    for index in order:
+        first_of_object.setdefault(objects[index], int(index))
+    first = sorted(first_of_object.values(), key=lambda index: -heat[index].mean())
+    further = [int(index) for index in order if index not in first]
+    return [*first, *further][:count]
 
 
-def overlay(axes, image, heat: np.ndarray, colour: str) -> None:
+def overlay(axes: Axes, image: Image, heat: np.ndarray, colour: str) -> None:
     """Draw an image under a colour whose opacity is the heat of each location."""
-    axes.imshow(
-        np.asarray(image.convert("RGB").resize((224, 224))), extent=(0, 1, 1, 0)
-    )
+    pixels = np.asarray(image.convert("RGB").resize((224, 224)))
+    axes.imshow(pixels, extent=(0, 1, 1, 0))
     layer = np.zeros((*heat.shape, 4))
-    layer[..., :3], layer[..., 3] = to_rgb(colour), 0.65 * heat / max(heat.max(), 1e-9)
+    layer[..., :3] = to_rgb(colour)
+    layer[..., 3] = 0.65 * heat / max(heat.max(), 1e-9)
     axes.imshow(layer, extent=(0, 1, 1, 0), interpolation="nearest")
 
 
 def picture(
-    found: RebuiltRun,
+    run: RebuiltRun,
     before: Usage,
     after: Usage,
     blocks: Sequence[int],
     images: int,
     title: str,
 ) -> Figure:
-    """Plot panels a and b."""
-    names = found.table.class_name
-    objects = [f"{names[row]} {found.table.object_name[row]}" for row in found.rows]
-    places, order = (
-        np.arange(1, len(after.counts) + 1),
-        np.argsort(-after.counts, kind="stable"),
-    )
+    """Plot panel a, images under some blocks, and panel b, the use of all blocks.
+
+    Args:
+        run: the run.
+        before: use of the blocks as the run began.
+        after: use of the blocks as it ended.
+        blocks: blocks of panel a.
+        images: number of images of each block.
+        title: of the figure.
+    """
+    height = 1.9 * len(blocks)
     with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(2 + 1.7 * images, 1.9 * len(blocks) + 3.6), layout="constrained"
-        )
+        figure = Figure(figsize=(2 + 1.7 * images, height + 3.6), layout="constrained")
         figure.suptitle(title)
-        upper, lower = figure.subfigures(2, 1, height_ratios=[1.9 * len(blocks), 3.4])
-        below = lower.subplots()
-        below.plot(
-            places,
-            100 * after.shares[order],
-            color=COLOURS[0],
-            label="after the stream",
-        )
-        below.plot(
-            places,
-            100 * np.sort(before.shares)[::-1],
-            "--",
-            color=COLOURS[1],
-            label="before it",
-        )
-        for number, (line, block) in enumerate(
-            zip(upper.subplots(len(blocks), images, squeeze=False), blocks)
-        ):
-            heat, colour = (
-                (after.codes == block).astype(float),
-                COLOURS[number % len(COLOURS)],
-            )
-            for axes in line:
-                axes.set_axis_off()
-            for axes, place in zip(line, strongest(heat, objects, images)):
-                overlay(
-                    axes, found.table.read(int(found.rows[place])), heat[place], colour
-                )
-                axes.set_title(names[found.rows[place]], fontsize=8)
-            rank = int(np.flatnonzero(order == block)[0]) + 1
-            line[0].text(
-                -0.1,
-                0.5,
-                f"block {block}\n{rank}. of all",
-                rotation=90,
-                va="center",
-                ha="right",
-                fontsize=8,
-            )
-            below.plot(rank, 100 * after.shares[block], "v", ms=7, color=colour)
-        below.set(
-            xlabel="block, in the order of use",
-            ylabel="slices, not zero (%)",
-            yscale="log",
-        )
-        below.legend()
+        upper, lower = figure.subfigures(2, 1, height_ratios=[height, 3.4])
+        use = lower.subplots()
+        _plot_use(use, before, after)
+        rows = upper.subplots(len(blocks), images, squeeze=False)
+        for number, (axes_of_row, block) in enumerate(zip(rows, blocks)):
+            colour = COLOURS[number % len(COLOURS)]
+            rank = int(np.flatnonzero(after.order == block)[0]) + 1
+            _draw_block(axes_of_row, run, after, block, colour)
+            _label_row(axes_of_row[0], f"block {block}\n{rank}. of all")
+            use.plot(rank, 100 * after.shares[block], "v", ms=7, color=colour)
+        use.legend()
     return figure
+
+
+def _plot_use(axes: Axes, before: Usage, after: Usage) -> None:
+    """Plot how often each block is used, in the order of use."""
+    ranks = np.arange(1, len(after.counts) + 1)
+    shares_after = 100 * after.shares[after.order]
+    shares_before = 100 * np.sort(before.shares)[::-1]
+    axes.plot(ranks, shares_after, color=COLOURS[0], label="after the stream")
+    axes.plot(ranks, shares_before, "--", color=COLOURS[1], label="before it")
+    axes.set(
+        xlabel="block, in the order of use",
+        ylabel="slices, not zero (%)",
+        yscale="log",
+    )
+
+
+def _draw_block(
+    axes_of_row: Sequence[Axes], run: RebuiltRun, usage: Usage, block: int, colour: str
+) -> None:
+    """Draw the images on which a block fires most."""
+    table = run.table
+    objects = [f"{table.class_name[row]} {table.object_name[row]}" for row in run.rows]
+    heat = (usage.codes == block).astype(float)
+    for axes in axes_of_row:
+        axes.set_axis_off()
+    for axes, index in zip(axes_of_row, strongest(heat, objects, len(axes_of_row))):
+        row = int(run.rows[index])
+        overlay(axes, table.read(row), heat[index], colour)
+        axes.set_title(table.class_name[row], fontsize=8)
+
+
+def _label_row(axes: Axes, text: str) -> None:
+    """Write a text to the left of a row of images."""
+    axes.text(-0.1, 0.5, text, rotation=90, va="center", ha="right", fontsize=8)
+
+
+def statistics_of(usage: Usage) -> dict[str, str]:
+    """Statistics of the use of blocks as text."""
+    return {
+        "images": f"{len(usage.codes):,}",
+        "slices that are all zero, %": f"{100 * usage.share_of_zeros:.2f}",
+        "largest share of a block, %": f"{100 * usage.shares.max():.2f}",
+        "blocks never used": str(int((usage.counts == 0).sum())),
+        "as varied as so many equal blocks": (
+            f"{np.exp(stats.entropy(usage.shares)):.1f}"
+        ),
+    }
 
 
 def summary(before: Usage, after: Usage) -> list[list[str]]:
     """Rows of statistics of use, before and after the stream."""
-    texts = {
-        "images": lambda usage: f"{len(usage.codes):,}",
-        "slices that are all zero, %": lambda usage: (
-            f"{100 * usage.zeros / (usage.zeros + usage.counts.sum()):.2f}"
-        ),
-        "largest share of a block, %": lambda usage: f"{100 * usage.shares.max():.2f}",
-        "blocks never used": lambda usage: str(int((usage.counts == 0).sum())),
-        "as varied as so many equal blocks": lambda usage: (
-            f"{np.exp(stats.entropy(usage.shares)):.1f}"
-        ),
-    }
-    rows = [[name, text(before), text(after)] for name, text in texts.items()]
+    texts_before = statistics_of(before)
+    texts_after = statistics_of(after)
+    rows = [[name, texts_before[name], texts_after[name]] for name in texts_before]
     if len(before.counts) > 1 and np.ptp(before.counts) and np.ptp(after.counts):
+        correlation = stats.spearmanr(before.counts, after.counts).statistic
+        rows.append(["rank correlation of use", "", f"{correlation:.3f}"])
+    return rows
+
+
+def csv_rows_of(before: Usage, after: Usage) -> list[list[object]]:
+    """Header, and a row for every block in the order of use."""
+    rows: list[list[object]] = [list(HEADER)]
+    for rank, block in enumerate(after.order, start=1):
         rows.append(
             [
-                "rank correlation of use",
-                "",
-                f"{stats.spearmanr(before.counts, after.counts).statistic:.3f}",
+                block,
+                rank,
+                after.counts[block],
+                after.shares[block],
+                before.counts[block],
+                before.shares[block],
             ]
         )
     return rows
+
+
+def most_used_blocks(usage: Usage, count: int) -> list[int]:
+    """Choose the blocks that the first group of channels uses most."""
+    used = usage.codes[usage.codes != NO_BLOCK]
+    counts = np.bincount(used, minlength=len(usage.counts))
+    order = np.argsort(-counts, kind="stable")[:count]
+    return [int(block) for block in order if counts[block]]
 
 
 def main() -> int:
@@ -200,59 +265,34 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=6, help="images shown of each")
     chosen = parser.parse_args()
     options = common_options(chosen)
-    benchmark, protocol, run = options.benchmark, chosen.protocol, options.runs[0]
+    benchmark = options.benchmark
+    protocol = chosen.protocol
+    number = options.runs[0]
+    usual_size = MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
     settings = {
         "protocol": protocol,
         "pretrained": chosen.pretrained,
         "codebook_dim": 8,
+        "mem_size": chosen.mem_size or usual_size,
+        "keep_learner": True,
     }
-    size = chosen.mem_size or MEM_SIZES.get(benchmark, MEM_SIZES[PAPER_DATASET])
-    settings |= {"mem_size": size, "keep_learner": True}
-    findings, failed = options.found(
-        [Cell("crumb", benchmark, protocol, options.output / protocol, settings)]
-    )
+    folder = options.output / protocol
+    cell = Cell("crumb", benchmark, protocol, folder, settings)
+    findings, failed = options.found([cell])
     if failed:
         return exit_code(failed)
-    folder = str(options.output / protocol / f"run{run}")
-    found = rebuilt(options.settings(benchmark, **settings, run=run, output=folder))
-    before, after = (
-        usage_of(model, found.batches()) for model in (found.before, found.after)
-    )
-    print(
-        "\n"
-        + table(
-            ["use of memory blocks by the test images", "before", "after"],
-            summary(before, after),
-        )
-    )
-    order = np.argsort(-after.counts, kind="stable")
-    columns = after.counts, after.shares, before.counts, before.shares
-    header = [
-        "block",
-        "rank",
-        "slices_after",
-        "share_after",
-        "slices_before",
-        "share_before",
-    ]
-    rows = [
-        [block, rank, *(values[block] for values in columns)]
-        for rank, block in enumerate(order, start=1)
-    ]
-    write_csv(options.output / "fig5.csv", [header, *rows])
+    output = str(folder / f"run{number}")
+    run = rebuilt(options.settings(benchmark, **settings, run=number, output=output))
+    before = usage_of(run.before, run.batches())
+    after = usage_of(run.after, run.batches())
+    header = ["use of memory blocks by the test images", "before", "after"]
+    print("\n" + table(header, summary(before, after)))
+    write_csv(options.output / "fig5.csv", csv_rows_of(before, after))
     write_recorded(options.output / "fig5_runs.csv", recorded_runs_of(findings))
-    counts = np.bincount(after.codes[after.codes >= 0], minlength=len(after.counts))
-    blocks = [
-        int(block)
-        for block in np.argsort(-counts, kind="stable")[: chosen.blocks]
-        if counts[block]
-    ]
-    title = f"Figure 5, {benchmark}, {protocol.replace('_', '-')}, run {run}"
-    save(
-        picture(found, before, after, blocks, chosen.images, title),
-        options.output,
-        "fig5",
-    )
+    blocks = most_used_blocks(after, chosen.blocks)
+    title = f"Figure 5, {benchmark}, {protocol.replace('_', '-')}, run {number}"
+    figure = picture(run, before, after, blocks, chosen.images, title)
+    save(figure, options.output, "fig5")
     print(f"\nwritten to {options.output}: fig5.csv, fig5_runs.csv, fig5.png, fig5.svg")
     return 0
 

@@ -1,8 +1,9 @@
-"""Compare the recommended preset with ablations of it, the paper's recipe and rivals at the same bytes.
+r"""Compare the recommended preset with its ablations, CRUMB and rivals at equal bytes.
 
-    python experiments/recommended.py --benchmark eth80 --dataset-root ETH80 --weights
-    FILE --feature-cache CACHE python experiments/recommended.py --benchmark cifar100
-    --protocol class_iid --dataset-root CIFAR100 --runs 0-2 ...
+    python experiments/recommended.py --benchmark eth80 --dataset-root ETH80 \
+        --weights FILE --feature-cache CACHE
+    python experiments/recommended.py --benchmark cifar100 --protocol class_iid \
+        --dataset-root CIFAR100 --runs 0-2 ...
 
 Each row of `rows/recommended.yaml` is a change of settings. Difference: the row minus
 `recommended` in the same runs, with 95 % interval and p-value by Student's t over runs,
@@ -12,10 +13,13 @@ exceeds the budget shows that in its bytes. Writes `recommended.csv`, `.md`, `.p
 `.svg` and a folder for each run to --output.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 
 from support.common_options import (
     PROTOCOLS,
+    CommonOptions,
     common_options,
     own_presets,
     parser_for,
@@ -25,63 +29,140 @@ from support.findings import Cell, Finding
 from support.pictures import bars
 from support.rows import chosen_rows, folder_name, rows_of
 from support.sweep import exit_code
-from support.tables import ACCURACY, EFFECT, write_table
+from support.tables import ACCURACY, EFFECT, effect_text, write_table
 
-from crumb_avalanche.runs.tables import mean_text, number
+from crumb_avalanche.runs.tables import mean_text
 
 TABLE = "recommended"
 ROWS = rows_of(TABLE)
-QUICK = dict(
-    relu_logits=False, head_kernel=1
-)  # the tiny network has no SqueezeNet classifier to change
+# The tiny network has no SqueezeNet classifier to change.
+QUICK = dict(relu_logits=False, head_kernel=1)
+# Images of 32 pixels: room for copies of the plastic layers.
+QUICK_BUDGET = 400.0
+CSV_HEADER = [
+    "row",
+    "run",
+    "accuracy",
+    "oldest",
+    "newest",
+    "memory_bytes",
+    "images_per_second",
+    "frame_table",
+]
+OLDEST = 0  # index of the first experience
+NEWEST = -1  # index of the last
 
 
-def per_experience(found: Finding, place: int) -> str:
-    """Format the mean final accuracy over the classes of an experience; empty where all were learned at once."""
-    values = [run.per_experience[place] for run in found.runs]
-    return "" if found.runs[0].joint else f"{fmean(values):.1f}"
+def per_experience(finding: Finding, index: int) -> str:
+    """Format the mean final accuracy over the classes of an experience.
+
+    The text is empty where all classes were learned at once.
+    """
+    if finding.runs[0].joint:
+        return ""
+    return f"{fmean(run.per_experience[index] for run in finding.runs):.1f}"
+
+
+def mean_of_ledger(finding: Finding, name: str) -> float:
+    """Mean of an entry of the ledger."""
+    return fmean(finding.ledger(name))
 
 
 COLUMNS = {
-    "row": lambda found: found.cell.row,
-    "accuracy": lambda found: mean_text(found.finals),
-    "difference": lambda found: number(found.paired and found.paired.mean, "+.1f"),
-    **{name: EFFECT[name] for name in ("95 % interval", "p Holm", "verdict")},
-    "oldest": lambda found: per_experience(found, 0),
-    "newest": lambda found: per_experience(found, -1),
-    "runs": lambda found: str(len(found.runs)),
-    "bytes": lambda found: f"{fmean(found.ledger('memory_bytes')):,.0f}",
-    "images/s": lambda found: f"{fmean(found.ledger('images_per_second')):.0f}",
+    "row": lambda finding: finding.cell.row,
+    "accuracy": lambda finding: mean_text(finding.finals),
+    "difference": effect_text,
+    "95 % interval": EFFECT["95 % interval"],
+    "p Holm": EFFECT["p Holm"],
+    "verdict": EFFECT["verdict"],
+    "oldest": lambda finding: per_experience(finding, OLDEST),
+    "newest": lambda finding: per_experience(finding, NEWEST),
+    "runs": lambda finding: str(len(finding.runs)),
+    "bytes": lambda finding: f"{mean_of_ledger(finding, 'memory_bytes'):,.0f}",
+    "images/s": lambda finding: f"{mean_of_ledger(finding, 'images_per_second'):.0f}",
 }
 
 
 def settings_of(
     name: str, protocol: str, quick: bool = False, budget: int | None = None
 ) -> dict:
-    """Settings of a row, with a budget of bytes where it sets none; None takes the benchmark's."""
-    row = {"settings": {}, "method": {}} | ROWS[name]
-    own, method, *others = row.values()
-    if others:
+    """Settings of a row.
+
+    Args:
+        name: of the row.
+        protocol: order of the stream.
+        quick: whether the script is only tried out.
+        budget: bytes, where the row sets none; None takes the benchmark's.
+
+    Raises:
+        ValueError: the row has entries besides settings and method.
+    """
+    row = ROWS[name]
+    unknown = row.keys() - {"settings", "method"}
+    if unknown:
         raise ValueError(
-            f"row {name!r} of rows/recommended.yaml has {list(row)[2]}: put it into settings or method"
+            f"row {name!r} of rows/recommended.yaml has {', '.join(sorted(unknown))}: "
+            "put it into settings or method"
         )
-    settings = {
-        "preset": "recommended",
-        "protocol": protocol,
-        **own,
-        **(QUICK if quick else {}),
-    }
-    if not {"budget_bytes", "mem_size"} & set(
-        own
-    ):  # 400 small images: room for copies of the plastic layers
-        settings |= (
-            {"budget_bytes": budget}
-            if budget is not None
-            else {"budget_images": 400.0}
-            if quick
-            else {}
+    settings = {"preset": "recommended", "protocol": protocol}
+    settings |= row.get("settings", {})
+    if quick:
+        settings |= QUICK
+    if not {"budget_bytes", "mem_size"} & settings.keys():
+        if budget is not None:
+            settings["budget_bytes"] = budget
+        elif quick:
+            settings["budget_images"] = QUICK_BUDGET
+    if row.get("method"):
+        settings["method"] = row["method"]
+    return settings
+
+
+def cells_of(
+    options: CommonOptions, names: Sequence[str], protocol: str, budget: int | None
+) -> list[Cell]:
+    """Cells of rows, which are tested against the recommended preset."""
+    root = options.output / protocol
+    return [
+        Cell(
+            row=name,
+            benchmark=options.benchmark,
+            protocol=protocol,
+            folder=root / folder_name(name),
+            settings=settings_of(name, protocol, options.quick, budget),
+            reference=root / TABLE,
         )
-    return settings | ({"method": method} if method else {})
+        for name in names
+    ]
+
+
+def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
+    """Header, and a row for every run."""
+    rows: list[list[object]] = [list(CSV_HEADER)]
+    for finding in findings:
+        for run in finding.runs:
+            rows.append(
+                [
+                    finding.cell.row,
+                    run.number,
+                    f"{run.final:.4f}",
+                    f"{run.per_experience[OLDEST]:.4f}",
+                    f"{run.per_experience[NEWEST]:.4f}",
+                    run.ledger["memory_bytes"],
+                    f"{run.ledger['images_per_second']:.1f}",
+                    run.split,
+                ]
+            )
+    return rows
+
+
+def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
+    """Print the table; write it, its runs and its picture."""
+    print(f"\n{title}", end="")
+    lines = [[text(finding) for text in COLUMNS.values()] for finding in findings]
+    finals = {finding.cell.row: finding.finals for finding in findings}
+    figure = bars({title: {"": finals}}, title, ACCURACY, (0, 100))
+    write_table(output, TABLE, list(COLUMNS), lines, csv_rows_of(findings), figure)
 
 
 def main() -> int:
@@ -97,66 +178,20 @@ def main() -> int:
     )
     chosen = parser.parse_args()
     options = common_options(chosen)
-    names, benchmark = chosen_rows(ROWS, chosen.rows), options.benchmark
+    protocol = chosen.protocol
+    names = chosen_rows(ROWS, chosen.rows)
     own_presets(chosen)
-    if not options.protocols(benchmark, [chosen.protocol]):
+    if not options.protocols(options.benchmark, [protocol]):
         raise ValueError(
-            f"{benchmark} has no videos, so no {chosen.protocol}: give --protocol class_iid"
+            f"{options.benchmark} has no videos, so no {protocol}: give --protocol "
+            "class_iid"
         )
-    protocol, folder, cells = chosen.protocol, options.output / chosen.protocol, []
-    for name in names:
-        settings = settings_of(name, protocol, options.quick, chosen.budget_bytes)
-        cells.append(
-            Cell(
-                name,
-                benchmark,
-                protocol,
-                folder / folder_name(name),
-                settings,
-                reference=folder / TABLE,
-            )
-        )
-    found, failed = options.found(cells)
-    found = [item for item in found if item.runs]
-    csv_rows = [
-        [
-            "row",
-            "run",
-            "accuracy",
-            "oldest",
-            "newest",
-            "memory_bytes",
-            "images_per_second",
-            "frame_table",
-        ]
-    ]
-    for item in found:
-        for run in item.runs:
-            per = run.per_experience
-            row = [
-                item.cell.row,
-                run.number,
-                *(f"{value:.4f}" for value in (run.final, per[0], per[-1])),
-            ]
-            csv_rows.append(
-                [
-                    *row,
-                    run.ledger["memory_bytes"],
-                    f"{run.ledger['images_per_second']:.1f}",
-                    run.split,
-                ]
-            )
-    if found:
-        title = f"{benchmark}, {protocol.replace('_', '-')}"
-        print(f"\n{title}", end="")
-        lines = [[text(item) for text in COLUMNS.values()] for item in found]
-        figure = bars(
-            {title: {"": {item.cell.row: item.finals for item in found}}},
-            title,
-            ACCURACY,
-            (0, 100),
-        )
-        write_table(options.output, TABLE, list(COLUMNS), lines, csv_rows, figure)
+    cells = cells_of(options, names, protocol, chosen.budget_bytes)
+    findings, failed = options.found(cells)
+    finished = [finding for finding in findings if finding.runs]
+    if finished:
+        title = f"{options.benchmark}, {protocol.replace('_', '-')}"
+        publish(finished, title, options.output)
     return exit_code(failed)
 
 

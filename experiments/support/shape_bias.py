@@ -19,34 +19,32 @@ from torch import Generator, Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
 
-PLAIN, STYLE = "unperturbed", "style"
+PLAIN = "unperturbed"
+STYLE = "style"
 # Sign of the advantage in the paper after pretraining.
 PAPER_SIGN = {"spatial": "-", "feature": "+", STYLE: "+"}
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 # Other names of the classes of the cue-conflict images.
 OTHER_NAMES = {"truck": ("pickup_truck",), "boat": ("ship",), "car": ("automobile",)}
 
 
 def spatial_perturbation(maps: Tensor, generator: Generator) -> Tensor:
-    """Shuffle the locations of each map ``(B, C, H, W)``, with a permutation for each image."""
+    """Shuffle the locations of each map ``(B, C, H, W)``, otherwise for each image."""
     batch, channels, height, width = maps.shape
-    order = torch.stack(
-        [torch.randperm(height * width, generator=generator) for _ in range(batch)]
-    ).to(maps.device)
-    moved = maps.flatten(2).gather(2, order.unsqueeze(1).expand(-1, channels, -1))
+    orders = [torch.randperm(height * width, generator=generator) for _ in range(batch)]
+    index = torch.stack(orders).to(maps.device).unsqueeze(1).expand(-1, channels, -1)
+    moved = maps.flatten(2).gather(2, index)
     return moved.view(maps.shape).contiguous(memory_format=torch.channels_last)
 
 
 def feature_perturbation(maps: Tensor, generator: Generator) -> Tensor:
-    """Set a random half of the channels of each map ``(B, C, H, W)`` to zero, drawn for each image."""
+    """Set half of the channels of each map ``(B, C, H, W)`` to zero, drawn by image."""
     batch, channels = maps.shape[:2]
-    kept = torch.ones(batch, channels, device=maps.device)
-    for row in kept:
-        row[
-            torch.randperm(channels, generator=generator)[: channels // 2].to(
-                maps.device
-            )
-        ] = 0
-    return maps * kept.view(batch, channels, 1, 1)
+    mask = torch.ones(batch, channels, device=maps.device)
+    for row in mask:
+        drawn = torch.randperm(channels, generator=generator)[: channels // 2]
+        row[drawn.to(maps.device)] = 0
+    return maps * mask.view(batch, channels, 1, 1)
 
 
 MAP_PERTURBATIONS = {"spatial": spatial_perturbation, "feature": feature_perturbation}
@@ -56,7 +54,16 @@ MAP_PERTURBATIONS = {"spatial": spatial_perturbation, "feature": feature_perturb
 def logits_of(
     model: SplitModel, batches: Iterable[Tensor], seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Logits `(N, classes)` of the direct path on plain and perturbed maps, which are perturbed alike for one seed."""
+    """Compute the logits of the direct path on plain and perturbed maps.
+
+    Args:
+        model: the network.
+        batches: of uint8 images or of maps.
+        seed: of the perturbations, which are alike for one seed.
+
+    Returns:
+        Logits ``(N, classes)`` by perturbation.
+    """
     model.eval()
     generators = {
         name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS
@@ -66,14 +73,21 @@ def logits_of(
         maps = model.features(images.to(model.pixel_mean.device))
         logits[PLAIN].append(model.classify(maps).cpu())
         for name, perturb in MAP_PERTURBATIONS.items():
-            logits[name].append(model.classify(perturb(maps, generators[name])).cpu())
-    return {name: torch.cat(parts).numpy() for name, parts in logits.items()}
+            perturbed = perturb(maps, generators[name])
+            logits[name].append(model.classify(perturbed).cpu())
+    return {name: torch.cat(batches).numpy() for name, batches in logits.items()}
 
 
 def columns(
     logits: np.ndarray, labels: np.ndarray, among: Sequence[int] | None = None
 ) -> dict[str, np.ndarray]:
-    """Predictions of logits `(N, classes)` as the statistics take them, among all classes or some."""
+    """Predictions of logits ``(N, classes)`` as the statistics take them.
+
+    Args:
+        logits: of the images.
+        labels: of the images.
+        among: classes that an answer may have; None for all.
+    """
     if among is not None:
         allowed = np.full(logits.shape[1], -np.inf)
         allowed[list(among)] = 0
@@ -88,95 +102,145 @@ def columns(
 def drops_of(
     plain: dict[str, np.ndarray], perturbed: dict[str, np.ndarray]
 ) -> np.ndarray:
-    """Relative drop of accuracy on each batch; batch i of one set is paired with batch i of the other."""
-    whole = [batch_accuracies(part) for part in (plain, perturbed)]
-    count = min(map(len, whole))
-    return relative_drops(whole[0][:count], whole[1][:count])
+    """Relative drop of accuracy on each batch ``(batches,)``.
+
+    Batch i of one set is paired with batch i of the other; a longer set is cut.
+    """
+    before = batch_accuracies(plain)
+    after = batch_accuracies(perturbed)
+    count = min(len(before), len(after))
+    return relative_drops(before[:count], after[:count])
 
 
 @dataclass(frozen=True)
 class RunDrops:
-    """Relative drops `(batches,)` by perturbation of a pair of runs; `kept`: both pass the first-task filter."""
+    """Relative drops of accuracy of a pair of runs.
+
+    Attributes:
+        number: number of both runs.
+        crumb: drops of CRUMB ``(batches,)`` by perturbation.
+        control: drops of its control, likewise.
+        passed: whether both runs pass the first-task filter.
+        split: hash of the table of frames.
+    """
 
     number: int
     crumb: dict[str, np.ndarray]
     control: dict[str, np.ndarray]
-    kept: bool = True
+    passed: bool = True
     split: str = ""
 
 
 @dataclass(frozen=True)
 class Advantage:
-    """Relative accuracy advantage: the control's drop minus CRUMB's, above 0 where CRUMB's accuracy drops less."""
+    """Relative accuracy advantage: the control's drop minus CRUMB's.
 
-    crumb: float  # mean relative drop
+    It is above 0 where CRUMB's accuracy drops less.
+
+    Attributes:
+        crumb: mean relative drop of CRUMB.
+        control: mean relative drop of its control.
+        mean: mean advantage over runs.
+        error: standard error over runs; None for one run.
+        over_runs: advantages by run.
+        s4: the paper's test, Wilcoxon's signed-rank test over all batches of all runs.
+    """
+
+    crumb: float
     control: float
     mean: float
-    error: float | None  # standard error over runs; None for one run
+    error: float | None
     over_runs: Paired
-    # the paper's test: Wilcoxon's signed-rank test over all batches of all runs
     s4: Comparison
 
     @property
     def runs(self) -> int:
+        """Number of runs."""
         return len(self.over_runs.differences)
 
 
 def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | None:
-    """The advantage over runs, without batches on which a network is always wrong; None without any batch."""
-    pairs, numbers = [], []
+    """Compute the advantage over runs.
+
+    Batches on which a network is always wrong are left out.
+
+    Returns:
+        The advantage; None without any batch.
+    """
+    crumb_drops = []
+    control_drops = []
+    advantages: dict[int, float] = {}
     for run in runs:
-        if perturbation in run.crumb and perturbation in run.control:
-            crumb, control = run.crumb[perturbation], run.control[perturbation]
-            known = np.isfinite(crumb) & np.isfinite(control)
-            if known.any():
-                pairs.append((crumb[known], control[known]))
-                numbers.append(run.number)
-    if not pairs:
+        if perturbation not in run.crumb or perturbation not in run.control:
+            continue
+        crumb = run.crumb[perturbation]
+        control = run.control[perturbation]
+        known = np.isfinite(crumb) & np.isfinite(control)
+        if known.any():
+            crumb_drops.append(crumb[known])
+            control_drops.append(control[known])
+            advantages[run.number] = float((control[known] - crumb[known]).mean())
+    if not advantages:
         return None
-    crumb, control = (np.concatenate(side) for side in zip(*pairs))
-    means = [float((theirs - ours).mean()) for ours, theirs in pairs]
-    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    means = list(advantages.values())
     splits = {run.number: run.split for run in runs}
-    over_runs = paired(dict.fromkeys(numbers, 0.0), dict(zip(numbers, means)), splits)
+    over_runs = paired(dict.fromkeys(advantages, 0.0), advantages, splits)
     assert over_runs is not None
-    s4 = wilcoxon_test(crumb, control)
+    all_crumb = np.concatenate(crumb_drops)
+    all_control = np.concatenate(control_drops)
     return Advantage(
-        float(crumb.mean()),
-        float(control.mean()),
-        statistics.fmean(means),
-        error,
-        over_runs,
-        s4,
+        crumb=float(all_crumb.mean()),
+        control=float(all_control.mean()),
+        mean=statistics.fmean(means),
+        error=standard_error(means),
+        over_runs=over_runs,
+        s4=wilcoxon_test(all_crumb, all_control),
     )
 
 
+def standard_error(values: Sequence[float]) -> float | None:
+    """Standard error of the mean; None for one value."""
+    if len(values) < 2:
+        return None
+    return statistics.stdev(values) / len(values) ** 0.5
+
+
 class StyleImages:
-    """Images of another style in folders of their class by shape; `paths` and `labels`: those that a network knows."""
+    """Images of another style, in folders of their class by shape.
+
+    Args:
+        root: folder of the class folders.
+        classes: the classes that a network knows.
+
+    Attributes:
+        paths: images of the known classes.
+        labels: their classes ``(N,)``.
+
+    Raises:
+        ValueError: there is no folder, or none of a known class.
+    """
 
     def __init__(self, root: Path, classes: Sequence[str]):
         if not root.is_dir():
             raise ValueError(
-                f"there is no folder {root}; --style-root holds a folder of images for each class"
+                f"there is no folder {root}; --style-root holds a folder of images for "
+                "each class"
             )
         known = {
-            name.lower().replace(" ", "_"): place for place, name in enumerate(classes)
+            name.lower().replace(" ", "_"): label for label, name in enumerate(classes)
         }
-        self.paths, labels = [], []
+        self.paths: list[Path] = []
+        labels: list[int] = []
         for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-            names = (folder.name.lower(), *OTHER_NAMES.get(folder.name.lower(), ()))
-            place = next((known[name] for name in names if name in known), None)
-            if place is not None:
-                found = sorted(
-                    path
-                    for path in folder.iterdir()
-                    if path.suffix.lower() in (".jpg", ".jpeg", ".png")
-                )
-                self.paths += found
-                labels += [place] * len(found)
+            label = _label_of(folder.name.lower(), known)
+            if label is not None:
+                images = _images_in(folder)
+                self.paths += images
+                labels += [label] * len(images)
         if not self.paths:
             raise ValueError(
-                f"{root} has no folder of images that is named like one of {', '.join(known)}"
+                f"{root} has no folder of images that is named like one of "
+                f"{', '.join(known)}"
             )
         self.labels = np.array(labels)
 
@@ -187,12 +251,23 @@ class StyleImages:
 
         transform = pixel_transform(image_size)
         for start in range(0, len(self.paths), size):
-            yield torch.stack(
-                [
-                    transform(read_image(path))
-                    for path in self.paths[start : start + size]
-                ]
-            )
+            paths = self.paths[start : start + size]
+            yield torch.stack([transform(read_image(path)) for path in paths])
+
+
+def _label_of(name: str, known: dict[str, int]) -> int | None:
+    """Label of a folder by its name, or another name of its class; None if unknown."""
+    for candidate in (name, *OTHER_NAMES.get(name, ())):
+        if candidate in known:
+            return known[candidate]
+    return None
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """Images of a folder, by their name."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES
+    )
 
 
 def drops_of_network(
@@ -201,11 +276,17 @@ def drops_of_network(
     labels: np.ndarray,
     style: StyleImages | None,
 ) -> dict[str, np.ndarray]:
-    """Relative drops of a network by perturbation.
+    """Compute the relative drops of a network by perturbation.
 
     Style images are other images than the test images, and of fewer classes. Their drop
     is therefore relative to the test images of those classes, with answers among these
     classes only.
+
+    Args:
+        model: the network.
+        batches: its test images, or their maps.
+        labels: of the test images.
+        style: images in another style; None without any.
     """
     logits = logits_of(model, batches)
     plain = columns(logits[PLAIN], labels)
@@ -215,8 +296,10 @@ def drops_of_network(
     }
     if style is not None:
         classes = np.unique(style.labels)
-        some = np.isin(labels, classes)
-        other = logits_of(model, style.batches(model.image_size))[PLAIN]
-        its = columns(logits[PLAIN][some], labels[some], classes)
-        drops[STYLE] = drops_of(its, columns(other, style.labels, classes))
+        mask = np.isin(labels, classes)
+        styled = logits_of(model, style.batches(model.image_size))[PLAIN]
+        drops[STYLE] = drops_of(
+            columns(logits[PLAIN][mask], labels[mask], classes),
+            columns(styled, style.labels, classes),
+        )
     return drops

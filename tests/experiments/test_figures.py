@@ -92,7 +92,7 @@ def test_advantage_by_hand():
             1,
             {"spatial": np.array([0.2, np.nan])},
             {"spatial": np.array([0.3, 0.9])},
-            kept=False,
+            passed=False,
         ),
     ]
     found = advantage_of(runs, "spatial")
