@@ -5,6 +5,7 @@ What is published is the learner's file without pictures and names of sources,
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,18 +24,47 @@ from crumb_avalanche.learner.learner import Learner
 
 FILE = "learner.safetensors"
 CARD = Path(__file__).parent / "model_card.jinja"
+Z = 1.96  # of a 95 % interval
+# Signs that Markdown or HTML read as more than a sign (also of links that are found in
+# plain text), as entities, which all renderers show as the sign.
+_ENTITIES = str.maketrans(
+    {sign: f"&#{ord(sign)};" for sign in "\\`*_{}[]<>#+!|~$&:.@^\"'"}
+)
 
 
-def interval(right: int, answered: int) -> tuple[int, int]:
-    """Return Wilson's 95 % interval of a share, in percent."""
-    z, n = 1.96, max(answered, 1)
-    middle, spread = (
-        right / n + z * z / (2 * n),
-        z * (right / n * (1 - right / n) / n + z * z / (4 * n * n)) ** 0.5,
-    )
-    return tuple(
-        round(100 * (middle + sign * spread) / (1 + z * z / n)) for sign in (-1, 1)
-    )  # type: ignore[return-value]
+@dataclass(frozen=True)
+class Share:
+    """How many clips were right before they were learned.
+
+    Attributes:
+        answered: clips that were predicted.
+        right: the right ones among them.
+    """
+
+    answered: int
+    right: int
+
+    @property
+    def percent(self) -> float:
+        """The share of right ones, in percent; 0 of no clips."""
+        return 100 * self.right / max(self.answered, 1)
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Wilson's 95 % interval of the share, in percent."""
+        n = max(self.answered, 1)
+        share = self.right / n
+        middle = share + Z**2 / (2 * n)
+        half_width = Z * (share * (1 - share) / n + Z**2 / (4 * n**2)) ** 0.5
+        scale = 100 / (1 + Z**2 / n)
+        low = round(scale * (middle - half_width))
+        high = round(scale * (middle + half_width))
+        return low, high
+
+
+def plain(text: object) -> str:
+    """Return a text as Markdown that shows it as it is, whatever signs it holds."""
+    return str(text).translate(_ENTITIES)
 
 
 def push_to_hub(
@@ -44,7 +74,9 @@ def push_to_hub(
     token: str | None = None,
     **how: Any,
 ) -> str:
-    """Publish a learner on a model hub as ``owner/name``, without pictures and names of sources; return the address.
+    """Publish a learner on a model hub as ``owner/name``; return the address.
+
+    Pictures and names of sources are left out.
 
     Args:
         learner: a learner that can be taught.
@@ -55,35 +87,56 @@ def push_to_hub(
         how: see ``huggingface_hub.HfApi.upload_folder``.
     """
     learner.check_teachable()
-    answered, right = (
-        sum(getattr(one, key) for one in learner.lessons)
-        for key in ("answered", "right")
-    )
-    low, high = interval(right, answered)
-    numbers = {"answered": answered, "right": right, "low": low, "high": high}
-    numbers["images"] = sum(info.images for info in learner.classes)
+    hub = HfApi(token=token)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_public(learner, name, folder)
+        repository = hub.create_repo(name, private=private, exist_ok=True).repo_id
+        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+
+
+def write_public(learner: Learner, name: str, folder: Path) -> None:
+    """Write what is published of a learner to a folder.
+
+    Args:
+        learner: a learner that can be taught.
+        name: of the repository.
+        folder: an empty folder.
+    """
+    state = learner.state_dict()
+    state["pictures"] = [None] * len(state["pictures"])
+    state["lessons"] = [{**lesson, "source": ""} for lesson in state["lessons"]]
+    write_learner(folder / FILE, learner.network, state, weights=True)
     config = {
         "method": learner.method,
         "backbone": learner.network.backbone,
         "image_size": learner.image_size,
         "classes": [info.name for info in learner.classes],
     }
-    state = learner.state_dict()
-    state["pictures"] = [None] * len(state["pictures"])
-    state["lessons"] = [{**lesson, "source": ""} for lesson in state["lessons"]]
-    hub = HfApi(token=token)
-    with TemporaryDirectory() as place:
-        folder = Path(place)
-        write_learner(folder / FILE, learner.network, state, weights=True)
-        (folder / "config.json").write_text(
-            json.dumps(config, indent=2), encoding="utf-8"
-        )
-        card = jinja2.Template(CARD.read_text(encoding="utf-8")).render(
-            learner=learner, name=name, **numbers
-        )
-        (folder / "README.md").write_text(card, encoding="utf-8")
-        repository = hub.create_repo(name, private=private, exist_ok=True).repo_id
-        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(learner, name), encoding="utf-8")
+
+
+def model_card(learner: Learner, name: str) -> str:
+    """Return the card of a learner in Markdown.
+
+    Args:
+        learner: a learner that can be taught.
+        name: of the repository.
+    """
+    environment = jinja2.Environment(keep_trailing_newline=False)
+    environment.filters["plain"] = plain
+    template = environment.from_string(CARD.read_text(encoding="utf-8"))
+    share = Share(
+        answered=sum(lesson.answered for lesson in learner.lessons),
+        right=sum(lesson.right for lesson in learner.lessons),
+    )
+    return template.render(
+        learner=learner,
+        name=name,
+        images=sum(info.images for info in learner.classes),
+        share=share,
+    )
 
 
 def from_pretrained(name: str, **how: Any) -> Learner:
@@ -95,6 +148,6 @@ def from_pretrained(name: str, **how: Any) -> Learner:
             ``huggingface_hub.hf_hub_download``.
     """
     folder = Path(name)
-    return Learner.load(
-        folder / FILE if folder.is_dir() else hf_hub_download(name, FILE, **how)
-    )
+    if folder.is_dir():
+        return Learner.load(folder / FILE)
+    return Learner.load(hf_hub_download(name, FILE, **how))

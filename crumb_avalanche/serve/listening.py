@@ -1,7 +1,17 @@
-"""Open a port and serve an application at it, within limits of connections and time."""
+"""Open a port and serve an application at it, within limits of connections and time.
+
+Nobody who has no token can shut others out: a connection in which nothing happens ends
+after some seconds, and gives way at once when a new one comes and all places are taken.
+"""
 
 import asyncio
 import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from crumb_avalanche.serve.access import needed
@@ -9,24 +19,116 @@ from crumb_avalanche.serve.access import needed
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # each may hold an upload; uvicorn would run out of file descriptors and log without end
 MOST_CONNECTIONS = 32
-# until the headers of a request are there, since the connection or the answer before
+# until the headers of a request are there, since the connection or the answer before,
+# and for a TLS handshake
 SECONDS_TO_ASK = 10.0
+# until a client has read enough of an answer for the next part of it
+SECONDS_TO_READ = 10.0
+# that a connection has in any case, before another one of its address takes its place
+SECONDS_OF_GRACE = 0.25
+WRITE_BUFFER = 1 << 16  # bytes of an answer that wait for a client
+
+
+@dataclass(eq=False)
+class Connection:
+    """An open connection.
+
+    Attributes:
+        client: address and port of the client.
+        accepted: its socket, which asyncio closes; ``None`` if it gave way.
+        waits_since: when the server began to wait for the client (``time.monotonic``).
+        requests: number of requests that are being answered.
+        blocked: whether the client reads nothing of its answer.
+        transport: what asyncio made of it; ``None`` during a TLS handshake.
+    """
+
+    client: tuple[str, int]
+    accepted: socket.socket | None = None
+    waits_since: float = field(default_factory=time.monotonic)
+    requests: int = 0
+    blocked: bool = False
+    transport: asyncio.Transport | None = None
+
+    @property
+    def address(self) -> str:
+        """The address of the client."""
+        return self.client[0]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether asyncio has not closed it."""
+        return self.accepted is not None and self.accepted.fileno() >= 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the server waits for the client."""
+        return self.blocked or self.requests == 0
+
+    def end(self) -> None:
+        """End it; asyncio closes the socket."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.accepted is not None:
+            with suppress(OSError):  # it ended already
+                self.accepted.shutdown(socket.SHUT_RDWR)
 
 
 class Listener(socket.socket):
-    """A listening socket with a bounded number of open connections: further ones are closed at once."""
+    """A listening socket with a bounded number of open connections.
+
+    When all are taken, a new connection takes the place of one in which the server
+    waits for the client: of the address that has most connections, the one that waits
+    longest. One that just began gives way only to an address that has fewer. If there
+    is none to take the place of, the new one is closed.
+    """
+
+    def __init__(self, *arguments: Any, **keywords: Any):
+        super().__init__(*arguments, **keywords)
+        self.connections: dict[tuple[str, int], Connection] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, as ``socket.accept``."""
         while True:
-            connection, address = super().accept()
-            self._open = [
-                one for one in getattr(self, "_open", []) if one.fileno() >= 0
-            ]
-            if len(self._open) < MOST_CONNECTIONS:
-                self._open.append(connection)
-                return connection, address
-            connection.close()
+            accepted, address = super().accept()
+            self._drop_closed()
+            if len(self.connections) < MOST_CONNECTIONS or self._make_room(address[0]):
+                client = address[:2]  # without flow and scope of IPv6
+                self.connections[client] = Connection(client, accepted)
+                return accepted, address
+            accepted.close()
+
+    def _drop_closed(self) -> None:
+        self.connections = {
+            client: connection
+            for client, connection in self.connections.items()
+            if connection.is_open
+        }
+
+    def _make_room(self, address: str) -> bool:
+        """End a connection for a new one of an address, if one may be ended."""
+        counts = Counter(connection.address for connection in self.connections.values())
+        now = time.monotonic()
+
+        def gives_way(connection: Connection) -> bool:
+            has_more = counts[connection.address] > counts[address]
+            just_began = now - connection.waits_since < SECONDS_OF_GRACE
+            return connection.waits and (has_more or not just_began)
+
+        def precedence(connection: Connection) -> tuple[int, float]:
+            return -counts[connection.address], connection.waits_since
+
+        candidates = filter(gives_way, self.connections.values())
+        ended = min(candidates, key=precedence, default=None)
+        if ended is None:
+            return False
+        ended.end()
+        del self.connections[ended.client]
+        return True
+
+    def connection(self, client: Any) -> Connection:
+        """Return the connection of a client, by its address and port."""
+        client = tuple(client[:2])
+        return self.connections.get(client) or Connection(client)
 
 
 def load_server() -> Any:
@@ -44,7 +146,7 @@ def load_server() -> Any:
     return uvicorn
 
 
-def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]]:
+def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
     """Open a port, and return the addresses at which browsers reach it.
 
     Args:
@@ -58,83 +160,160 @@ def listen(host: str, port: int, secure: bool) -> tuple[socket.socket, list[str]
     """
     if host in ("", "0.0.0.0", "::"):
         raise ValueError(
-            f"host is {host!r}; give the name or address that browsers use, such as 192.168.1.20"
+            f"host is {host!r}; give the name or address that browsers use, such as "
+            "192.168.1.20"
         )
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
-        made = socket.create_server(address[:2], family=family)
+        opened = socket.create_server(address[:2], family=family)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
         raise ValueError(
-            f"cannot listen at {host}, port {port} ({reason}); give another --port or --host"
+            f"cannot listen at {host}, port {port} ({reason}); give another --port or "
+            "--host"
         ) from error
-    opened = Listener(family, fileno=made.detach())
+    listener = Listener(family, fileno=opened.detach())
     # Connections inherit it. asyncio sets it only for sockets that it opens itself;
     # without it, the body of an answer waits 40 ms for the client to acknowledge the
     # header.
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    number, scheme = opened.getsockname()[1], "https" if secure else "http"
-    usual = number == (443 if secure else 80)
-    names = [host.lower(), *(["localhost"] if host in LOOPBACK else [])]
-    names = [f"[{name}]" if ":" in name else name for name in dict.fromkeys(names)]
-    return opened, [
-        f"{scheme}://{name}" + ("" if usual else f":{number}") for name in names
-    ]
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener, _origins(host, listener.getsockname()[1], secure)
+
+
+def _origins(host: str, port: int, secure: bool) -> list[str]:
+    """Return the addresses of a port as browsers name them."""
+    scheme = "https" if secure else "http"
+    usual_port = 443 if secure else 80
+    suffix = "" if port == usual_port else f":{port}"
+    names = [host.lower()]
+    if host in LOOPBACK and host != "localhost":
+        names.append("localhost")
+    bracketed = [f"[{name}]" if ":" in name else name for name in names]
+    return [f"{scheme}://{name}{suffix}" for name in bracketed]
 
 
 def run(
     app: Any,
-    opened: socket.socket,
+    listener: Listener,
     certificate: str | None = None,
     key: str | None = None,
 ) -> None:
-    """Serve until the process is interrupted."""
+    """Serve until the process is interrupted.
+
+    Args:
+        app: ASGI application.
+        listener: of ``listen``.
+        certificate: PEM file, for https.
+        key: PEM file of its key, if it is another one.
+    """
     uvicorn = load_server()
     config = uvicorn.Config(
-        app,
-        http=_protocol(),
-        loop="asyncio",  # the others accept connections without the listener
+        _counted(app, listener),
+        http=_protocol(listener),
         log_config=None,
         log_level="error",  # anybody can make it warn
         access_log=False,  # addresses hold the token
         ws="none",
         lifespan="off",
         server_header=False,
+        proxy_headers=False,  # a client is who is connected, whatever it says
         timeout_graceful_shutdown=5,
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    uvicorn.Server(config).run(sockets=[opened])
+    loop = _Loop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(uvicorn.Server(config).serve(sockets=[listener]))
+    finally:
+        loop.run_until_complete(_cancel_tasks())
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
-def _protocol() -> type:
-    """Return uvicorn's HTTP protocol with a time for the headers of a request."""
+async def _cancel_tasks() -> None:
+    """Cancel what still runs, such as requests, and wait for their ends."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """A loop, which accepts connections by ``Listener``, with a time for handshakes.
+
+    uvicorn has no setting for it, and calls ``create_server`` of the running loop.
+    """
+
+    async def create_server(self, *arguments: Any, **keywords: Any) -> Any:
+        if isinstance(keywords.get("ssl"), ssl.SSLContext):
+            keywords["ssl_handshake_timeout"] = SECONDS_TO_ASK
+        return await super().create_server(*arguments, **keywords)
+
+
+def _counted(app: Any, listener: Listener) -> Any:
+    """Return an ASGI application that counts the requests of each connection."""
+
+    async def counted(scope: Any, receive: Callable, send: Callable) -> None:
+        connection = listener.connection(scope["client"])
+        connection.requests += 1
+        try:
+            await app(scope, receive, send)
+        finally:
+            connection.requests -= 1
+            connection.waits_since = time.monotonic()
+
+    return counted
+
+
+def _protocol(listener: Listener) -> type:
+    """Return uvicorn's HTTP protocol with a time to ask and a time to read.
+
+    Only methods of ``asyncio.Protocol`` are overridden.
+    """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Protocol(H11Protocol):
-        asking: asyncio.TimerHandle | None = None
-
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.asking = self.loop.call_later(SECONDS_TO_ASK, transport.abort)
+            transport.set_write_buffer_limits(high=WRITE_BUFFER)
+            client = transport.get_extra_info("peername")
+            self._connection = listener.connection(client)
+            self._connection.transport = transport
+            self._loop = asyncio.get_running_loop()
+            self._watch = self._loop.call_later(SECONDS_TO_ASK, self._watched)
+            self._reading: asyncio.TimerHandle | None = None
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.asking and self.cycle and not self.cycle.response_complete:
-                self.asking.cancel()  # a request is there
-                self.asking = None
+        def _watched(self) -> None:
+            """End a connection that asks nothing, or look again when it may be due."""
+            waited = time.monotonic() - self._connection.waits_since
+            if self._connection.requests:
+                waited = 0.0
+            if waited >= SECONDS_TO_ASK:
+                self._connection.end()
+            else:
+                self._watch = self._loop.call_later(
+                    SECONDS_TO_ASK - waited, self._watched
+                )
 
-        def on_response_complete(self) -> None:
-            # which begins the next request if it has come already
-            super().on_response_complete()
-            if self.asking is None and self.cycle.response_complete:
-                self.asking = self.loop.call_later(SECONDS_TO_ASK, self.transport.abort)
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._connection.blocked = True
+            self._connection.waits_since = time.monotonic()
+            self._reading = self._loop.call_later(SECONDS_TO_READ, self._connection.end)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._connection.blocked = False
+            if self._reading is not None:
+                self._reading.cancel()
 
         def connection_lost(self, error: Exception | None) -> None:
             super().connection_lost(error)
-            if self.asking:
-                self.asking.cancel()
+            self._watch.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
 
     return Protocol

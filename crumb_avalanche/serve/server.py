@@ -1,8 +1,12 @@
-"""Serve a learner over HTTP: a page for people, and a JSON API that describes itself at ``/openapi.json``."""
+"""Serve a learner over HTTP: a page for people, and a JSON API for programs.
+
+The API describes itself at ``/openapi.json``.
+"""
 
 import base64
 import hashlib
 import hmac
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +14,7 @@ from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import APIKeyHeader
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -43,6 +47,7 @@ TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
 MOST_IMAGES = 1000  # of a lesson
 MOST_ASKED = 32  # images of a clip that is asked about
+PART = 1 << 16  # bytes of a download that are sent at a time
 PAGE = Path(__file__).parent / "page"
 HEADERS = {
     "X-Frame-Options": "DENY",
@@ -56,31 +61,47 @@ HEADERS = {
 
 
 def page() -> tuple[str, str]:
-    """Return the page with its style and script in it, and its Content-Security-Policy."""
-    html, style, script = (
-        (PAGE / f"page.{kind}").read_text(encoding="utf-8").strip()
-        for kind in ("html", "css", "js")
-    )
-    hashes = [
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        for text in (style, script)
-    ]
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{hashes[0]}'; script-src 'sha256-{hashes[1]}'; connect-src 'self'; "
-        "img-src data: blob:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-    return html.replace("/* page.css */", style).replace(
-        "/* page.js */", script
-    ), policy
+    """Return the page with its style and script in it, and its policy.
+
+    The policy (Content-Security-Policy) allows this style and this script alone.
+    """
+    html = _part_of_page("html")
+    style = _part_of_page("css")
+    script = _part_of_page("js")
+    policy = {
+        "default-src": "'none'",
+        "style-src": _source_hash(style),
+        "script-src": _source_hash(script),
+        "connect-src": "'self'",
+        "img-src": "data: blob:",
+        "media-src": "blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    html = html.replace("/* page.css */", style).replace("/* page.js */", script)
+    return html, "; ".join(f"{name} {value}" for name, value in policy.items())
+
+
+def _part_of_page(kind: str) -> str:
+    return (PAGE / f"page.{kind}").read_text(encoding="utf-8").strip()
+
+
+def _source_hash(text: str) -> str:
+    """Return the hash of an inline style or script, as a policy names it."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 class Guard:
-    """Refuses requests of other pages and programs before anything else sees them, and sets the headers of answers.
+    """Refuses requests of other pages and programs before anything else sees them.
 
-    Every request needs a Host header (against DNS rebinding) and, if it has one, an
-    Origin header (against requests of other pages) of one of ``origins``. All but
-    ``/health`` need the token, in the header ``X-Crumb-Token`` or, for the page itself,
-    in its address.
+    It sets the headers of answers, too. Every request needs a Host header (against DNS
+    rebinding) and, if it has one, an Origin header (against requests of other pages) of
+    one of ``origins``. All but ``/health`` need the token, in the header
+    ``X-Crumb-Token`` or, for the page itself, in its address. A request that states its
+    length in two ways is refused, and its connection ends: what follows in it may be a
+    request for one program and a body for another.
 
     Args:
         app: ASGI application.
@@ -90,7 +111,9 @@ class Guard:
     """
 
     def __init__(self, app: Any, token: str, origins: list[str], policy: str):
-        self.app, self.token, self.origins = app, token, origins
+        self.app = app
+        self.token = token
+        self.origins = origins
         self.hosts = [origin.partition("://")[2] for origin in origins]
         headers = {**HEADERS, "Content-Security-Policy": policy}
         self.headers = [
@@ -109,40 +132,53 @@ class Guard:
                 message = message | {"headers": [*message["headers"], *self.headers]}
             await send(message)
 
-        wrong = self.refusal(scope)
-        if wrong is None:
-            # The server leaves the body of an answer to HEAD out.
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
-            return await self.app(
-                {**scope, "method": method}, receive, send_with_headers
-            )
-        return await _error(403, wrong)(scope, receive, send_with_headers)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            return await refusal(scope, receive, send_with_headers)
+        if scope["method"] == "HEAD":  # the server leaves out the body of the answer
+            scope = {**scope, "method": "GET"}
+        return await self.app(scope, receive, send_with_headers)
 
-    def refusal(self, scope: Any) -> str | None:
-        """Why a request is refused, if it is."""
-        given: dict[str, list[str]] = {}
+    def _refusal(self, scope: Any) -> Response | None:
+        """Return the answer to a request that is refused."""
+        headers: dict[str, list[str]] = defaultdict(list)
         for name, value in scope["headers"]:
-            given.setdefault(name.decode("latin-1"), []).append(value.decode("latin-1"))
-        host, origin, tokens = (
-            given.get(name, []) for name in ("host", "origin", TOKEN_HEADER)
-        )
-        if len(host) != 1 or host[0].lower() not in self.hosts:
+            headers[name.decode("latin-1")].append(value.decode("latin-1"))
+        if headers["transfer-encoding"] and headers["content-length"]:
+            return _error(
+                400,
+                "a request has either Transfer-Encoding or Content-Length, not both",
+                {"Connection": "close"},
+            )
+        reason = self._wrong_origin(headers) or self._wrong_token(scope, headers)
+        return None if reason is None else _error(403, reason)
+
+    def _wrong_origin(self, headers: Mapping[str, list[str]]) -> str | None:
+        """Return why a request is not one of the page or of a program of the user."""
+        hosts = headers["host"]
+        origins = headers["origin"]
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return f"this server answers at {self.origins[0]} only"
-        if origin and (len(origin) != 1 or origin[0].lower() not in self.origins):
+        if origins and (len(origins) != 1 or origins[0].lower() not in self.origins):
             return "requests of other pages are refused"
+        return None
+
+    def _wrong_token(self, scope: Any, headers: Mapping[str, list[str]]) -> str | None:
+        """Return why the token of a request is wrong."""
         if scope["path"] == "/health":
             return None
-        if scope["path"] == "/":
-            tokens = tokens or parse_qs(scope["query_string"].decode("latin-1")).get(
-                "token", []
-            )
+        tokens = headers[TOKEN_HEADER]
+        if scope["path"] == "/" and not tokens:
+            query = parse_qs(scope["query_string"].decode("latin-1"))
+            tokens = query.get("token", [])
         if len(tokens) == 1 and hmac.compare_digest(
             tokens[0].encode(), self.token.encode()
         ):
             return None
         return (
-            "the token is missing or wrong. Open the whole address that crumb serve printed, with ?token=...; programs "
-            "send the token in the header X-Crumb-Token"
+            "the token is missing or wrong. Open the whole address that crumb serve "
+            "printed, with ?token=...; programs send the token in the header "
+            "X-Crumb-Token"
         )
 
 
@@ -182,12 +218,15 @@ NewClass = Annotated[
 Source = Annotated[
     str, Query(description="what the images are from, for the list of lessons")
 ]
-Part = Annotated[
+Box = Annotated[
     list[float] | None,
     Query(
         min_length=4,
         max_length=4,
-        description="where the object is in the only image: left, top, right, bottom in pixels, as box=10&box=20&...",
+        description=(
+            "where the object is in the only image: left, top, right, bottom in "
+            "pixels, as box=10&box=20&..."
+        ),
     ),
 ]
 Number = Annotated[int | None, Query(description="number of a lesson")]
@@ -210,10 +249,10 @@ async def lessons(shared: Shared) -> list[Listed]:
 @api.get("/picture", summary="A small picture of a lesson", response_class=Response)
 async def picture(shared: Shared, lesson: int) -> Response:
     """Send a JPEG of up to four images side by side."""
-    found = shared.picture(lesson)
-    if not found:
+    jpeg = shared.picture(lesson)
+    if not jpeg:
         raise HTTPException(404, f"there is no picture of a lesson {lesson}")
-    return Response(found, media_type="image/jpeg")
+    return Response(jpeg, media_type="image/jpeg")
 
 
 def _body(most: int) -> dict[str, Any]:
@@ -230,7 +269,7 @@ def _body(most: int) -> dict[str, Any]:
     summary="Answer what an image or the images of a clip show",
     openapi_extra=_body(MOST_ASKED),
 )
-async def predict(request: Request, shared: Shared, box: Part = None) -> Found:
+async def predict(request: Request, shared: Shared, box: Box = None) -> Found:
     """Answer for the images of the body."""
     images = await _images(request)
     if len(images) > MOST_ASKED:
@@ -251,7 +290,7 @@ async def teach(
     label: Name,
     new_class: NewClass = False,
     source: Source = "",
-    box: Part = None,
+    box: Box = None,
 ) -> Learned:
     """Learn the images of the body."""
     if not new_class:  # the label is checked before the upload is read
@@ -328,31 +367,35 @@ async def revert(shared: Shared, version: int) -> Changed:
 async def download(shared: Shared) -> Response:
     """Send the learner's file, without the pictures of its lessons."""
     name = quote(shared.path.name)
+    content = await shared.copied()
     headers = {
-        "Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
+        "Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}",
+        "Content-Length": str(len(content)),
     }
-    return Response(
-        await shared.copied(), media_type="application/octet-stream", headers=headers
+    return StreamingResponse(
+        _parts(content), media_type="application/octet-stream", headers=headers
     )
 
 
+async def _parts(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield a file in parts, so that the server sees how fast a client reads."""
+    for start in range(0, len(content), PART):
+        yield content[start : start + PART]
+
+
 async def _images(request: Request) -> list[tuple[str, bytes]]:
-    """Read the images of a request, with names for errors: its body, or all files of a multipart form."""
+    """Read the images of a request, with names for errors.
+
+    They are its body, or all files of a multipart form.
+    """
     stream = _bounded(request)
-    if (
-        not request.headers.get("content-type", "")
-        .lower()
-        .startswith("multipart/form-data")
-    ):
-        return [("the image", b"".join([part async for part in stream]))]
-
-    class InMemory(MultiPartParser):
-        spool_max_size = MOST_BYTES  # images are never written to the disk
-
+    content_type = request.headers.get("content-type", "").lower()
+    if not content_type.startswith("multipart/form-data"):
+        parts = [part async for part in stream]
+        return [("the image", b"".join(parts))]
+    parser = InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10)
     try:
-        form = await InMemory(
-            request.headers, stream, max_files=MOST_IMAGES, max_fields=10
-        ).parse()
+        form = await parser.parse()
     except MultiPartException as error:
         raise HTTPException(400, error.message) from error
     files = [file for _, file in form.multi_items() if not isinstance(file, str)]
@@ -365,10 +408,21 @@ async def _images(request: Request) -> list[tuple[str, bytes]]:
     return images
 
 
+class InMemory(MultiPartParser):
+    """Reads a form without writing its images to the disk."""
+
+    spool_max_size = MOST_BYTES
+
+
 async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body; raise TooLargeError as soon as it is known to be too large."""
+    """Yield the parts of a body.
+
+    Raises:
+        TooLargeError: as soon as it is known to be too large.
+    """
     too_large = TooLargeError(
-        f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several lessons"
+        f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several "
+        "lessons"
     )
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > MOST_BYTES:
@@ -387,7 +441,10 @@ ERRORS = {
     400: "Something is wrong with the request.",
     403: "Host, Origin or token is wrong.",
     404: "The path is not one of these, or the lesson has no picture.",
-    409: "Nothing was taught yet, or a name is nearly that of another class: new_class=true makes a new one.",
+    409: (
+        "Nothing was taught yet, or a name is nearly that of another class: "
+        "new_class=true makes a new one."
+    ),
     413: "The request or an image is too large.",
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
@@ -411,11 +468,9 @@ class Error(BaseModel):
 
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    **{
-        status: {"model": Error, "description": text} for status, text in ERRORS.items()
-    },
-    "default": {"model": Error, "description": "The server has a bug."},
+    status: {"model": Error, "description": text} for status, text in ERRORS.items()
 }
+RESPONSES["default"] = {"model": Error, "description": "The server has a bug."}
 
 
 class Health(BaseModel):
@@ -436,9 +491,13 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     app = FastAPI(
         title="crumb serve",
         version="1",
-        description="Teach a learner and ask it what images show. Images are JPEG, PNG, WebP, GIF or BMP with at most "
-        f"64 million pixels; a request has at most {MOST_BYTES // 10**6} MB. Changes are made and saved one after the "
-        "other; answers come from the last saved state, also while a lesson is being learned.",
+        description=(
+            "Teach a learner and ask it what images show. Images are JPEG, PNG, WebP, "
+            "GIF or BMP with at most 64 million pixels; a request has at most "
+            f"{MOST_BYTES // 10**6} MB. Changes are made and saved one after the "
+            "other; answers come from the last saved state, also while a lesson is "
+            "being learned."
+        ),
         docs_url=None,  # its page loads scripts from another host
         redoc_url=None,
         responses=RESPONSES,
@@ -458,13 +517,12 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         return Health()
 
     app.include_router(api)
-    for kind in (
+    framework_errors = (
         ClientDisconnect,
         StarletteHTTPException,
         RequestValidationError,
-        *STATUS,
-        Exception,
-    ):
+    )
+    for kind in (*framework_errors, *STATUS, Exception):
         app.add_exception_handler(kind, _failed)
     return Guard(app, token, origins, policy)
 
@@ -474,28 +532,33 @@ async def _failed(request: Request, error: Exception) -> Response:
     if isinstance(error, ClientDisconnect):
         return _error(400, "the request was broken off")  # which nobody reads
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        name, says = first["loc"][1], first["msg"].removeprefix("Value error, ")
-        return _error(
-            400, f"{request.url.path} needs ?{name}=... in its address: {says}"
-        )
+        return _error(400, _wrong_argument(request, error))
     if isinstance(error, StarletteHTTPException):
-        return _error(
-            error.status_code,
-            f"{request.method} {request.url.path}: {error.detail}",
-            error.headers,
-        )
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return _error(error.status_code, text, error.headers)
     if isinstance(error, DoubtfulNameError):
-        question = f"{str(error).partition(';')[0]}; if it is another one, add new_class=true to the address"
-        return JSONResponse({"error": question, "near": error.near}, 409)
-    status = next(
-        (code for kind, code in STATUS.items() if isinstance(error, kind)), 500
+        question = str(error).partition(";")[0]
+        advice = "if it is another one, add new_class=true to the address"
+        return JSONResponse({"error": f"{question}; {advice}", "near": error.near}, 409)
+    for kind, status in STATUS.items():
+        if isinstance(error, kind):
+            return _error(status, str(error))
+    return _error(
+        500,
+        "the server has a bug; what it prints says more, and the learner is as it was",
     )
-    bug = "the server has a bug; what it prints says more, and the learner is as it was"
-    return _error(status, bug if status == 500 else str(error))
+
+
+def _wrong_argument(request: Request, error: RequestValidationError) -> str:
+    """Return which argument of an address is wrong, and why."""
+    first = error.errors()[0]
+    name = first["loc"][1]
+    reason = first["msg"].removeprefix("Value error, ")
+    return f"{request.url.path} needs ?{name}=... in its address: {reason}"
 
 
 def _error(
     status: int, text: str, headers: Mapping[str, str] | None = None
 ) -> Response:
+    """Return an answer that says what is wrong."""
     return JSONResponse({"error": text}, status, headers)

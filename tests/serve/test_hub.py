@@ -2,8 +2,10 @@
 
 import base64
 import hashlib
+import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -91,6 +93,29 @@ def test_nothing_private_is_published_and_what_is_fetched_answers_alike(
     ):
         assert fetched.predict(photo) == taught.predict(photo)
         assert not any(lesson.picture for lesson in fetched.lessons)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "<img src=x onerror=alert(1)>",
+        "a | b",
+        "[x](javascript:alert(1))",
+        "**bold** _low_ `code` # ~x~ $y$ http:‖evil.example",
+        "&lt;",
+        "Tasse, rot",
+    ],
+)
+def test_a_class_name_is_shown_as_it_is(taught, name):
+    render = pytest.importorskip("markdown").markdown
+    taught.rename("mug", name)
+    card = hub.model_card(taught, "me/mugs")
+    row = card[card.index("| :-- | --: |") :].splitlines()[1]
+    cells = re.split(r"(?<!\\)\|", row)
+    assert len(cells) == 4
+    shown = render(cells[1].strip())
+    assert html.unescape(shown) == f"<p>{name}</p>"
+    assert not re.search(r"<(?!/?p>)", shown)
 
 
 class Hub(BaseHTTPRequestHandler):

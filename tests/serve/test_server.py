@@ -452,6 +452,17 @@ def test_a_large_upload_is_refused_without_reading_it(served, length, kind):
     assert "20,000,000 bytes" in json.loads(sent[1]["body"])["error"]
 
 
+def test_a_length_in_two_ways_is_refused(served):
+    async def receive():
+        return {"type": "http.request", "body": photo("red"), "more_body": False}
+
+    lengths = [(b"transfer-encoding", b"chunked"), (b"content-length", b"9")]
+    start, body = asked(served[0].app, "/predict", b"", receive, lengths)
+    assert start["status"] == 400
+    assert (b"connection", b"close") in start["headers"]
+    assert "not both" in json.loads(body["body"])["error"]
+
+
 @pytest.mark.parametrize(
     ("path", "query"), [("/predict", b""), ("/teach", b"label=red")]
 )
