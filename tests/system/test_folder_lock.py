@@ -48,10 +48,10 @@ FORK_AND_STAY = """
 with locked(folder):
     child = os.fork()
     if child == 0:
+        print(os.getpid(), flush=True)
         os.close(1)
         time.sleep(20)
         os._exit(0)
-    print(child, flush=True)
     time.sleep(60)
 """
 NO_LOCKS = f"""
