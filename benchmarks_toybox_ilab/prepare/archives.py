@@ -18,7 +18,7 @@ from benchmarks_toybox_ilab.tables.atomic_file import atomic_write, remove_aband
 from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
 from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
-from benchmarks_toybox_ilab.tables.text import terminal_bar
+from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10

@@ -26,7 +26,7 @@ from benchmarks_toybox_ilab.tables.frame import (
     whole_number,
 )
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.text import terminal_bar
+from benchmarks_toybox_ilab.tables.progress import terminal_bar
 from benchmarks_toybox_ilab.video import extract
 
 DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it

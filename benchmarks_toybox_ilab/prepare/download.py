@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from benchmarks_toybox_ilab.tables.disk import add_rest, check_room, readable_size
-from benchmarks_toybox_ilab.tables.text import terminal_bar
+from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
 TIMEOUT = 60  # seconds without a byte
 

@@ -9,11 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-
-# Per-channel statistics of the ImageNet training set, as published with torchvision's
-# classification weights.
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
+from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
 
 
 class FrameDataset(Dataset):

@@ -10,6 +10,14 @@ from typing import Any, BinaryIO
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 
+# Bytes of each unit, and from how many on a size is written in it: below, one digit
+# behind the point would round it to 1000.0 of the smaller unit.
+_UNITS = {
+    "GB": (10**9, 10**9 - 50_000),
+    "MB": (10**6, 10**6 - 50),
+    "kB": (10**3, 10**3),
+}
+
 
 def check_room(folder: Path, needed: int, job: str) -> None:
     """Raise if the disk of `folder` has too little room for `needed` more bytes.
@@ -23,26 +31,27 @@ def check_room(folder: Path, needed: int, job: str) -> None:
         FrameTableError: If there is too little room; says how much is needed and how
             much is free.
     """
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise FrameTableError(
-            f"{job} needs {readable_size(needed)} more, but only {readable_size(free)} are free at {folder}. Make room "
-            "there and run the same command again, which resumes, or choose a folder on another disk."
+            f"{job} needs {readable_size(needed)} more, but only {readable_size(free)} "
+            f"are free at {folder}. Make room there and run the same command again, "
+            "which resumes, or choose a folder on another disk."
         )
 
 
 def readable_size(count: int) -> str:
     """A number of bytes with its unit: 12 bytes, 3.4 MB, 25.1 GB."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= size:
+    for unit, (size, least) in _UNITS.items():
+        if count >= least:
             return f"{count / size:.1f} {unit}"
     return f"{count} bytes"
 
 
-def digest_of(paths: Iterable[Path]) -> str:
+def files_digest(paths: Iterable[Path]) -> str:
     """SHA-256 over the contents of files, in their order.
 
     Raises:
@@ -51,18 +60,21 @@ def digest_of(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         status = path.stat()
-        if not stat.S_ISREG(
-            status.st_mode
-        ):  # a pipe would block; what reads the images refuses it
+        if stat.S_ISREG(status.st_mode):
+            content = _content_digest(str(path), status.st_mtime_ns, status.st_size)
+            digest.update(content)
+        else:
+            # A pipe would block; what reads the images refuses it.
             digest.update(b"not a regular file")
-            continue
-        digest.update(_content(str(path), status.st_mtime_ns, status.st_size))
     return digest.hexdigest()
 
 
 @lru_cache(maxsize=2**17)
-def _content(path: str, changed: int, size: int) -> bytes:
-    """SHA-256 of a file; cached by modification time and size because a process asks several times."""
+def _content_digest(path: str, changed: int, size: int) -> bytes:
+    """SHA-256 of a file.
+
+    Cached by modification time and size, because a process asks several times.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         add_rest(digest, file)
@@ -70,6 +82,9 @@ def _content(path: str, changed: int, size: int) -> bytes:
 
 
 def add_rest(digest: Any, file: BinaryIO) -> None:
-    """Update a digest of `hashlib` with what is left of an open file, in parts; `file_digest` needs Python 3.11."""
+    """Update a digest of `hashlib` with the rest of an open file, in parts.
+
+    `hashlib.file_digest` needs Python 3.11.
+    """
     while part := file.read(2**20):
         digest.update(part)

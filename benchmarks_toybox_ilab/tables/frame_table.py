@@ -28,7 +28,7 @@ from benchmarks_toybox_ilab.tables.frame import (
     natural_key,
 )
 from benchmarks_toybox_ilab.tables.image import read_image
-from benchmarks_toybox_ilab.tables.text import terminal_bar
+from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
 
 class FrameTable:

@@ -93,27 +93,6 @@ def _is_formula(text: str) -> bool:
     return False
 
 
-def terminal_bar(
-    total: int | None, title: str, unit: str, *, initial: int = 0, scale: bool = False
-) -> Any:
-    """A progress bar on stderr, silent unless that is a terminal; other functions for `progress` take the same.
-
-    It is a context manager with `update(count=1)` and `set_postfix_str(text, refresh)`.
-    `total` is None if it is not known, `initial` items were done before, and `scale`
-    shows large numbers with k, M, G.
-    """
-    from tqdm import tqdm
-
-    return tqdm(
-        total=total,
-        desc=title,
-        unit=unit,
-        initial=initial,
-        unit_scale=scale,
-        disable=None,
-    )
-
-
 class ListedError(ValueError):
     """Several things are wrong; the message lists them, one in a line.
 

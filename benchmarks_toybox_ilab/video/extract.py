@@ -19,9 +19,9 @@ from typing import Any
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.disk import digest_of
+from benchmarks_toybox_ilab.tables.disk import files_digest
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
-from benchmarks_toybox_ilab.tables.text import terminal_bar
+from benchmarks_toybox_ilab.tables.progress import terminal_bar
 from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_frames
 
 
@@ -93,7 +93,7 @@ class Job:
                 return None
             return (
                 names
-                if digest == digest_of([self.folder / name for name in names])
+                if digest == files_digest([self.folder / name for name in names])
                 else None
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -142,7 +142,7 @@ class Job:
             for number, image in enumerate(images, 1):
                 names.append(self.name(number))
                 _save(image, part / names[-1])
-            digest = digest_of([part / name for name in names])
+            digest = files_digest([part / name for name in names])
             finished = self.finished()
             if finished is not None:
                 return finished

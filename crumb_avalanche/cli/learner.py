@@ -21,7 +21,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.run_answers import cannot_be_taught
 from crumb_avalanche.methods.run_file import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 NEEDED = {
     "show": 0,

@@ -22,7 +22,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.system.folder_lock import output_file
 from crumb_avalanche.system.process import keep_freed_memory
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 WORST = 10  # mistakes that are listed
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks_toybox_ilab.prepare.core import check, prepare
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.settings import PrepareSettings
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.progress import progress_bar
 
 
 def main(settings: PrepareSettings) -> None:

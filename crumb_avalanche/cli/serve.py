@@ -26,7 +26,7 @@ from crumb_avalanche.serve.access import (
 from crumb_avalanche.serve.listening import LOOPBACK, listen, load_server, run
 from crumb_avalanche.serve.shared import SharedLearner
 from crumb_avalanche.system.folder_lock import locked_file
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 if TYPE_CHECKING:
     from crumb_avalanche.serve.broker import Address

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks_toybox_ilab.tables.folders import is_video
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.settings import ConnectSettings, ServeSettings, TeachSettings
 from crumb_avalanche.images.clips import (
@@ -24,7 +25,7 @@ from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.backbone_names import full_name
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
-from crumb_avalanche.system.progress import counted, progress_bar
+from crumb_avalanche.system.words import counted
 
 
 def main(settings: TeachSettings) -> None:

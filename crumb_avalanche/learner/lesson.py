@@ -14,7 +14,7 @@ from crumb_avalanche.images.clips import BadImage, Clip, path_of
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
 # Mean probability below which a label is doubted. Of 0.3, 0.2, 0.1, 0.05, 0.02 and 0.01

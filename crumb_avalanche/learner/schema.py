@@ -23,7 +23,8 @@ from crumb_avalanche.methods.run_file import (
     SHA256,
     VERSIONS,
 )
-from crumb_avalanche.system.schema import (
+from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import (
     array,
     check,
     each,
@@ -34,7 +35,6 @@ from crumb_avalanche.system.schema import (
     text,
     whole,
 )
-from crumb_avalanche.system.tensor_file import StateError
 
 LARGEST_PICTURE = 2**16  # bytes
 MOST_FEATURES = 10**6  # more make every answer slower

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, without_autocast
-from crumb_avalanche.system.progress import counted
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
 from crumb_avalanche.system.tensor_file import (
     StateError,
@@ -21,6 +20,7 @@ from crumb_avalanche.system.tensor_file import (
     tensor_bytes,
     tensors_of,
 )
+from crumb_avalanche.system.words import counted
 
 # Score of a class without images: below all others, and finite in float32.
 NO_DENSITY = -1e30

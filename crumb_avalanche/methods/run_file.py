@@ -22,7 +22,14 @@ from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.process import preserve_rng_state
-from crumb_avalanche.system.schema import (
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    loaded_json,
+    read_state,
+    write_state,
+)
+from crumb_avalanche.system.value_types import (
     PLAIN_VALUES,
     check,
     each,
@@ -33,13 +40,6 @@ from crumb_avalanche.system.schema import (
     table,
     text,
     whole,
-)
-from crumb_avalanche.system.tensor_file import (
-    StateError,
-    TensorFileError,
-    loaded_json,
-    read_state,
-    write_state,
 )
 
 if TYPE_CHECKING:

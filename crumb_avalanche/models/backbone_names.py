@@ -10,10 +10,8 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from types import ModuleType
 from typing import Any
 
-PIXEL_MEAN, PIXEL_STD = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # ImageNet's, where white is 1
+from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
+
 PREFIX = "timm:"  # of the names of timm's networks
 
 
@@ -29,8 +27,8 @@ class Preprocessing:
 
     size: int = 224
     interpolation: str = "bilinear"
-    mean: tuple[float, ...] = PIXEL_MEAN
-    std: tuple[float, ...] = PIXEL_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, equal before and after JSON."""

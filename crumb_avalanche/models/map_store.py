@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from benchmarks_toybox_ilab.tables.disk import readable_size
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.models.extraction import check_maps
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.system.progress import bytes_text, progress_bar
 
 FILL_BATCH = 32
 # Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map
@@ -196,8 +197,8 @@ class MapStore:
             )
             if needed > free:  # said before anything is computed
                 raise FeatureCacheError(
-                    f"the feature cache in {self.path.parent} needs {bytes_text(needed)} more for {len(missing)} "
-                    f"images, but {bytes_text(free)} are free; choose another folder, keep it at half precision, or go "
+                    f"the feature cache in {self.path.parent} needs {readable_size(needed)} more for {len(missing)} "
+                    f"images, but {readable_size(free)} are free; choose another folder, keep it at half precision, or go "
                     "without it"
                 )
             start = time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
+from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
@@ -136,7 +136,10 @@ class SplitModel(nn.Module):
         self._same_alone: dict[tuple, bool] = {}
         self._range_checked = False
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
-        for name, values in (("pixel_mean", PIXEL_MEAN), ("pixel_std", PIXEL_STD)):
+        for name, values in (
+            ("pixel_mean", IMAGENET_MEAN),
+            ("pixel_std", IMAGENET_STD),
+        ):
             self.register_buffer(
                 name,
                 torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1),

@@ -26,7 +26,7 @@ from crumb_avalanche.report.page import (
     count,
     render,
 )
-from crumb_avalanche.system.progress import counted, listed
+from crumb_avalanche.system.words import counted, listed
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table

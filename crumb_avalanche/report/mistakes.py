@@ -25,7 +25,7 @@ from crumb_avalanche.report.contact_sheet import (
 )
 from crumb_avalanche.report.page import Cell, Matrix, Table, count, render
 from crumb_avalanche.runs.run_folder import MISTAKES
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of its looks

@@ -40,7 +40,7 @@ from crumb_avalanche.runs.tables import (
     usage_of,
 )
 from crumb_avalanche.system.folder_lock import locked
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 PAGE = "report.html"  # by which the other files of a report are known
 # In the order in which they are named.

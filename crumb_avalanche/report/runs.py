@@ -24,7 +24,7 @@ from crumb_avalanche.runs.run_folder import (
 )
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS
 from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
-from crumb_avalanche.system.schema import check, each, real, record, whole
+from crumb_avalanche.system.value_types import check, each, real, record, whole
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
 NOT_COMPARED = {"run", "runs", *NON_RESULT_SETTINGS}

@@ -12,7 +12,8 @@ from benchmarks_toybox_ilab.datasets.toy_shapes import (
     ToyShapesFrames,
 )
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
-from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
+from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.demo_settings import DemoSettings
@@ -21,7 +22,6 @@ from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.run_folder import RESULT, finished_result
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.process import set_up_process
-from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.tensor_file import format_of, write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
 
@@ -124,8 +124,8 @@ def train_network(
         optimizer, 3e-3, total_steps=epochs * len(loader)
     )
     mean, std = (
-        torch.tensor(PIXEL_MEAN).view(1, 3, 1, 1),
-        torch.tensor(PIXEL_STD).view(1, 3, 1, 1),
+        torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1),
+        torch.tensor(IMAGENET_STD).view(1, 3, 1, 1),
     )
     with progress_bar(epochs * len(images), "training", show=progress) as bar:
         for _ in range(epochs):

@@ -11,6 +11,7 @@ from avalanche.benchmarks import CLScenario
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.methods.run_file import (
     LEARNER,
     NOT_KEPT,
@@ -27,7 +28,6 @@ from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
 from crumb_avalanche.runs.session import Session, network_of
-from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.stateful import StatefulPlugin
 

@@ -12,7 +12,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import PERCENT, RESUME
 from crumb_avalanche.runs.settings import result_settings
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
-from crumb_avalanche.system.schema import (
+from crumb_avalanche.system.value_types import (
     PLAIN_VALUES,
     check,
     each,

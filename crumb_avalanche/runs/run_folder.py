@@ -12,11 +12,11 @@ from pathlib import Path
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
-from benchmarks_toybox_ilab.tables.disk import add_rest, digest_of
+from benchmarks_toybox_ilab.tables.disk import add_rest, files_digest
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
 from crumb_avalanche.system.process import cpu_name
-from crumb_avalanche.system.schema import (
+from crumb_avalanche.system.value_types import (
     PLAIN_VALUES,
     check,
     each,
@@ -246,7 +246,7 @@ def provenance(plan: RunPlan) -> dict[str, str]:
             f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths)
         )
         found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
-        found[IMAGES] = f"sha256:{digest_of(paths)}"
+        found[IMAGES] = f"sha256:{files_digest(paths)}"
     return found
 
 

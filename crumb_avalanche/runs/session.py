@@ -14,6 +14,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark
 from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import split_backbone
@@ -28,8 +29,8 @@ from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import CLIPS
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
-from crumb_avalanche.system.progress import counted, listed, progress_bar
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
+from crumb_avalanche.system.words import counted, listed
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.lr_search import Trial, small_stream, tune
 from crumb_avalanche.training.pretraining import read_pretrained

@@ -36,7 +36,7 @@ from crumb_avalanche.serve.messages import (
     Learning,
     Listed,
 )
-from crumb_avalanche.system.progress import counted
+from crumb_avalanche.system.words import counted
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 MOST_PIXELS = 64_000_000  # of an image: more than phones take, 192 MB decoded

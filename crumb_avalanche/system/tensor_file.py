@@ -25,7 +25,7 @@ from crumb_avalanche.system.safetensors_format import (
     read_tensors_of,
     write_safetensors,
 )
-from crumb_avalanche.system.schema import StateError
+from crumb_avalanche.system.value_types import StateError
 
 CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
 DIGEST = "metadata_checksum"  # metadata entry: checksum of all others

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from crumb_avalanche.system.schema import PLAIN_VALUES, check, record
 from crumb_avalanche.system.tensor_file import (
     StateError,
     TensorFileError,
@@ -21,6 +20,7 @@ from crumb_avalanche.system.tensor_file import (
     read_state,
     write_state,
 )
+from crumb_avalanche.system.value_types import PLAIN_VALUES, check, record
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"

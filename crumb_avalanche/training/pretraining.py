@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
-from crumb_avalanche.system.progress import progress_bar
 from crumb_avalanche.system.tensor_file import (
     TensorFileError,
     read_tensors,

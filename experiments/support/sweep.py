@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.disk_errors import DISK_FULL
+from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.folder_lock import FolderInUseError, in_use, locked
-from crumb_avalanche.system.progress import progress_bar
 
 ERROR, LOG = "error.txt", "log.txt"
 DONE, BUSY = "", "another process works in the folder"

@@ -164,7 +164,7 @@ def test_what_cannot_be_stored_is_an_error_and_leaves_a_missing_map(
     tmp_path, model, images, monkeypatch
 ):
     store = store_of(tmp_path, model)
-    words = r"needs 3\.07 kB more .* 1 kB are free"
+    words = r"needs 3\.1 kB more .* 1\.0 kB are free"
     with monkeypatch.context() as patch, pytest.raises(FeatureCacheError, match=words):
         patch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
         patch.setattr(model, "extract", lambda batch: pytest.fail("F ran"))

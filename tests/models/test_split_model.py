@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
 from crumb_avalanche.models import extraction
-from crumb_avalanche.models.backbone_names import PIXEL_MEAN, PIXEL_STD
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import (
@@ -313,18 +313,18 @@ def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
         ),
         (
             lambda pixels: pixels / 255,
-            PIXEL_MEAN,
-            PIXEL_STD,
+            IMAGENET_MEAN,
+            IMAGENET_STD,
             r"from 0.0 to 1.0, where black .* -2.1 .* Normalize\(\[",
         ),
-        (lambda pixels: pixels, PIXEL_MEAN, PIXEL_STD, None),
+        (lambda pixels: pixels, IMAGENET_MEAN, IMAGENET_STD, None),
         (lambda pixels: pixels.float(), [0.0], [1 / 255], None),
         (lambda pixels: pixels / 255, [0.0], [1.0], None),
-        (lambda pixels: (pixels / 255 - 0.5) / 0.5, PIXEL_MEAN, PIXEL_STD, None),
+        (lambda pixels: (pixels / 255 - 0.5) / 0.5, IMAGENET_MEAN, IMAGENET_STD, None),
         (
             lambda pixels: torch.full((6, 3, 16, 16), 0.5),
-            PIXEL_MEAN,
-            PIXEL_STD,
+            IMAGENET_MEAN,
+            IMAGENET_STD,
             None,
         ),  # grey and normalised
     ],

@@ -329,6 +329,8 @@ def test_a_table_written_by_hand_is_what_it_spells_or_one_line_says_what_is_wron
         (0, "0 bytes"),
         (999, "999 bytes"),
         (1000, "1.0 kB"),
+        (999_940, "999.9 kB"),
+        (999_960, "1.0 MB"),
         (2_345_678, "2.3 MB"),
         (10**12, "1000.0 GB"),
     ],
