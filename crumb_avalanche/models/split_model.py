@@ -228,11 +228,23 @@ class SplitModel(nn.Module):
         self.precision = precision
         return self
 
-    def autocast(self):
-        """Return the context of the precision that was set."""
-        if self.precision == "fp32":
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Return the context of the precision that was set, else of a ``torch.autocast`` around the model.
+
+        It does not use torch's cache of cast weights, which is emptied only where the
+        outermost ``torch.autocast`` ends: around a training, that would be after the
+        last step.
+        """
+        device = self.pixel_mean.device.type
+        if self.precision == "bf16":
+            dtype = torch.bfloat16
+        elif torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(
+            device
+        ):
+            dtype = torch.get_autocast_dtype(device)
+        else:
             return contextlib.nullcontext()
-        return torch.autocast(self.pixel_mean.device.type, dtype=torch.bfloat16)
+        return torch.autocast(device, dtype=dtype, cache_enabled=False)
 
     def set_normalization(
         self, mean: Sequence[float], std: Sequence[float]
