@@ -20,10 +20,27 @@ class SelectionRule(ABC):
             training, instead of during the last epoch.
         evenly_spread: whether the memories of a class are spread evenly over all its
             images, however many experiences they come in.
+        every_class_holds_one: whether each class seen is to hold a memory, so that
+            there may not be more classes than slots.
     """
 
     second_pass = False
     evenly_spread = True
+    every_class_holds_one = True
+
+    def check_room(self, capacity: int, classes: int, when: str = "seen so far"):
+        """Raise ValueError if a buffer cannot hold a memory of each of its classes.
+
+        Args:
+            capacity: number of slots.
+            classes: number of classes.
+            when: what is said of the classes.
+        """
+        if self.every_class_holds_one and classes > capacity:
+            raise ValueError(
+                f"mem_size={capacity} cannot hold a memory of each of the {classes} "
+                f"classes {when}; raise mem_size (or the budget) to at least {classes}"
+            )
 
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
@@ -34,14 +51,9 @@ class SelectionRule(ABC):
             freed slots, for the buffer to wipe.
 
         Raises:
-            ValueError: more classes than slots.
+            ValueError: more classes than slots, and each is to hold a memory.
         """
-        classes = set(slots.classes) | set(coming)
-        if len(classes) > slots.capacity:
-            raise ValueError(
-                f"mem_size={slots.capacity} cannot hold a memory of each of the {len(classes)} classes seen so far; "
-                f"raise mem_size (or the budget) to at least {len(classes)}"
-            )
+        self.check_room(slots.capacity, len(set(slots.classes) | set(coming)))
         return []
 
     @abstractmethod

@@ -55,6 +55,7 @@ class SplitExemplars(SelectionRule):
     """
 
     evenly_spread = False
+    every_class_holds_one = False
 
     share: float = 0.1
     quotas: dict[int, int] = field(default_factory=dict)

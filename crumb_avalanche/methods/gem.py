@@ -35,6 +35,8 @@ class ExperienceShares(SelectionRule):
         offered: images of the current experience so far.
     """
 
+    every_class_holds_one = False
+
     experience: int = -1
     share: int = 0
     offered: int = 0

@@ -79,13 +79,11 @@ class GreedyDiversity(SelectionRule):
     """
 
     evenly_spread = False
+    every_class_holds_one = False
 
     def __init__(self, capacity: int):
         self.scores = torch.zeros(capacity)
         self._offered: tuple[Tensor, list[int]] | None = None
-
-    def begin_experience(self, slots, coming, batch_size):
-        return []  # no class has a claim to a slot
 
     def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
         """Set ``(B + n, D)`` gradients for the next ``choose``: of its batch, then of the memories in ``n`` slots."""

@@ -33,11 +33,9 @@ class Reservoir(SelectionRule):
     The papers on ER and DER++ use it. ``seen`` is the number of frames offered so far.
     """
 
-    seen: int = 0
+    every_class_holds_one = False
 
-    def begin_experience(self, slots, coming, batch_size):
-        # no class has a claim to a slot: there may be more classes than slots
-        return []
+    seen: int = 0
 
     def choose(self, slots, labels):
         chosen = []
@@ -105,8 +103,7 @@ class ChosenFrames(SelectionRule):
 class HerdedFrames(ChosenFrames):
     """Exemplars in order of priority, which are cut at the end; of more classes than slots, the last ones get none."""
 
-    def begin_experience(self, slots, coming, batch_size):
-        return []
+    every_class_holds_one = False
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
