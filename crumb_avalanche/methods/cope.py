@@ -13,13 +13,13 @@ from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_sl
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.system.setting_ranges import Positive, Probability
 from crumb_avalanche.training.plugins import UNSEEN_LOGIT, give_unseen_probability
+from crumb_avalanche.training.replay_step import in_replay_step
 
 
 class BalancedMemories(ClassBalancedReservoir):
     """A class-balanced reservoir that allows more classes than slots, since every class has a prototype."""
 
-    def begin_experience(self, slots, coming, batch_size):
-        return []
+    every_class_holds_one = False
 
 
 def ppp_loss(
@@ -190,6 +190,8 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._batch = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
+        if in_replay_step(strategy):  # of another plugin, whose images are not here
+            return
         self.evolve(*self._batch)
         self._batch = None
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive
+from crumb_avalanche.training.replay_step import in_replay_step
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 Tensors = dict[str, Tensor]  # by the name of a weight
@@ -255,6 +256,8 @@ class StreamSI(Penalty):
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
         """Keep the gradient of the loss alone, before it is clamped."""
+        if in_replay_step(strategy):
+            return
         (importance, old), before = self.held[0], self._before
         for name, weight in learning(strategy.model).items():
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad

@@ -21,7 +21,7 @@ from crumb_avalanche.system.setting_ranges import (
 )
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import frames
-from crumb_avalanche.training.crumb import memory_step
+from crumb_avalanche.training.replay_step import memory_step
 
 
 def shift(images: Tensor, down: float, right: float) -> Tensor:

@@ -1,19 +1,24 @@
-"""Plugins that hold the batch a strategy trains on, with the feature map and codes of its forward pass."""
+"""Plugins that hold the batch a strategy trains on, and store images of it.
+
+A batch has the feature map and codes of its forward pass.
+"""
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
+from torch.utils.hooks import RemovableHandle
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.models.extraction import ForwardRecord
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.avalanche_fixes import (
     check_strategy,
+    classes_announced,
     group_frozen_weights,
     keep_training_mode,
     labels_of,
@@ -23,7 +28,7 @@ from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 
-def in_last_epoch(strategy) -> bool:
+def in_last_epoch(strategy: Any) -> bool:
     """Return whether the current epoch is the last one of the experience."""
     return strategy.clock.train_exp_epochs == strategy.train_epochs - 1
 
@@ -43,11 +48,11 @@ class BatchPlugin(StatefulPlugin):
 
     kept: ClassVar[tuple[str, ...]] = ("_position",)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.batch: StreamBatch | None = None
         self._records: list[ForwardRecord] = []
-        self._handle = None
+        self._handle: RemovableHandle | None = None
         self._position = 0  # of the batch in the epoch, in images
 
     @property
@@ -70,47 +75,56 @@ class BatchPlugin(StatefulPlugin):
         self._handle = strategy.model.register_map_hook(self._records.append)
 
     def after_forward(self, strategy, **kwargs):
-        found = [record for record in self._records if record.images is strategy.mb_x]
+        record = self._record_of(strategy)
         self._stop_recording()
-        record = (
-            found[-1]
-            if found
-            else ForwardRecord(
-                strategy.mb_x, strategy.model.features(strategy.mb_x), None
-            )
-        )
-        side, shape, map_shape = (
-            strategy.model.image_size,
-            record.images.shape,
-            strategy.model.map_shape,
-        )
-        if record.feature_map.shape[1:] != map_shape:
-            given = (
-                f"images of {shape[2]} x {shape[3]} pixels"
-                if shape[1] == 3
-                else "the cached images"
-            )
-            raise ValueError(
-                f"the maps of {given} are {tuple(record.feature_map.shape[1:])}, but the model was built with "
-                f"image_size={side}, for maps of {map_shape}; resize the images to {side} x {side} pixels in the "
-                "transform, or build the model with their image_size"
-            )
-        places = range(self._position, self._position + len(strategy.mb_y))
-        pixels = pixels_of(strategy, record.images, places)
+        _check_map_shape(record, strategy.model)
+        end = self._position + len(strategy.mb_y)
+        positions = range(self._position, end)
         self.batch = StreamBatch(
-            strategy.mb_y, record.feature_map, record.codes, pixels
+            labels=strategy.mb_y,
+            feature_map=record.feature_map,
+            codes=record.codes,
+            pixels=pixels_of(strategy, record.images, positions),
         )
-        if (numbers := getattr(strategy, "label_numbers", None)) is not None:
-            self.batch.numbers = numbers
+        label_numbers = getattr(strategy, "label_numbers", None)
+        if label_numbers is not None:
+            self.batch.numbers = label_numbers
 
     def after_training_iteration(self, strategy, **kwargs):
         self._position += len(strategy.mb_y)
         self.batch = None
 
+    def _record_of(self, strategy) -> ForwardRecord:
+        """Return the latest record of the new batch; compute one if there is none."""
+        for record in reversed(self._records):
+            if record.images is strategy.mb_x:
+                return record
+        feature_map = strategy.model.features(strategy.mb_x)
+        return ForwardRecord(strategy.mb_x, feature_map, None)
+
     def _stop_recording(self) -> None:
         if self._handle is not None:
             self._handle.remove()
-        self._handle, self._records = None, []
+        self._handle = None
+        self._records = []
+
+
+def _check_map_shape(record: ForwardRecord, model: SplitModel) -> None:
+    """Raise ValueError if images are of another size than the model was built for."""
+    shape = tuple(record.feature_map.shape[1:])
+    if shape == model.map_shape:
+        return
+    channels, height, width = record.images.shape[1:]
+    images = "the cached images"
+    if channels == 3:
+        images = f"images of {height} x {width} pixels"
+    side = model.image_size
+    raise ValueError(
+        f"the maps of {images} are {shape}, but the model was built with "
+        f"image_size={side}, for maps of {model.map_shape}; resize the images to "
+        f"{side} x {side} pixels in the transform, or build the model with their "
+        "image_size"
+    )
 
 
 class StoringPlugin(BatchPlugin):
@@ -128,6 +142,11 @@ class StoringPlugin(BatchPlugin):
 
     Raises:
         TypeError: the buffer is not one of this package.
+        ValueError: before an experience is trained on, there are more classes than
+            slots, counting those that the benchmark announces; nothing has changed.
+
+    Attributes:
+        returning_expected: whether nothing more is warned of classes that return.
     """
 
     def __init__(
@@ -136,86 +155,88 @@ class StoringPlugin(BatchPlugin):
         super().__init__()
         if not isinstance(storage_policy, MemoryBuffer):
             raise TypeError(
-                f"storage_policy is of type {type(storage_policy).__name__}; give a buffer of this package, such as "
-                "CodeBuffer(417): Avalanche's own do not store batch by batch, and work in its ReplayPlugin"
+                f"storage_policy is of type {type(storage_policy).__name__}; give a "
+                "buffer of this package, such as CodeBuffer(417): Avalanche's own do "
+                "not store batch by batch, and work in its ReplayPlugin"
             )
         self.storage_policy = storage_policy
         self.seen = seen
-        self._seen: SeenClassesPlugin | None = (
-            None  # that of the strategy, if it has one
-        )
-        self._offered: Counter[int] = (
-            Counter()
-        )  # images of each class offered during training in this experience
+        # The mask of the strategy, if it has one.
+        self._seen: SeenClassesPlugin | None = None
+        # Images of each class offered during training in this experience.
+        self._offered: Counter[int] = Counter()
         self._classes: set[int] = set()  # of this experience
         self._earlier: set[int] = set()  # of earlier experiences
         self._experience: int | None = None  # its number
-        self.returning_expected = False  # no warning of a class that returns
+        self.returning_expected = False
 
     def before_training(self, strategy, **kwargs):
         check_strategy(strategy)
         group_frozen_weights(strategy)
 
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        """Raise ValueError for classes without room, before anything is changed."""
+        buffer = self.storage_policy
+        coming = set(labels_of(strategy.adapted_dataset))
+        present = coming.union(buffer.classes)
+        buffer.rule.check_room(buffer.max_size, len(present))
+        announced = present.union(classes_announced(strategy.experience))
+        buffer.rule.check_room(buffer.max_size, len(announced), "that come in all")
+
     def before_training_exp(self, strategy, **kwargs):
         self._seen = seen_classes_of(strategy, self.seen)
-        labels = labels_of(
-            strategy.adapted_dataset
-        )  # of all images that are trained on
+        labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered = Counter()
-        if (
-            strategy.clock.train_exp_counter != self._experience
-        ):  # else it was resumed, and begins again
+        number = strategy.clock.train_exp_counter
+        if number != self._experience:  # else it was resumed, and begins again
             self._earlier |= self._classes
-        self._experience = strategy.clock.train_exp_counter
+        self._experience = number
         self._classes = set(labels)
         if self.returning and not self.returning_expected:
             self.returning_expected = True
             for consequence in self.consequences_of_returning():
                 warnings.warn(
-                    f"class {min(self.returning)} returns in experience {strategy.clock.train_exp_counter}: "
+                    f"class {min(self.returning)} returns in experience {number}: "
                     f"{consequence}",
                     stacklevel=2,
                 )
 
     def after_training_iteration(self, strategy, **kwargs):
         if self.offers(strategy):
-            self.offer(strategy, self.batch)
-            self._offered.update(self.batch.numbers)
+            self.offer(strategy, self.current)
+            self._offered.update(self.current.numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
-        model, size = strategy.model, strategy.train_mb_size
-        rest = self._left_out(labels_of(strategy.adapted_dataset))
-        if not rest:
+        positions = self._left_out(labels_of(strategy.adapted_dataset))
+        if not positions:
             return  # a loader would draw a seed from the global RNG
-        for places, (images, labels, *_) in zip(
-            (rest[start : start + size] for start in range(0, len(rest), size)),
-            DataLoader(Subset(strategy.adapted_dataset, rest), batch_size=size),
-        ):
-            images, labels = images.to(strategy.device), labels.to(strategy.device)
-            pixels = pixels_of(strategy, images, places, in_order=True)
-            self.offer(
-                strategy, StreamBatch(labels, model.features(images), None, pixels)
-            )
+        for batch in _batches_of(strategy, positions):
+            self.offer(strategy, batch)
             if self.storage_policy.rule.finished:
                 break
 
     def _left_out(self, labels: list[int]) -> list[int]:
-        left = Counter(labels) - self._offered  # none where more were offered
-        places = []
-        for place in reversed(range(len(labels))):
-            if left[labels[place]]:
-                left[labels[place]] -= 1
-                places.append(place)
-        return places[::-1]
+        """Return positions, ascending, of as many images as were not offered."""
+        missing = Counter(labels) - self._offered  # none where more were offered
+        positions = []
+        for position in reversed(range(len(labels))):
+            label = labels[position]
+            if missing[label]:
+                missing[label] -= 1
+                positions.append(position)
+        return positions[::-1]
 
-    def offers(self, strategy) -> bool:
+    def offers(self, strategy: Any) -> bool:
         """Return whether the batch that was trained on is offered to the buffer."""
         return in_last_epoch(strategy) and not self.storage_policy.rule.second_pass
 
-    def offer(self, strategy, batch: StreamBatch) -> None:
-        """Offer a batch to the buffer; ``self.batch`` is ``None`` if it was not trained on in the last epoch."""
+    def offer(self, strategy: Any, batch: StreamBatch) -> None:
+        """Offer a batch to the buffer.
+
+        ``self.batch`` is ``None`` if it was not trained on in the last epoch.
+        """
         self.storage_policy.store(batch, strategy.model)
 
     @property
@@ -224,26 +245,29 @@ class StoringPlugin(BatchPlugin):
         return self._classes & self._earlier
 
     def consequences_of_returning(self) -> list[str]:
+        """Return what a user may not expect of classes that return, a sentence each."""
         rule = self.storage_policy.rule
         if rule.evenly_spread:
             return []
         return [
-            f"{type(rule).__name__} does not spread the memories of a class evenly over its experiences; EveryJth and "
-            "ClassBalancedReservoir do"
+            f"{type(rule).__name__} does not spread the memories of a class evenly "
+            "over its experiences; EveryJth and ClassBalancedReservoir do"
         ]
 
     def state_dict(self):
-        classes = {
+        return {
+            **super().state_dict(),
+            "offered": dict(self._offered),
             "classes": sorted(self._classes),
             "earlier": sorted(self._earlier),
             "experience": self._experience,
         }
-        return {**super().state_dict(), "offered": dict(self._offered), **classes}
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         self._offered = Counter(state["offered"])
-        self._classes, self._earlier = set(state["classes"]), set(state["earlier"])
+        self._classes = set(state["classes"])
+        self._earlier = set(state["earlier"])
         self._experience = state["experience"]
 
     def mask(self, logits: Tensor) -> Tensor:
@@ -255,54 +279,86 @@ class StoringPlugin(BatchPlugin):
         return self.mask(model.classify(maps))
 
 
+def _batches_of(strategy, positions: list[int]) -> Iterator[StreamBatch]:
+    """Yield images of the experience at some positions, in batches of the training."""
+    model = strategy.model
+    size = strategy.train_mb_size
+    images_left = Subset(strategy.adapted_dataset, positions)
+    loader = DataLoader(images_left, batch_size=size)
+    for number, (images, labels, *_) in enumerate(loader):
+        images = images.to(strategy.device)
+        positions_of_batch = positions[number * size : (number + 1) * size]
+        yield StreamBatch(
+            labels=labels.to(strategy.device),
+            feature_map=model.features(images),
+            codes=None,
+            pixels=pixels_of(strategy, images, positions_of_batch, in_order=True),
+        )
+
+
 def seen_classes_of(
-    strategy, given: SeenClassesPlugin | None
+    strategy: Any, given: SeenClassesPlugin | None
 ) -> SeenClassesPlugin | None:
-    """Return the mask that a plugin was given, else the strategy's; there must be one for all losses, or none."""
+    """Return the mask that a plugin was given, else the strategy's.
+
+    Raises:
+        ValueError: losses would be over different classes: the plugin list has another
+            mask, or lacks the one that was given.
+    """
     seen = getattr(strategy, "seen_classes", None) if given is None else given
     listed = [
         plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)
     ]
     if any(plugin is not seen for plugin in listed):
         raise ValueError(
-            "the plugin list has a SeenClassesPlugin that was not handed to the storing plugin: losses of new images "
-            "and of memories would be over different classes; write CRUMBPlugin(..., seen=that_plugin)"
+            "the plugin list has a SeenClassesPlugin that was not handed to the "
+            "storing plugin: losses of new images and of memories would be over "
+            "different classes; write CRUMBPlugin(..., seen=that_plugin)"
         )
     if given is not None and given not in listed:
         raise ValueError(
-            "the SeenClassesPlugin that was handed over is not in the strategy's plugin list, so it knows no class and "
-            "would mask all of them: write plugins=[seen, CRUMBPlugin(..., seen=seen)]"
+            "the SeenClassesPlugin that was handed over is not in the strategy's "
+            "plugin list, so it knows no class and would mask all of them: write "
+            "plugins=[seen, CRUMBPlugin(..., seen=seen)]"
         )
     return seen
 
 
 def pixels_of(
-    strategy, images: Tensor, places: Sequence[int], in_order: bool = False
+    strategy: Any, images: Tensor, positions: Sequence[int], in_order: bool = False
 ) -> Callable[[Sequence[int]], Tensor]:
-    """Make a function from positions in a batch to their ``(n, 3, h, w)`` ``uint8`` images.
+    """Make a function that returns pixels of a batch.
 
     If a cache put feature maps in the place of the images, they are read from the
-    experience, at ``places``, which are right if the strategy does not shuffle, or
-    ``in_order`` is true.
+    experience.
+
+    Args:
+        strategy: the strategy that trains on the batch.
+        images: ``(B, ...)``, the batch.
+        positions: of the batch in the experience; right if the strategy does not
+            shuffle.
+        in_order: whether they are right in any case.
+
+    Returns:
+        A function from positions in the batch to ``(n, 3, h, w)`` ``uint8``.
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
-    def pixels(positions: Sequence[int]) -> Tensor:
+    def pixels(positions_in_batch: Sequence[int]) -> Tensor:
         if images.shape[1] == 3:
-            return strategy.model.pixels(images[list(positions)])
+            return strategy.model.pixels(images[list(positions_in_batch)])
         if not in_order:
             raise ValueError(
-                "images can be stored beside a feature cache only in frame order: train with shuffle=False, or "
-                "without the cache"
+                "images can be stored beside a feature cache only in frame order: "
+                "train with shuffle=False, or without the cache"
             )
-        return frames(strategy, [places[position] for position in positions])
+        return frames(strategy, [positions[index] for index in positions_in_batch])
 
     return pixels
 
 
-def frames(strategy, positions: Sequence[int]) -> Tensor:
-    """Read frames of the current experience from its data set, as ``(n, 3, h, w)`` ``uint8``."""
-    images = torch.stack(
-        [strategy.experience.dataset[int(position)][0] for position in positions]
-    )
+def frames(strategy: Any, positions: Sequence[int]) -> Tensor:
+    """Read frames of the current experience as ``(n, 3, h, w)`` ``uint8``."""
+    dataset = strategy.experience.dataset
+    images = torch.stack([dataset[int(position)][0] for position in positions])
     return strategy.model.pixels(images.to(strategy.device))

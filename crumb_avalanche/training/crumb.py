@@ -1,6 +1,23 @@
-"""CRUMB as an Avalanche plugin and as a strategy (paper, algorithm 1)."""
+"""CRUMB as an Avalanche plugin and as a strategy (paper, algorithm 1).
+
+Where each line of algorithm 1 stands, for the images of task t::
+
+    for batch (x, y) in I_t:
+        Z = F(x), Z~ = decode(encode(Z))    SplitModel.forward, eq. 1 and 2
+        L = a CE(P(Z), y) + b CE(P(Z~), y)  CRUMBPlugin.before_backward, eq. 3
+        train P and the blocks in Z~        the strategy's own step on L
+        if t > 1:                           CRUMBPlugin._replay
+            draw memories out of X          CRUMBPlugin._draw_memories
+            Z~ = decode(memories)           MemoryBuffer.replay
+            L = CE(P(Z~), y)                CRUMBPlugin._replay_loss
+            train P and the blocks in Z~    replay_step.memory_step
+        store every j-th encode(Z) in X     StoringPlugin, selection.EveryJth
+
+    test: P(F(x))                           SplitModel.forward in evaluation mode
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from avalanche.training.plugins import (
@@ -12,117 +29,20 @@ from avalanche.training.plugins.evaluation import default_evaluator
 from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 
-from crumb_avalanche.memory.buffers import CodeBuffer, MemoryBuffer, StreamBatch
+from crumb_avalanche.memory.buffers import CodeBuffer, MemoryBuffer
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.training.replay_step import AfterUpdate, memory_step
 from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-DEFAULTS = ReplaySettings()
-# images of a balanced replay batch: many small steps learn more than few large ones of
-# the same cost
-REPLAYED = 8
-
-
-class BalancedReplay:
-    """Draws replay batches in which every class has the same chance, however many images it has.
-
-    Classes of the new batch are drawn from it, all others from the memories. The number
-    of images follows from the cost of the model: a step of the stream costs ``1 +
-    compute`` times as much as without replay. A new image passes F and trains P; a
-    memory trains P only, and passes F as well if the buffer holds images.
-
-    Args:
-        compute: cost of replay, in units of the training step without it; above 0.
-    """
-
-    def __init__(self, compute: float):
-        self.compute = compute
-        self.due = 0.0  # images to replay that do not fill a batch yet
-        self._each: float | None = None
-
-    def images_for_each(self, model: SplitModel, memories: MemoryBuffer) -> float:
-        """How many images are replayed for each new one."""
-        if self._each is None:
-            extraction, training = step_flops(model)
-            self._each = (
-                self.compute
-                * (extraction + training)
-                / (training + memories.extracts * extraction)
-            )
-        return self._each
-
-    def steps(self, new_images: int, model: SplitModel, memories: MemoryBuffer) -> int:
-        """Return the number of replay batches after a batch of ``new_images``; the rest stays due."""
-        steps, self.due = divmod(
-            self.due + new_images * self.images_for_each(model, memories), REPLAYED
-        )
-        return int(steps)
-
-    def draw(
-        self, batch: StreamBatch, memories: MemoryBuffer, model: SplitModel
-    ) -> tuple[Tensor, Tensor]:
-        """Draw feature maps ``(REPLAYED, C, H, W)`` and labels ``(REPLAYED,)`` int64, on the model's device.
-
-        Maps of a batch that has codes are decoded from them. Random numbers are those
-        of the buffer.
-        """
-        random = memories.slots.random
-        positions: dict[int, list[int]] = {}
-        for position, label in enumerate(batch.numbers):
-            positions.setdefault(label, []).append(position)
-        classes = list(dict.fromkeys([*memories.classes, *positions]))
-        drawn: list[int] = []
-        while len(drawn) < REPLAYED:
-            drawn += [
-                classes[place]
-                for place in random.permutation(len(classes))[: REPLAYED - len(drawn)]
-            ]
-        new = [_any(positions[label], random) for label in drawn if label in positions]
-        old = [
-            _any(memories.slots.by_class[label], random)
-            for label in drawn
-            if label not in positions
-        ]
-        # none without an image, which would turn channels-last maps into others
-        parts = []
-        if new:
-            maps = (
-                batch.feature_map[new]
-                if batch.codes is None
-                else model.codebook.decode(batch.codes[new])
-            )
-            parts.append((maps, batch.labels[new]))
-        if old:
-            parts.append(memories.replay(torch.tensor(old), model))
-        maps, labels = zip(*parts)
-        return torch.cat(maps), torch.cat(labels)
-
-
-def _any(items: list[int], random) -> int:
-    return items[int(random.integers(len(items)))]
-
-
-def memory_step(strategy, loss: Tensor, **kwargs) -> None:
-    """Take an optimiser step on a loss of memories alone, with the events that ``CRUMBPlugin`` lists."""
-    strategy.replay_loss = loss
-    strategy.optimizer.zero_grad()
-    trigger_plugins(strategy, "on_replay_loss", **kwargs)
-    loss_of_batch, strategy.loss = strategy.loss, loss
-    strategy.backward()  # not loss.backward(): a strategy may scale its loss there
-    strategy.loss = loss_of_batch
-    trigger_plugins(strategy, "on_replay_update", **kwargs)
-    strategy.optimizer_step()
-    strategy.replay_loss = loss.detach()
-    trigger_plugins(strategy, "after_replay_step", **kwargs)
 
 
 class CRUMBPlugin(StoringPlugin):
-    """Losses, replay and storage of CRUMB, for any strategy whose model is a ``SplitModel``.
+    """Losses, replay and storage of CRUMB, for any strategy on a ``SplitModel``.
 
     Paper: "Training", eq. 3, and "Replay to mitigate catastrophic forgetting".
 
@@ -131,11 +51,13 @@ class CRUMBPlugin(StoringPlugin):
     images. With a codebook-out loss, it calibrates the model on the first experience
     unless that was done.
 
-    Losses of new images and of memories are over the same classes. ``StreamStrategy`` masks the classes not seen yet
-    and hands its mask over. In another strategy, hand it over yourself, and put it first::
+    Losses of new images and of memories are over the same classes. ``StreamStrategy``
+    masks the classes not seen yet and hands its mask over. In another strategy, hand it
+    over yourself, and put it first::
 
-        seen = SeenClassesPlugin() Naive(model=model, optimizer=optimizer,
-        plugins=[seen, CRUMBPlugin(CodeBuffer(417), seen=seen)])
+        seen = SeenClassesPlugin()
+        replay = CRUMBPlugin(CodeBuffer(417), seen=seen)
+        Naive(model=model, optimizer=optimizer, plugins=[seen, replay])
 
     Without any ``SeenClassesPlugin``, losses are over all outputs of the model.
 
@@ -143,13 +65,16 @@ class CRUMBPlugin(StoringPlugin):
     classes return in later experiences (domain-incremental and online streams),
     memories of those are replayed, too; a warning says so once.
 
-    Events ``before_replay_step``, ``on_replay_loss`` (before its backward pass),
-    ``on_replay_update`` (before its optimiser step) and ``after_replay_step`` are
-    triggered on the strategy's plugins; ``strategy.replay_loss`` holds the latest
-    replay loss.
+    A replay step comes when all plugins have seen ``after_update`` of the new batch. It
+    triggers Avalanche's ``after_backward``, ``before_update`` and ``after_update``
+    again, so that a plugin that clips gradients sees all of them; what is for new
+    batches alone asks ``in_replay_step(strategy)``. Its own events are
+    ``before_replay_step``, ``on_replay_loss`` (before its backward pass),
+    ``on_replay_update`` (before its optimiser step) and ``after_replay_step``;
+    ``strategy.replay_loss`` holds the latest replay loss.
 
     Args:
-        storage_policy: the buffer, with its selection rule.
+        storage_policy: the buffer X, with its selection rule.
         direct_weight: alpha of eq. 3, the weight of the loss of ``P(Z)``.
         codebook_weight: beta of eq. 3, the weight of the loss of ``P(Z~)``.
         replay_weight: factor of the replay loss; default 5 as in all published scripts,
@@ -166,73 +91,52 @@ class CRUMBPlugin(StoringPlugin):
         TypeError: when training starts, the model is not a ``SplitModel``.
         ValueError: both loss weights are zero, a value is out of its range, or
             ``replay_compute`` comes with ``fused``; when training starts, the plugins
-            do not fit together, or the model lacks the codebook that it needs.
+            do not fit together, the model lacks the codebook that it needs, or the
+            buffer has less room than classes come.
     """
 
     def __init__(
         self,
         storage_policy: MemoryBuffer,
-        direct_weight: float = DEFAULTS.direct_weight,
-        codebook_weight: float = DEFAULTS.codebook_weight,
-        replay_weight: float | None = DEFAULTS.replay_weight,
-        replay_steps: int = DEFAULTS.replay_steps,
-        fused: bool = DEFAULTS.fused,
-        replay_compute: float | None = DEFAULTS.replay_compute,
+        direct_weight: float = ReplaySettings.direct_weight,
+        codebook_weight: float = ReplaySettings.codebook_weight,
+        replay_weight: float | None = ReplaySettings.replay_weight,
+        replay_steps: int = ReplaySettings.replay_steps,
+        fused: bool = ReplaySettings.fused,
+        replay_compute: float | None = ReplaySettings.replay_compute,
         seen: SeenClassesPlugin | None = None,
     ):
         super().__init__(storage_policy, seen)
         settings = ReplaySettings(
-            *(replay_weight, replay_steps, replay_compute, fused),
             direct_weight=direct_weight,
             codebook_weight=codebook_weight,
+            replay_weight=replay_weight,
+            replay_steps=replay_steps,
+            fused=fused,
+            replay_compute=replay_compute,
         )
-        if direct_weight + codebook_weight == 0:
-            raise ValueError(
-                "direct_weight and codebook_weight are both 0; one of the losses must be on"
-            )
-        self.direct_weight = direct_weight
-        self.codebook_weight = codebook_weight
+        self.direct_weight = settings.direct_weight
+        self.codebook_weight = settings.codebook_weight
         self.replay_weight = settings.factor
-        self.replay_steps = replay_steps
-        self.fused = fused
-        if fused and replay_compute is not None:
-            raise ValueError(
-                "fused replay has one batch for each new one: leave out fused, or replay_compute"
-            )
-        self.balanced = (
-            None if replay_compute is None else BalancedReplay(replay_compute)
-        )
+        self.replay_steps = settings.replay_steps
+        self.fused = settings.fused
+        self.balanced: BalancedReplay | None = None
+        if settings.replay_compute is not None:
+            self.balanced = BalancedReplay(settings.replay_compute)
+        self._after_update = AfterUpdate(self, self._replay)
 
     def before_training(self, strategy, **kwargs):
+        _check_neighbours(strategy, self.storage_policy)
         super().before_training(strategy, **kwargs)
-        resetting = [
-            one
-            for one in strategy.plugins
-            if isinstance(one, GDumbPlugin | FromScratchTrainingPlugin)
-        ]
-        for plugin in resetting:
-            if isinstance(self.storage_policy, CodeBuffer):
-                raise ValueError(
-                    f"{type(plugin).__name__} puts the model back to its first weights before each experience, and the "
-                    "codebook with it, so that memories could not be decoded: use CRUMBPlugin in a strategy that goes "
-                    "on learning, such as Naive or CRUMBStrategy, or give it an ImageBuffer"
-                )
+        if not self.fused:
+            self._after_update.follow(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
         model = strategy.model
-        check_split_model(model, "CRUMB")
-        if (
-            listed := sum(
-                isinstance(plugin, CRUMBPlugin) for plugin in strategy.plugins
-            )
-        ) > 1:
-            raise ValueError(
-                f"the plugin list has {listed} of CRUMBPlugin, which would replay twice; CRUMBStrategy has its own, so "
-                "give it none, or use CRUMBPlugin in another strategy"
-            )
         if self.codebook_weight and model.codebook is None:
             raise ValueError(
-                "the codebook-out loss needs a codebook: build the model with codebook=Codebook()"
+                "the codebook-out loss needs a codebook: "
+                "build the model with codebook=Codebook()"
             )
         super().before_training_exp(strategy, **kwargs)
         if self.codebook_weight and not model.is_calibrated:
@@ -240,90 +144,135 @@ class CRUMBPlugin(StoringPlugin):
                 calibrate(model, strategy.experience.dataset)
         model.quantized_training = self.codebook_weight > 0
 
-    def consequences_of_returning(self):
-        found = super().consequences_of_returning()
-        return (
-            found
-            if self.balanced
-            else [*found, "its memories are replayed beside its own new images, too"]
+    def before_backward(self, strategy, **kwargs):
+        """Weigh the losses of the new batch: L = alpha CE(P(Z)) + beta CE(P(Z~)), eq. 3.
+
+        ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta is 0.
+        """
+        if self.codebook_weight == 0:
+            strategy.loss = self.direct_weight * strategy.loss
+        else:
+            strategy.loss = self.codebook_weight * strategy.loss
+            if self.direct_weight:
+                direct_logits = self.logits(strategy.model, self.current.feature_map)
+                direct_loss = strategy._criterion(direct_logits, self.current.labels)
+                strategy.loss = strategy.loss + self.direct_weight * direct_loss
+        if self.balanced is not None and not _in_first_task(strategy):
+            strategy.loss = strategy.loss * self.balanced.share_of_new(
+                self.current, self.storage_policy
+            )
+        if self.fused:
+            self._add_replay_losses(strategy)
+
+    def _replay(self, strategy: Any, **kwargs: Any) -> None:
+        """Take the replay steps after a new batch of task t > 1 (algorithm 1)."""
+        for _ in range(self._replay_batches(strategy)):
+            with strategy.model.stopwatch.measure("replay"):
+                if self._nothing_to_replay():
+                    continue
+                trigger_plugins(strategy, "before_replay_step", **kwargs)
+                loss = self._replay_loss(strategy)
+                memory_step(strategy, loss, **kwargs)
+
+    def _add_replay_losses(self, strategy) -> None:
+        """Add the losses of the replay batches to that of the new batch."""
+        for _ in range(self._replay_batches(strategy)):
+            if self._nothing_to_replay():
+                continue
+            with strategy.model.stopwatch.measure("replay"):
+                replay_loss = self._replay_loss(strategy)
+            strategy.loss = strategy.loss + replay_loss
+
+    def _replay_batches(self, strategy: Any) -> int:
+        """Return the number of replay batches after the new one: none in task 1."""
+        if _in_first_task(strategy):
+            return 0
+        if self.balanced is None:
+            return self.replay_steps
+        new_images = len(self.current.labels)
+        return self.balanced.steps(new_images, strategy.model, self.storage_policy)
+
+    def _replay_loss(self, strategy: Any) -> Tensor:
+        """Compute the weighted loss CE(P(Z~), y) of a replay batch."""
+        maps, labels = self._draw_memories(strategy.model)
+        logits = self.logits(strategy.model, maps)
+        return self.replay_weight * strategy._criterion(logits, labels)
+
+    def _draw_memories(self, model: SplitModel) -> tuple[Tensor, Tensor]:
+        """Draw a replay batch: maps ``(n, C, H, W)``, decoded, and labels ``(n,)``.
+
+        As many memories as the new batch has images, or a few more, so that each class
+        has the same number.
+        """
+        if self.balanced is not None:
+            return self.balanced.draw(self.current, self.storage_policy, model)
+        slots = self.storage_policy.sample(
+            without=self._not_replayed(), at_least=len(self.current.labels)
         )
+        return self.storage_policy.replay(slots, model)
+
+    def _not_replayed(self) -> set[int]:
+        """Return the new batch's own classes, but for those that have returned."""
+        return set(self.current.numbers) - self.returning
+
+    def _nothing_to_replay(self) -> bool:
+        if self.balanced is not None:
+            return False
+        return self._not_replayed().issuperset(self.storage_policy.classes)
+
+    def consequences_of_returning(self):
+        consequences = super().consequences_of_returning()
+        if self.balanced is None:
+            consequences.append(
+                "its memories are replayed beside its own new images, too"
+            )
+        return consequences
 
     def state_dict(self):
-        return super().state_dict() | (
-            {} if self.balanced is None else {"due": self.balanced.due}
-        )
+        state = super().state_dict()
+        if self.balanced is not None:
+            state["due"] = self.balanced.due
+        return state
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
         if self.balanced is not None:
             self.balanced.due = state["due"]
 
-    def before_backward(self, strategy, **kwargs):
-        if self.codebook_weight == 0:
-            strategy.loss = self.direct_weight * strategy.loss
-        else:
-            strategy.loss = self.codebook_weight * strategy.loss
-            if self.direct_weight:
-                direct = self.logits(strategy.model, self.batch.feature_map)
-                strategy.loss = (
-                    strategy.loss
-                    + self.direct_weight
-                    * strategy._criterion(direct, self.batch.labels)
-                )
-        if self.balanced is not None and strategy.clock.train_exp_counter > 0:
-            new = set(self.batch.numbers)
-            strategy.loss = strategy.loss * (
-                len(new) / len(new.union(self.storage_policy.classes))
-            )
-        if self.fused:
-            for _ in range(self._steps(strategy)):
-                with strategy.model.stopwatch.measure("replay"):
-                    replay_loss = self._replay_loss(strategy)
-                if replay_loss is not None:
-                    strategy.loss = strategy.loss + replay_loss
 
-    def after_update(self, strategy, **kwargs):
-        for _ in range(0 if self.fused else self._steps(strategy)):
-            with strategy.model.stopwatch.measure("replay"):
-                replay_loss = self._replay_loss(strategy, **kwargs)
-                if replay_loss is not None:
-                    memory_step(strategy, replay_loss, **kwargs)
+def _in_first_task(strategy) -> bool:
+    """Return whether t = 1: the first experience, after which replay begins."""
+    return strategy.clock.train_exp_counter == 0
 
-    def _steps(self, strategy) -> int:
-        """Return the number of replay batches: none in the first experience."""
-        if strategy.clock.train_exp_counter == 0:
-            return 0
-        if self.balanced is None:
-            return self.replay_steps
-        return self.balanced.steps(
-            len(self.batch.labels), strategy.model, self.storage_policy
+
+def _check_neighbours(strategy, buffer: MemoryBuffer) -> None:
+    """Raise ValueError for plugins that do not fit beside a ``CRUMBPlugin``."""
+    check_split_model(strategy.model, "CRUMB")
+    replaying = [
+        plugin for plugin in strategy.plugins if isinstance(plugin, CRUMBPlugin)
+    ]
+    if len(replaying) > 1:
+        raise ValueError(
+            f"the plugin list has {len(replaying)} of CRUMBPlugin, which would replay "
+            "twice; CRUMBStrategy has its own, so give it none, or use CRUMBPlugin in "
+            "another strategy"
         )
-
-    def _replay_loss(self, strategy, **kwargs) -> Tensor | None:
-        """Compute the weighted loss of a replay batch; ``None`` if no memory may be replayed."""
-        labels = self.batch.numbers
-        slots = None
-        if self.balanced is None:
-            slots = self.storage_policy.sample(
-                set(labels) - self.returning, at_least=len(labels)
+    if not isinstance(buffer, CodeBuffer):
+        return
+    for plugin in strategy.plugins:
+        if isinstance(plugin, GDumbPlugin | FromScratchTrainingPlugin):
+            raise ValueError(
+                f"{type(plugin).__name__} puts the model back to its first weights "
+                "before each experience, and the codebook with it, so that memories "
+                "could not be decoded: use CRUMBPlugin in a strategy that goes on "
+                "learning, such as Naive or CRUMBStrategy, or give it an ImageBuffer"
             )
-            if len(slots) == 0:
-                return None
-        if not self.fused:
-            trigger_plugins(strategy, "before_replay_step", **kwargs)
-        if slots is None:
-            maps, targets = self.balanced.draw(
-                self.batch, self.storage_policy, strategy.model
-            )
-        else:
-            maps, targets = self.storage_policy.replay(slots, strategy.model)
-        return self.replay_weight * strategy._criterion(
-            self.logits(strategy.model, maps), targets
-        )
 
 
 class CRUMBStrategy(StreamStrategy):
-    """CRUMB as a ready Avalanche strategy (paper, algorithm 1); keeps the frame order of the stream.
+    """CRUMB as a ready Avalanche strategy; keeps the frame order of the stream.
+
+    Paper: algorithm 1.
 
     ::
 
@@ -336,7 +285,7 @@ class CRUMBStrategy(StreamStrategy):
             calibrated on the first experience if that was not done.
         optimizer, criterion, train_mb_size, train_epochs: see ``StreamStrategy``.
         eval_mb_size, device, evaluator, eval_every: see ``StreamStrategy``.
-        plugins: run before CRUMB's own replay step.
+        plugins: run before CRUMB's own losses and replay.
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
         direct_weight, codebook_weight, replay_weight: see ``CRUMBPlugin``.
@@ -347,6 +296,9 @@ class CRUMBStrategy(StreamStrategy):
         TypeError: see ``CRUMBPlugin``.
         ValueError: see ``CRUMBPlugin``; or both or neither of ``storage_policy`` and
             ``mem_size`` are given.
+
+    Attributes:
+        replay_loss: the latest loss of a replay batch, a scalar.
     """
 
     def __init__(
@@ -364,33 +316,23 @@ class CRUMBStrategy(StreamStrategy):
         eval_every: int = -1,
         mem_size: int | None = None,
         storage_policy: MemoryBuffer | None = None,
-        direct_weight: float = DEFAULTS.direct_weight,
-        codebook_weight: float = DEFAULTS.codebook_weight,
-        replay_weight: float | None = DEFAULTS.replay_weight,
-        replay_steps: int = DEFAULTS.replay_steps,
-        fused: bool = DEFAULTS.fused,
-        replay_compute: float | None = DEFAULTS.replay_compute,
+        direct_weight: float = ReplaySettings.direct_weight,
+        codebook_weight: float = ReplaySettings.codebook_weight,
+        replay_weight: float | None = ReplaySettings.replay_weight,
+        replay_steps: int = ReplaySettings.replay_steps,
+        fused: bool = ReplaySettings.fused,
+        replay_compute: float | None = ReplaySettings.replay_compute,
         **stream_arguments,
     ):
-        if (storage_policy is None) == (mem_size is None):
-            given = (
-                "neither is given"
-                if mem_size is None
-                else f"both are given (mem_size={mem_size})"
-            )
-            raise ValueError(
-                f"give mem_size or storage_policy; {given}: mem_size=417 makes a CodeBuffer of 417 memories, "
-                "storage_policy takes a buffer of your own"
-            )
-        buffer = CodeBuffer(mem_size) if storage_policy is None else storage_policy
         self.replay_loss: Tensor | None = None
-        replay = (
-            direct_weight,
-            codebook_weight,
-            replay_weight,
-            replay_steps,
-            fused,
-            replay_compute,
+        memory = CRUMBPlugin(
+            _buffer_of(mem_size, storage_policy),
+            direct_weight=direct_weight,
+            codebook_weight=codebook_weight,
+            replay_weight=replay_weight,
+            replay_steps=replay_steps,
+            fused=fused,
+            replay_compute=replay_compute,
         )
         super().__init__(
             model=model,
@@ -403,6 +345,23 @@ class CRUMBStrategy(StreamStrategy):
             plugins=plugins,
             evaluator=evaluator,
             eval_every=eval_every,
-            memory=CRUMBPlugin(buffer, *replay),
+            memory=memory,
             **stream_arguments,
         )
+
+
+def _buffer_of(
+    mem_size: int | None, storage_policy: MemoryBuffer | None
+) -> MemoryBuffer:
+    """Return the buffer that was given, or a new one of the given size."""
+    if storage_policy is not None and mem_size is None:
+        return storage_policy
+    if storage_policy is None and mem_size is not None:
+        return CodeBuffer(mem_size)
+    given = "neither is given"
+    if mem_size is not None:
+        given = f"both are given (mem_size={mem_size})"
+    raise ValueError(
+        f"give mem_size or storage_policy; {given}: mem_size=417 makes a CodeBuffer of "
+        "417 memories, storage_policy takes a buffer of your own"
+    )

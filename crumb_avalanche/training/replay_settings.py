@@ -1,4 +1,7 @@
-"""Settings of CRUMB's losses and replay: their ranges and defaults. Imports neither torch nor Avalanche."""
+"""Settings of CRUMB's losses and replay: their ranges and defaults.
+
+Imports neither torch nor Avalanche.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,6 +11,8 @@ from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Range
 Weight = NotNegative | None
 Steps = Annotated[int, Range(0, 10**4)]
 Compute = Annotated[float, Range(0, 1000, above=True)]
+# Of all published scripts; the paper does not name it.
+PUBLISHED_WEIGHT = 5.0
 
 
 @dataclass(frozen=True)
@@ -32,13 +37,16 @@ class Replay(InRange):
 
     @property
     def factor(self) -> float:
-        """Factor of the replay loss: 5 where none is given, as in all published scripts, or 1 with ``replay_compute``.
+        """Factor of the replay loss.
 
-        The paper does not name the factor. With ``replay_compute``, classes weigh the
-        same without it.
+        Where none is given, 5 as in all published scripts, or 1 with
+        ``replay_compute``, in which all classes weigh the same without it.
         """
-        usual = 5.0 if self.replay_compute is None else 1.0
-        return usual if self.replay_weight is None else self.replay_weight
+        if self.replay_weight is not None:
+            return self.replay_weight
+        if self.replay_compute is not None:
+            return 1.0
+        return PUBLISHED_WEIGHT
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,23 @@ class ReplaySettings(Replay):
     Attributes:
         direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
+
+    Raises:
+        ValueError: both weights are 0, or ``replay_compute`` comes with ``fused``.
     """
 
     direct_weight: NotNegative = 0.0
     codebook_weight: NotNegative = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.direct_weight + self.codebook_weight == 0:
+            raise ValueError(
+                "direct_weight and codebook_weight are both 0; "
+                "one of the losses must be on"
+            )
+        if self.fused and self.replay_compute is not None:
+            raise ValueError(
+                "fused replay has one batch for each new one: "
+                "leave out fused, or replay_compute"
+            )

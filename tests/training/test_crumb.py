@@ -24,12 +24,8 @@ from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.weights import weights_hash
-from crumb_avalanche.training.crumb import (
-    REPLAYED,
-    BalancedReplay,
-    CRUMBPlugin,
-    CRUMBStrategy,
-)
+from crumb_avalanche.training.balanced_replay import REPLAYED, BalancedReplay
+from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
 

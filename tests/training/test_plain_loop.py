@@ -56,9 +56,6 @@ class Losses(SupervisedPlugin):
     def after_backward(self, strategy, **kwargs):
         self.values.append(strategy.loss.item())
 
-    def on_replay_loss(self, strategy, **kwargs):
-        self.values.append(strategy.replay_loss.item())
-
 
 class LoggedSGD(torch.optim.SGD):
     """SGD that logs the gradients of its steps."""
@@ -398,3 +395,80 @@ def test_a_criterion_that_cannot_be_cut_says_what_to_do(logits):
             SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), labels)
     with_a_table.all_outputs = True
     SeenClassesLoss(with_a_table, plugin.unseen)(plugin.mask(logits), labels)
+
+
+class Counting(nn.Module):
+    """Weighted cross-entropy that keeps a count and a mean loss of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(WEIGHTS.clone())
+        self.register_buffer("mean", torch.zeros(()))
+        self.calls = 0
+
+    def forward(self, logits, labels):
+        self.calls += 1
+        losses = cross_entropy(logits, labels, reduction="none")
+        loss = (self.weight[labels] * losses).mean()
+        self.mean = self.mean + loss.detach()
+        return loss
+
+
+def test_a_criterion_keeps_its_own_state(logits):
+    criterion, plugin = Counting(), seen_classes()
+    loss = SeenClassesLoss(criterion, plugin.unseen)
+    sums = torch.zeros(())
+    for _ in range(3):
+        sums += loss(plugin.mask(logits), torch.tensor(LABELS)).detach()
+    assert criterion.calls == 3
+    assert criterion.weight.shape == (CLASSES,)
+    torch.testing.assert_close(criterion.mean, sums)
+
+
+def test_weights_of_a_criterion_are_trained(logits):
+    criterion, plugin = Counting(), seen_classes()
+    loss = SeenClassesLoss(criterion, plugin.unseen)
+    loss(plugin.mask(logits), torch.tensor(LABELS)).backward()
+    trained = criterion.weight.grad.nonzero().flatten().tolist()
+    assert trained == sorted(SEEN)
+
+
+def test_a_failing_criterion_stays_as_it_was(logits):
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factors = WEIGHTS
+
+        def forward(self, logits, labels):
+            if len(self.factors) < CLASSES:
+                raise RuntimeError("too few")
+            return logits.sum()
+
+    criterion, plugin = Failing(), seen_classes()
+    with pytest.raises(ValueError, match="fails on the outputs"):
+        SeenClassesLoss(criterion, plugin.unseen)(
+            plugin.mask(logits), torch.tensor([1] * 5)
+        )
+    assert criterion.factors is WEIGHTS
+
+
+def test_a_criterion_is_read_only_while_it_is_called(logits):
+    """Another thread, which has seen other classes, may call it meanwhile."""
+    criterion, plugin = (
+        nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1),
+        seen_classes(),
+    )
+
+    class Looking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = criterion
+
+        def forward(self, logits, labels):
+            assert criterion.weight.shape == (CLASSES,)
+            return self.inner(logits, labels)
+
+    loss = SeenClassesLoss(Looking(), plugin.unseen)
+    own = SeenClassesLoss(criterion, plugin.unseen)
+    masked, labels = plugin.mask(logits), torch.tensor(LABELS)
+    torch.testing.assert_close(loss(masked, labels), own(masked, labels))

@@ -1,5 +1,7 @@
 """What a user's script has around a strategy: autocast, converted models, wrappers, images, types, other hosts."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from avalanche.benchmarks.utils import (
     make_avalanche_dataset,
 )
 from avalanche.distributed import DistributedHelper
+from avalanche.evaluation.metrics import loss_metrics
+from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import (
     Cumulative,
     FromScratchTraining,
@@ -17,18 +21,30 @@ from avalanche.training.supervised import (
     JointTraining,
     Naive,
 )
+from host_benchmarks import (
+    N_CLASSES,
+    OURS,
+    STORING,
+    coloured_images,
+    host_benchmark,
+    host_model,
+    our_strategy,
+)
 from small_models import CLASSES, SIZE, coloured, make_model
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, TensorDataset
 from watched import DIRECT, Losses, built, make, same_weights, train
 
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.models import search
+from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.extraction import BadFeaturesError
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import SeenClassesPlugin
+from crumb_avalanche.training.stateful import strategy_state
 
 EXACT = dict(rtol=0, atol=0)
 
@@ -56,6 +72,101 @@ def test_maps_codes_and_calibration_ignore_autocast(
     assert not torch.equal(
         logits, plain.eval()(pixels)
     )  # P is what autocast was asked for
+
+
+AUTOCASTS = [(name, "fp32", torch.bfloat16) for name in OURS]
+AUTOCASTS += [(name, "bf16", torch.bfloat16) for name in OURS]
+AUTOCASTS += [("CRUMBStrategy", "fp32", torch.float16)]
+
+
+@pytest.mark.parametrize("name, precision, dtype", AUTOCASTS)
+@pytest.mark.filterwarnings("ignore:this CPU has no instructions for bf16")
+def test_a_training_within_autocast(name, precision, dtype):
+    """Torch keeps cast weights until the outermost autocast ends: they go stale."""
+
+    def losses(model):
+        first = host_benchmark("nc").train_stream[0]
+        evaluator = EvaluationPlugin(loss_metrics(experience=True), loggers=[])
+        strategy = our_strategy(name, model, evaluator=evaluator, train_epochs=6)
+        for _ in range(2):  # an evaluation before training casts without gradients
+            strategy.eval(first)
+            strategy.train(first, eval_streams=[])
+        return [values for _, values in evaluator.get_all_metrics().values()]
+
+    expected = losses(host_model())
+    with torch.autocast("cpu", dtype):
+        within = losses(host_model().set_precision(precision))
+    torch.testing.assert_close(within, expected, rtol=0, atol=0.05)
+    assert expected[0][-1] < 0.5 * expected[0][0]  # something was learned
+
+
+@pytest.mark.slow  # the compiler takes seconds to import
+@pytest.mark.parametrize("name", OURS)
+def test_a_compiled_model_is_refused(name):
+    model = host_model()
+    model.compile()
+    with pytest.raises(ValueError, match=r"model\.compile\(\).*compile its parts"):
+        our_strategy(name, model).train(host_benchmark("nc").train_stream[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["feature_extractor", "plastic_layers"])
+def test_compiled_parts_give_the_same_weights(part):
+    models = [host_model(), host_model()]
+    getattr(models[1], part).compile(backend="eager")
+    for model in models:
+        strategy = our_strategy("CRUMBStrategy", model)
+        strategy.train(host_benchmark("nc").train_stream)
+    same_weights(*models, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["nc", "class_incremental"])
+@pytest.mark.parametrize("name", STORING)
+def test_too_few_memories_for_the_announced_classes(name, kind):
+    strategy = our_strategy(name, buffer=CodeBuffer(N_CLASSES - 1))
+    before = copy.deepcopy(strategy.model.state_dict())
+    words = "mem_size=5 cannot hold a memory of each of the 6 classes that come in all"
+    with pytest.raises(ValueError, match=words):
+        strategy.train(host_benchmark(kind).train_stream[0])
+    for key, value in strategy.model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_the_first_class_without_room_changes_nothing(name):
+    buffer = CodeBuffer(N_CLASSES - 1)
+    strategy = our_strategy(name, buffer=buffer)
+    first, second, third = host_benchmark("from_datasets").train_stream
+    strategy.train(first)
+    strategy.train(second)
+    state = copy.deepcopy(strategy_state(strategy))
+    rows = buffer.rows.clone()
+    words = "mem_size=5 cannot hold a memory of each of the 6 classes seen so far"
+    with pytest.raises(ValueError, match=words):
+        strategy.train(third)
+    after = strategy_state(strategy)
+    assert torch.equal(buffer.rows, rows)
+    assert after["plugins"] == state["plugins"]
+    assert after["clock"] == state["clock"]
+    for key, value in state["model"].items():
+        assert torch.equal(after["model"][key], value)
+
+
+def test_an_ema_of_the_model_follows_calibration():
+    """A copy that was made before the first experience has the scale of it, too."""
+    torch.manual_seed(0)
+    model = split_backbone("small_cnn", None, n_classes=6, image_size=16, codebook=True)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.0))
+
+    class Average(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            average.update_parameters(strategy.model)
+
+    strategy = our_strategy("CRUMBStrategy", model, plugins=[Average()])
+    strategy.train(host_benchmark("nc").train_stream)
+    images = coloured_images().tensors[0]
+    assert float(model.feature_scale) != 1
+    assert torch.equal(average.eval()(images), model.eval()(images))
 
 
 def test_a_model_stays_float32(make_model, make_stream):
