@@ -110,9 +110,10 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
     Returns:
         The same shape in float32, on the same device.
     """
-    mean = torch.tensor(IMAGENET_MEAN, device=pixels.device).view(3, 1, 1)
-    std = torch.tensor(IMAGENET_STD, device=pixels.device).view(3, 1, 1)
-    return pixels.to(torch.float32).div(255).sub(mean).div(std)
+    images = pixels.to(torch.float32).div(255)
+    mean = images.new_tensor(IMAGENET_MEAN).view(3, 1, 1)
+    std = images.new_tensor(IMAGENET_STD).view(3, 1, 1)
+    return images.sub(mean).div(std)
 
 
 pixel_transform = PixelTransform

@@ -308,7 +308,8 @@ class Classifier:
                 "slda can"
             )
         count = min(len(features), EACH_LESSON)
-        index = torch.linspace(0, len(features) - 1, count).round().long()
+        index = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
+        index = index.round().long()
         self.nothing = with_shown(self.nothing, self._rows(features[index]))
 
     def begin_lesson(self) -> None:

@@ -57,7 +57,13 @@ class Records(NamedTuple):
         none = torch.zeros(0, dtype=torch.int64)
         rivals = none.view(0, 1).expand(0, RIVALS)
         return cls(
-            none, none, none, none, torch.zeros(0, 3), rivals, torch.zeros(0, RIVALS)
+            none,
+            none,
+            none,
+            none,
+            torch.zeros(0, 3, dtype=torch.float32),
+            rivals,
+            torch.zeros(0, RIVALS, dtype=torch.float32),
         )
 
     @classmethod
@@ -66,7 +72,9 @@ class Records(NamedTuple):
         column = (evidence.labels == label).nonzero().flatten()
         images = len(evidence.scores)
         rows = (
-            torch.linspace(0, images - 1, min(images, PER_LESSON)).round().long()
+            torch.linspace(0, images - 1, min(images, PER_LESSON), dtype=torch.float32)
+            .round()
+            .long()
         )  # spread evenly
         scores = evidence.scores[rows]
         gaps = (scores - scores[:, column]).float()
@@ -345,15 +353,14 @@ def _temperature(records: Records) -> float:
             for log in logs
         ]
         centre, step = float(logs[int(torch.stack(losses).argmin())]), step / 8
-    return float(torch.tensor(centre).exp())
+    return float(torch.tensor(centre, dtype=torch.float32).exp())
 
 
 def _fit(records: Records, usual: float | None) -> _Fit:
     """Return the thresholds of images of known classes; that of the cosine is at most ``usual``."""
     shares = _shares(records)
-    scales = torch.ones(
-        2
-    ).double()  # with a usual threshold, both are in units of a cosine
+    # With a usual threshold, both are in units of a cosine.
+    scales = torch.ones(2, dtype=torch.float64)
     if usual is None:
         scales = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
     values = _sums(records.typicality, scales)

@@ -263,7 +263,9 @@ class Graph(nn.Module):
         # What follows from the classes alone is found here, so that it is a constant of
         # the graph.
         views = self.known.looks.views * self.known.length
-        self.known.confidence.familiarity(self.known.evidence(torch.zeros(1, views)))
+        self.known.confidence.familiarity(
+            self.known.evidence(torch.zeros(1, views, dtype=torch.float32))
+        )
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""

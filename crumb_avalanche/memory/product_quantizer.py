@@ -50,7 +50,12 @@ class ProductQuantizer(nn.Module):
             )
         self.register_buffer(
             "centroids",
-            torch.zeros(sub_quantizers, centroids, channels // sub_quantizers),
+            torch.zeros(
+                sub_quantizers,
+                centroids,
+                channels // sub_quantizers,
+                dtype=torch.float32,
+            ),
         )
 
     @property

@@ -76,7 +76,7 @@ class FeatureMoments(InRange):
     def length(self, model: SplitModel) -> int:
         """Return ``D``, the number of features."""
         return self.of_maps(
-            model, torch.zeros(1, *model.map_shape, device=model.pixel_mean.device)
+            model, model.pixel_mean.new_zeros(1, *model.map_shape)
         ).shape[1]
 
     def of_head(self) -> "FeatureMoments":

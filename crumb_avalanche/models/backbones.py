@@ -38,7 +38,7 @@ from crumb_avalanche.models.weights import (
     read_weights,
     torchvision_weights,
 )
-from crumb_avalanche.system.process import preserve_rng_state
+from crumb_avalanche.system.process import float32_by_default, preserve_rng_state
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]
 Ends = dict[str, nn.Module]
@@ -199,6 +199,7 @@ def usual_codebook_dim(model: SplitModel) -> int:
     return largest_divisor(model.map_shape[0], CODEBOOK_DIM)
 
 
+@float32_by_default()
 def split_backbone(
     name: str = "squeezenet1_0",
     weights: str | None = "torchvision",

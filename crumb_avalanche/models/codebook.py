@@ -254,7 +254,9 @@ class MapStatistics:
 def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries from ``|N(0, 5/3 s)|``, ``s`` measured on ``(B, C, H, W)`` maps; ``N(0, s)`` for signed maps."""
     statistics = MapStatistics.measure(maps)
-    values = torch.randn(codebook.blocks.shape, generator=generator)
+    values = torch.randn(
+        codebook.blocks.shape, generator=generator, dtype=torch.float32
+    )
     if statistics.signed:
         values = values * statistics.scale
     else:
@@ -281,13 +283,17 @@ def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 @torch.no_grad()
 def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries from ``N(0, 1)``, independent of the maps (Table 4, "Normal init.")."""
-    codebook.blocks.copy_(torch.randn(codebook.blocks.shape, generator=generator))
+    codebook.blocks.copy_(
+        torch.randn(codebook.blocks.shape, generator=generator, dtype=torch.float32)
+    )
 
 
 @torch.no_grad()
 def init_uniform_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries from ``U[0, 1)``, independent of the maps (Table 4, "Uniform init.")."""
-    codebook.blocks.copy_(torch.rand(codebook.blocks.shape, generator=generator))
+    codebook.blocks.copy_(
+        torch.rand(codebook.blocks.shape, generator=generator, dtype=torch.float32)
+    )
 
 
 @torch.no_grad()

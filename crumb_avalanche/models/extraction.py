@@ -88,8 +88,9 @@ def extract_in_parts(
         for some in images.split(IMAGES_AT_A_TIME):
             key = some.shape[1:], *circumstances
             if len(some) == 1 and key not in same_alone:  # measured on noise
+                generator = torch.Generator().manual_seed(0)
                 noise = torch.rand(
-                    some.shape, generator=torch.Generator().manual_seed(0)
+                    some.shape, generator=generator, dtype=torch.float32
                 ).expand(2, -1, -1, -1)
                 same_alone[key] = torch.equal(extract(noise)[:1], extract(noise[:1]))
             if len(some) > 1 or same_alone[key]:

@@ -187,7 +187,7 @@ def step_flops(model: nn.Module) -> tuple[int, int]:
     with evaluating(model):
         with FlopCounterMode(display=False) as extraction:
             maps = model.feature_extractor(
-                torch.zeros(1, 3, side, side, device=model.pixel_mean.device)
+                torch.zeros_like(model.pixel_mean).expand(1, 3, side, side)
             ).float()
         with FlopCounterMode(display=False) as answer:
             model.plastic_layers(maps)

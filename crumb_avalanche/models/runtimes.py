@@ -169,7 +169,8 @@ def open_runtime(model: Split, name: str) -> Runtime:
             "or compiled"
         )
     shape = (2, 3, model.image_size, model.image_size)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
     try:
         with model.autocast():
             run = BUILDERS[name](model.feature_extractor, noise)

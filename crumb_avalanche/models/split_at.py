@@ -15,7 +15,8 @@ from torch import Tensor, fx, nn
 
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.layers import Layout
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.split_model import SplitModel, check_float32
+from crumb_avalanche.system.process import float32_by_default
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
@@ -23,6 +24,7 @@ class CutError(ValueError):
     """A network cannot be cut where it should be."""
 
 
+@float32_by_default()
 def split_at(
     network: nn.Module,
     node: str,
@@ -50,11 +52,12 @@ def split_at(
 
     Raises:
         TypeError: the network has a dynamic module of Avalanche, such as an
-            ``IncrementalClassifier``.
+            ``IncrementalClassifier``; or its weights are not float32.
         ValueError: the node does not exist, its map has the channels last, or later
             layers need more than its output.
     """
     check_count("image_size", image_size, ImageSize)
+    check_float32(network)
     for name, module in network.named_modules():
         # By name: this room does without Avalanche.
         if any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__):

@@ -37,6 +37,7 @@ from crumb_avalanche.models.layers import (
     scale_of,
 )
 from crumb_avalanche.models.runtimes import TORCH, Runtime
+from crumb_avalanche.system.process import float32_by_default
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
@@ -53,11 +54,17 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
         raise TypeError(
             f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}"
         )
-    for name, weight in model.named_parameters():
+    check_float32(model)
+
+
+def check_float32(network: nn.Module) -> None:
+    """Raise TypeError unless all weights of a network are float32."""
+    for name, weight in network.named_parameters():
         if weight.dtype != torch.float32:
             raise TypeError(
-                f"{name} is {weight.dtype}, not float32: call .float() on the part that was converted; for a faster F "
-                "and P call model.set_precision('bf16')"
+                f"{name} is {weight.dtype}, not float32: call .float() on the network, "
+                "or on the part that was converted; for a faster F and P call "
+                "model.set_precision('bf16')"
             )
 
 
@@ -443,6 +450,7 @@ class SplitModel(nn.Module):
         self._map_hooks[handle.id] = hook
         return handle
 
+    @float32_by_default()
     def reset_head(self, n_classes: int) -> None:
         """Replace the head by a new one of ``n_classes`` outputs, before streaming; draws from torch's global RNG."""
         check_count("n_classes", n_classes)

@@ -98,6 +98,26 @@ def cpu_name() -> str:
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
+@contextlib.contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Make tensors and modules whose dtype is not given float32.
+
+    A program may have called ``torch.set_default_dtype``; libraries that build networks
+    take that, while weights, maps and images here are float32. Also a decorator.
+    """
+    import torch
+
+    default = torch.get_default_dtype()
+    if default == torch.float32:
+        yield
+        return
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
 def get_rng_state() -> dict:
     """Return the RNG state as plain values and tensors; of GPUs only if this process uses one."""
     import numpy as np
