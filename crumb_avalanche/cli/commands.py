@@ -32,7 +32,7 @@ class Command:
 
     def flagged(self) -> list[str]:
         """Return the names of the settings that have a flag."""
-        names = [item.name for item in fields(self.settings)]
+        names = [setting.name for setting in fields(self.settings)]
         return [name for name in names if name not in self.positional]
 
 

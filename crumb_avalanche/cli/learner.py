@@ -1,7 +1,8 @@
-"""``crumb learner``: show a learner, or change what it knows; ``crumb export``: convert it for other programs."""
+"""``crumb learner`` shows or changes a learner; ``crumb export`` converts it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,112 +24,166 @@ from crumb_avalanche.methods.run_file import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.words import counted
 
-NEEDED = {
-    "show": 0,
-    "lessons": 0,
-    "undo": 0,
-    "move": 2,
-    "forget": 1,
-    "rename": 2,
-    "merge": 1,
+
+@dataclass(frozen=True)
+class Usage:
+    """The arguments of an action.
+
+    Attributes:
+        names: how many there are after the learner's file.
+        text: them, as a message shows them.
+    """
+
+    names: int = 0
+    text: str = ""
+
+
+USAGES = {
+    "show": Usage(),
+    "lessons": Usage(),
+    "undo": Usage(),
+    "move": Usage(2, " WRONG RIGHT"),
+    "forget": Usage(1, " NAME"),
+    "rename": Usage(2, " OLD NEW"),
+    "merge": Usage(1, " OTHER --output FILE"),
 }
 
 
 def main(settings: LearnerSettings) -> None:
     """Do what is asked and print it."""
-    action, path, names = settings.action, Path(settings.model), settings.names
-    if len(names) != NEEDED[action]:
-        usages = {
-            "forget": " NAME",
-            "rename": " OLD NEW",
-            "move": " WRONG RIGHT",
-            "merge": " OTHER --output FILE",
-        }
-        usage = usages.get(action, "")
-        raise ValueError(
-            f"{action} needs MODEL{usage}; got {counted(1 + len(names), 'name')}"
-        )
+    check_settings(settings)
+    path = Path(settings.model)
+    if settings.action == "show":
+        show(path)
+    elif settings.action == "lessons":
+        learner = Learner.load(path, settings.weights)
+        show_lessons(learner, settings.pictures)
+    elif settings.action == "merge":
+        print(merge(settings))
+    else:
+        print(change(settings))
+
+
+def check_settings(settings: LearnerSettings) -> None:
+    """Raise ValueError for settings that do not go together."""
+    action = settings.action
+    usage = USAGES[action]
+    if len(settings.names) != usage.names:
+        names = counted(1 + len(settings.names), "name")
+        raise ValueError(f"{action} needs MODEL{usage.text}; got {names}")
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if settings.lesson is not None and action not in ("undo", "move"):
         raise ValueError("only undo and move have --lesson")
     if settings.pictures is not None and action != "lessons":
         raise ValueError("only lessons has --pictures")
-    if action == "show":
-        return show(path)
-    if action == "lessons":
-        return show_lessons(Learner.load(path, settings.weights), settings.pictures)
-    merges = action == "merge"
-    output = Path(str(settings.output)) if merges else path
-    if merges and Path(names[0]).resolve() == path.resolve():
+
+
+def merge(settings: LearnerSettings) -> str:
+    """Write what two learners know as a new file, and return what was done."""
+    path = Path(settings.model)
+    other_path = Path(settings.names[0])
+    if other_path.resolve() == path.resolve():
         raise ValueError(
-            f"{path} cannot be merged with itself; give two learners that were taught apart"
+            f"{path} cannot be merged with itself; give two learners that were taught "
+            "apart"
         )
+    output = Path(str(settings.output))
     refuse_folder(output)
-    with output_file(output, "a learner", is_learner) if merges else locked_file(path):
+    with output_file(output, "a learner", is_learner):
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()
-        if merges:
-            learner.merge(Learner.load(names[0], settings.weights), settings.new_class)
-            done = f"{output}: {counted(len(learner.classes), 'class')}, {learner.bytes:,} bytes learned"
-        else:
-            done = changed(learner, settings)
-        lean = not merges and not holds_weights(path)
-        learner.save(output, weights=not lean, pictures=not merges, locked=True)
-    print(done)
+        learner.merge(Learner.load(other_path, settings.weights), settings.new_class)
+        learner.save(output, locked=True)
+    classes = counted(len(learner.classes), "class")
+    return f"{output}: {classes}, {learner.bytes:,} bytes learned"
+
+
+def change(settings: LearnerSettings) -> str:
+    """Change the learner of a file, and return what was done."""
+    path = Path(settings.model)
+    refuse_folder(path)
+    with locked_file(path):
+        learner = Learner.load(path, settings.weights)
+        learner.check_teachable()
+        text = changed(learner, settings)
+        learner.save(path, weights=holds_weights(path), pictures=True, locked=True)
+    return text
 
 
 def changed(learner: Learner, settings: LearnerSettings) -> str:
     """Change a learner and return what was done."""
-    action, names = settings.action, settings.names
+    action = settings.action
+    names = settings.names
     if action == "rename":
         learner.rename(names[0], names[1], settings.new_class)
         return f"renamed {names[0]} to {names[1]}"
     if action == "move":
         learner.move(names[0], names[1], settings.lesson, settings.new_class)
-        which = "" if settings.lesson is None else f" of lesson {settings.lesson}"
-        return f"moved the images of {names[0]}{which} to {names[1]}"
+        lesson_text = ""
+        if settings.lesson is not None:
+            lesson_text = f" of lesson {settings.lesson}"
+        return f"moved the images of {names[0]}{lesson_text} to {names[1]}"
     if action == "undo":
         lesson = learner.undo(settings.lesson)
-        return f"took back lesson {lesson.number}: {shown_images(lesson.images, lesson.nothing)}"
+        images = shown_images(lesson.images, lesson.nothing)
+        return f"took back lesson {lesson.number}: {images}"
     remains = learner.forget(names[0])
-    return f"forgot {names[0]}" + (
-        f"; what remains: {remains}" if remains else "; nothing of it remains"
-    )
+    if remains:
+        return f"forgot {names[0]}; what remains: {remains}"
+    return f"forgot {names[0]}; nothing of it remains"
 
 
 def shown_images(images: Mapping[str, int], nothing: int) -> str:
-    """Return what a lesson showed, in words: images by class, and how many showed nothing."""
-    parts = [f"{name} ({counted(count, 'image')})" for name, count in images.items()]
-    parts += [f"nothing ({counted(nothing, 'image')})"] if nothing else []
-    return ", ".join(parts) or "classes that were forgotten"
+    """Return what a lesson showed, in words.
+
+    Args:
+        images: number of images by class.
+        nothing: number of images that showed nothing.
+    """
+    texts = [f"{name} ({counted(count, 'image')})" for name, count in images.items()]
+    if nothing:
+        texts.append(f"nothing ({counted(nothing, 'image')})")
+    return ", ".join(texts) or "classes that were forgotten"
 
 
 def show_lessons(learner: Learner, folder: str | None) -> None:
-    """Print the lessons of a learner, with what speaks against a label; write their pictures to a folder."""
+    """Print the lessons of a learner, with what speaks against a label.
+
+    Args:
+        learner: see above.
+        folder: where their pictures are written; ``None`` for nowhere.
+    """
     undoable = learner.undoable
     for lesson in learner.lessons:
-        source = f", {lesson.source}" if lesson.source else ""
-        fixed = "" if lesson.number in undoable else "; cannot be taken back"
-        print_line(
-            f"lesson {lesson.number}  {lesson.when}  {shown_images(lesson.images, lesson.nothing)}{source}{fixed}"
-        )
+        line = f"lesson {lesson.number}  {lesson.when}  "
+        line += shown_images(lesson.images, lesson.nothing)
+        if lesson.source:
+            line += f", {lesson.source}"
+        if lesson.number not in undoable:
+            line += "; cannot be taken back"
+        print_line(line)
         for doubt in lesson.doubts:
             print_line(f"  {doubt.text}")
-    if folder is None:
-        return
+    if folder is not None:
+        write_pictures(learner, Path(folder))
+
+
+def write_pictures(learner: Learner, folder: Path) -> None:
+    """Write the pictures of lessons to a folder, and print how many there are."""
     pictures = {
-        f"lesson-{one.number}.jpg": one.picture
-        for one in learner.lessons
-        if one.picture
+        f"lesson-{lesson.number}.jpg": lesson.picture
+        for lesson in learner.lessons
+        if lesson.picture
     }
     if not pictures:
         raise ValueError(
-            "no lesson has a picture: crumb teach --keep-pictures keeps one of each lesson"
+            "no lesson has a picture: crumb teach --keep-pictures keeps one of each "
+            "lesson"
         )
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        with atomic_write(Path(folder) / name) as file:
+        with atomic_write(folder / name) as file:
             file.write(picture)
     print_line(f"{folder}: {counted(len(pictures), 'picture')}")
 
@@ -136,55 +191,62 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
 def show(path: Path) -> None:
     """Print all that a file holds, which ``crumb teach`` or a run wrote."""
     header = read_header(file_of(path))
-    for line in (
-        _of_run(header) if isinstance(header, LearnerHeader) else _of_learner(header)
-    ):
+    if isinstance(header, LearnerHeader):
+        lines = _of_run(header)
+    else:
+        lines = _of_learner(header)
+    for line in lines:
         print_line(line)
 
 
 def _of_learner(header: dict[str, Any]) -> Iterator[str]:
-    network, arguments = header["network"], header["network"]["arguments"]
+    """Yield what ``crumb teach`` wrote, in lines."""
+    network = header["network"]
+    arguments = network["arguments"]
     included = "in the file" if network["included"] else "not in the file"
+    size = arguments["image_size"]
     yield f"method    {header['method']}"
-    yield f"network   {arguments['name']} at {arguments['image_size']} pixels, {network['source']}"
+    yield f"network   {arguments['name']} at {size} pixels, {network['source']}"
     yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
     yield f"budget    {header['budget_bytes']:,} bytes"
-    images: Counter[str] = Counter(
-        {name: 0 for name in header["names"] if name is not None}
-    )
+    names = [name for name in header["names"] if name is not None]
+    images: Counter[str] = Counter(dict.fromkeys(names, 0))
     for lesson in header["lessons"]:
         images.update(lesson["images"])
     yield from _written(header["written"], header["versions"], images)
     yield "lessons"
     for lesson in header["lessons"]:
-        what = shown_images(lesson["images"], lesson["nothing"])
-        by = (
-            "" if lesson["runtime"].startswith("torch") else f", by {lesson['runtime']}"
-        )
-        yield f"  {lesson['number']}  {lesson['when']}  {what}{by}"
+        images_text = shown_images(lesson["images"], lesson["nothing"])
+        line = f"  {lesson['number']}  {lesson['when']}  {images_text}"
+        if not lesson["runtime"].startswith("torch"):
+            line += f", by {lesson['runtime']}"
+        yield line
     yield "It holds no images and no paths of images."
 
 
 def _of_run(header: LearnerHeader) -> Iterator[str]:
+    """Yield what ``crumb run`` wrote, in lines."""
+    size = header.transform["size"]
     yield f"method    {header.strategy}, of a run"
-    yield f"network   {header.network['name']} at {header.transform['size']} pixels"
+    yield f"network   {header.network['name']} at {size} pixels"
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
     yield f"memories  {header.mem_size} at most; left out of the file"
-    yield from _written(
-        header.written,
-        header.versions,
-        {one["name"]: one["images"] for one in header.classes},
+    images = {info["name"]: info["images"] for info in header.classes}
+    yield from _written(header.written, header.versions, images)
+    yield (
+        "It holds what the method answers with, no replay memories, and no paths of "
+        "images."
     )
-    yield "It holds what the method answers with, no replay memories, and no paths of images."
-    yield f"It can be asked; it {cannot_be_taught(header) or 'can be taught on, in a copy'}."
+    taught_on = cannot_be_taught(header) or "can be taught on, in a copy"
+    yield f"It can be asked; it {taught_on}."
 
 
 def _written(
     when: str, versions: Mapping[str, str], images: Mapping[str, int]
 ) -> Iterator[str]:
-    yield f"written   {when} by " + ", ".join(
-        f"{name} {version}" for name, version in versions.items()
-    )
+    """Yield when a file was written and by what, and the images of each class."""
+    programs = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield f"written   {when} by {programs}"
     yield "classes"
     for name, count in images.items():
         yield f"  {name}: {counted(count, 'image')}"
@@ -196,17 +258,20 @@ def print_line(text: str) -> None:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the learner in another format and print how well the result agrees with it."""
+    """Write the learner in another format.
+
+    Prints how well the result agrees with it.
+    """
     from crumb_avalanche.learner.export import export_onnx, is_export
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
     learner = Learner.load(settings.model, settings.weights)
     learner.check_teachable()
-    path = Path(settings.output or Path(settings.model).with_suffix(f".{settings.to}"))
+    usual_path = Path(settings.model).with_suffix(f".{settings.to}")
+    path = Path(settings.output or usual_path)
     with output_file(path, "an ONNX file of crumb export", is_export):
         parity = export_onnx(learner, path, settings.images)
     print(f"compared with the learner on {parity}")
-    print(
-        f"{path}: {counted(len(learner.classes), 'class')}, file of {path.stat().st_size:,} bytes"
-    )
+    classes = counted(len(learner.classes), "class")
+    print(f"{path}: {classes}, file of {path.stat().st_size:,} bytes")

@@ -88,7 +88,7 @@ def parser(name: str, every_flag: bool = True) -> Parser:
     usual = command.usual.split() or command.flagged()
     help_texts = COMMON | meanings(command.settings)
     epilog = f"crumb {name} --help-all shows all {len(flags)} flags."
-    made = Parser(
+    command_parser = Parser(
         prog=f"crumb {name}",
         usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
         description=(command.settings.__doc__ or "").split("\n")[0],
@@ -98,22 +98,22 @@ def parser(name: str, every_flag: bool = True) -> Parser:
         allow_abbrev=False,
     )
     for argument, nargs in command.positional.items():
-        made.add_argument(
+        command_parser.add_argument(
             argument,
             metavar=metavar(argument),
             help=_escaped(help_texts[argument]),
             **({"nargs": nargs} if nargs else {}),  # type: ignore[arg-type]
         )
-    groups = _groups(name, made)
+    groups = _groups(name, command_parser)
     for flag in flags:
-        shown = every_flag or flag in usual
-        groups.get(_group_of(flag), made).add_argument(
+        is_shown = every_flag or flag in usual
+        groups.get(_group_of(flag), command_parser).add_argument(
             flag_of(flag),
             dest=flag,
-            help=_escaped(help_texts[flag]) if shown else argparse.SUPPRESS,
+            help=_escaped(help_texts[flag]) if is_shown else argparse.SUPPRESS,
             **_value_of_flag(flag),
         )
-    return made
+    return command_parser
 
 
 def _escaped(help_text: str) -> str:
@@ -121,11 +121,12 @@ def _escaped(help_text: str) -> str:
     return help_text.replace("%", "%%")
 
 
-def _groups(name: str, made: Parser) -> dict[str, Any]:
+def _groups(name: str, command_parser: Parser) -> dict[str, Any]:
     """Add the groups of flags that a command has, by title."""
     if name != "run":
         return {}
-    return {title: made.add_argument_group(title) for title in [*GROUPS, EXPERT]}
+    titles = [*GROUPS, EXPERT]
+    return {title: command_parser.add_argument_group(title) for title in titles}
 
 
 def _group_of(flag: str) -> str:
@@ -136,7 +137,7 @@ def _group_of(flag: str) -> str:
 
 
 def _value_of_flag(flag: str) -> dict[str, Any]:
-    """Return how argparse takes the value of a flag, as keywords of ``add_argument``."""
+    """Return the keywords of ``add_argument`` for the value of a flag."""
     if flag == "print_config":
         return {"action": "store_true"}
     if flag_of(flag) in BARE:
@@ -158,10 +159,10 @@ def flag_of(name: str) -> str:
 
 def usage(name: str) -> str:
     """Return the arguments of a command that have no flag, as its usage shows them."""
-    shown = ""
+    text = ""
     for argument, nargs in COMMANDS[name].positional.items():
-        shown += USAGE[nargs].format(metavar(argument)) + " "
-    return shown
+        text += USAGE[nargs].format(metavar(argument)) + " "
+    return text
 
 
 def overview() -> str:
@@ -193,23 +194,25 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
             argument ask for was printed.
         ValueError: a file of settings cannot be read.
     """
-    name, *rest = arguments or ["--help"]
+    name, *options = arguments or ["--help"]
     if name in ("--help", "-h", "--version"):
         _print_help_or_version(name)
         raise SystemExit(0)
     if name not in COMMANDS:
         _print_unknown_command(name)
         raise SystemExit(2)
-    words = spelled_arguments(rest)
-    made = parser(name, "--help-all" in words)
+    words = spelled_arguments(options)
+    every_flag = "--help-all" in words
+    command_parser = parser(name, every_flag)
+    if every_flag:
+        words = ["--help"]
     if name == "run":
-        _add_flags_of_method(made, words)
-    words = ["--help" if word == "--help-all" else word for word in words]
-    values = vars(made.parse_intermixed_args(words))
+        _add_flags_of_method(command_parser, words)
+    values = vars(command_parser.parse_intermixed_args(words))
     prints = values.pop("print_config", False)
     values = _settings_of(name, values)
     if missing := [flag_of(key) for key in _needed(name) if key not in values]:
-        made.error(f"give {' and '.join(missing)}")
+        command_parser.error(f"give {' and '.join(missing)}")
     if prints:
         _print_config(name, values)
         raise SystemExit(0)
@@ -225,18 +228,18 @@ def _print_help_or_version(flag: str) -> None:
 def _print_unknown_command(name: str) -> None:
     near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
     meant = f"did you mean crumb {near[0]}? " if near else ""
-    shown = repr(printable(name)[:60])
+    quoted = repr(printable(name)[:60])
     print(
-        f"crumb: {shown} is no command; {meant}crumb --help lists all of them",
+        f"crumb: {quoted} is no command; {meant}crumb --help lists all of them",
         file=sys.stderr,
     )
 
 
-def _add_flags_of_method(made: Parser, words: list[str]) -> None:
+def _add_flags_of_method(command_parser: Parser, words: list[str]) -> None:
     """Let a parser take the flags ``--method.NAME`` that are among its arguments."""
     flags = {word.partition("=")[0] for word in words if word.startswith("--method.")}
     for flag in flags:
-        made.add_argument(flag, type=partial(value_of, hint=Value))
+        command_parser.add_argument(flag, type=partial(value_of, hint=Value))
 
 
 def _settings_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -261,11 +264,11 @@ def _needed(name: str) -> list[str]:
     """Return the names of the flags that a command cannot do without."""
     flagged = COMMANDS[name].flagged()
     return [
-        item.name
-        for item in fields(COMMANDS[name].settings)
-        if item.name in flagged
-        and item.default is MISSING
-        and item.default_factory is MISSING
+        setting.name
+        for setting in fields(COMMANDS[name].settings)
+        if setting.name in flagged
+        and setting.default is MISSING
+        and setting.default_factory is MISSING
     ]
 
 
@@ -273,12 +276,12 @@ def _print_config(name: str, values: dict[str, Any]) -> None:
     """Print the settings of a command as a file for ``--config``."""
     command = COMMANDS[name]
     settings = command.settings(**values)
-    shown = {key: getattr(settings, key) for key in command.flagged()}
-    print(yaml.safe_dump(shown, sort_keys=False), end="")
+    values = {key: getattr(settings, key) for key in command.flagged()}
+    print(yaml.safe_dump(values, sort_keys=False), end="")
 
 
 def spelled_arguments(arguments: list[str]) -> list[str]:
-    """Return arguments with dashes in flags, and ``=true`` after those that stand alone.
+    """Return arguments with dashes in flags, and ``=true`` after bare ones.
 
     ``--check X`` becomes ``--check=true X`` unless X is true or false: X may be a name
     without a flag.

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
+from crumb_avalanche.cli.open_learner import start_runtime
 from crumb_avalanche.cli.settings import PredictSettings
-from crumb_avalanche.cli.teach import start_runtime
 from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
@@ -25,6 +26,63 @@ from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.words import counted
 
 WORST = 10  # mistakes that are listed
+COLUMNS = (
+    "path",
+    "label",
+    "confidence",
+    "known",
+    "runner_up",
+    "runner_up_confidence",
+)
+Answers = Iterator[Answer]
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Asks a learner about all sources of a command.
+
+    Attributes:
+        settings: say what is asked about.
+        ask: function as ``Learner.predict_all``.
+        ask_boxes: function of a path and boxes, as ``Learner.predict``.
+        unread: receives the files that cannot be read.
+    """
+
+    settings: PredictSettings
+    ask: Callable[..., Answers]
+    ask_boxes: Callable[..., Any]
+    unread: list[BadImage] = field(default_factory=list)
+
+    def answers(self) -> Answers:
+        """Yield the answers for all sources; skip what cannot be read."""
+        questions = self._questions()
+        for source, question in questions:
+            try:
+                yield from question()
+            except (BadFrameError, FileNotFoundError, ValueError) as error:
+                if len(questions) == 1 or isinstance(error, NothingTaughtError):
+                    raise
+                # The other sources are asked all the same.
+                reason = str(error).removeprefix(f"{source} ")
+                self.unread.append(BadImage(str(source), reason))
+
+    def _questions(self) -> list[tuple[str | Clip, Callable[[], Any]]]:
+        """Return the sources, each with a function that asks about it."""
+        settings = self.settings
+        sources: list[str | Clip] = list(settings.sources)
+        if settings.camera is not None:
+            from crumb_avalanche.images.camera import camera_clip
+
+            sources.append(camera_clip(settings.camera, settings.seconds))
+        questions: list[tuple[str | Clip, Callable[[], Any]]] = []
+        for source in sources:
+            report = self.unread.append
+            question = partial(self.ask, source, on_bad="skip", report=report)
+            questions.append((source, question))
+        if settings.boxes is not None:
+            for path, boxes in read_boxes(Path(settings.boxes)).items():
+                questions.append((path, partial(self.ask_boxes, path, boxes)))
+        return questions
 
 
 def main(settings: PredictSettings) -> None:
@@ -34,73 +92,59 @@ def main(settings: PredictSettings) -> None:
         ValueError: some files could not be read; the answers for all others were
             printed.
     """
-    asked = settings.sources or settings.camera or settings.boxes
-    if settings.watch is not None and (asked or settings.csv or settings.html):
-        raise ValueError(
-            "--watch stands alone, or with --json: leave sources, --camera, --boxes, --csv and --html out"
-        )
-    if not asked and settings.watch is None:
-        raise ValueError(
-            "give images, videos, folders or patterns to ask about, --camera 0, --boxes, or --watch 0"
-        )
-    if settings.json and settings.csv:
-        raise ValueError(
-            "--json and --csv are two forms of the same output; give one of them"
-        )
+    check_settings(settings)
     keep_freed_memory()
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
-        raise ValueError(
-            f"--html {settings.html} is the page to write; give a name that ends in .html"
-        )
     learner = opened(settings)
     if settings.watch is not None:
-        return watch(learner, settings)
-    start_runtime(
-        learner,
-        settings.runtime,
-        *settings.sources,
-        *([settings.camera] if settings.camera else []),
-    )
+        watch(learner, settings)
+        return
+    sources = list(settings.sources)
+    if settings.camera:
+        sources.append(settings.camera)
+    start_runtime(learner, settings.runtime, *sources)
     unread: list[BadImage] = []
     if settings.html is None:
-        answers = printed(
-            answers_of(learner.predict_all, learner.predict, settings, unread), settings
-        )
+        asker = Asker(settings, learner.predict_all, learner.predict, unread)
+        answers = printed(asker.answers(), settings)
     else:
-        # Here, because other output does not need the template engine.
-        from crumb_avalanche.report.contact_sheet import ContactSheet
-        from crumb_avalanche.report.page import is_page
-
-        sheet, page = ContactSheet(learner), Path(settings.html)
-        with output_file(page, "a page of this program", is_page, "--html"):
-            answers = printed(
-                answers_of(sheet.ask, sheet.ask_boxes, settings, unread), settings
-            )
-            write_text(page, sheet.page(Path(settings.model).name, unread))
-        print(f"written: {page}", file=sys.stderr)
+        answers = printed_with_page(learner, settings, unread)
     if not settings.json and not settings.csv:
         summarize([answer for answer in answers if answer.truth is not None])
     if unread:
         raise ListedError(f"{counted(len(unread), 'file')} could not be read", unread)
 
 
-def watch(learner: Learner, settings: PredictSettings) -> None:
-    """Print what a camera, a video or a stream shows as its frames come."""
-    learner.use_runtime(settings.runtime)
-    for answer in learner.watch(str(settings.watch)):
-        if settings.json:
-            print(json.dumps(answer.as_dict()), flush=True)
-        elif answer.changed:
-            print(
-                f"{answer.time:8.1f} s  {answer.shown}  {100 * answer.confidence:.0f} %",
-                flush=True,
-            )
+def check_settings(settings: PredictSettings) -> None:
+    """Raise ValueError for settings that do not go together."""
+    asked = settings.sources or settings.camera or settings.boxes
+    if settings.watch is not None and (asked or settings.csv or settings.html):
+        raise ValueError(
+            "--watch stands alone, or with --json: leave sources, --camera, --boxes, "
+            "--csv and --html out"
+        )
+    if not asked and settings.watch is None:
+        raise ValueError(
+            "give images, videos, folders or patterns to ask about, --camera 0, "
+            "--boxes, or --watch 0"
+        )
+    if settings.json and settings.csv:
+        raise ValueError(
+            "--json and --csv are two forms of the same output; give one of them"
+        )
+    if settings.html and Path(settings.html).suffix.lower() not in (".html", ".htm"):
+        raise ValueError(
+            f"--html {settings.html} is the page to write; give a name that ends in "
+            ".html"
+        )
 
 
 def opened(settings: PredictSettings) -> Learner:
-    """Load a learner, or what a run of any strategy learned; say on stderr what to know of its answers."""
+    """Load a learner, or what a run of any strategy learned.
+
+    What to know of its answers is said on stderr.
+    """
     if (Path(settings.model) / "result.json").exists():
         from crumb_avalanche.runs.run_folder import read_result
 
@@ -111,125 +155,133 @@ def opened(settings: PredictSettings) -> Learner:
     return learner
 
 
-def answers_of(
-    ask: Callable,
-    ask_boxes: Callable,
-    settings: PredictSettings,
-    unread: list[BadImage],
-) -> Iterator[Answer]:
-    """Yield the answers for all sources; ``unread`` receives what is left out.
+def watch(learner: Learner, settings: PredictSettings) -> None:
+    """Print what a camera, a video or a stream shows as its frames come."""
+    learner.use_runtime(settings.runtime)
+    for answer in learner.watch(str(settings.watch)):
+        if settings.json:
+            print(json.dumps(answer.as_dict()), flush=True)
+        elif answer.changed:
+            percent = f"{100 * answer.confidence:.0f} %"
+            print(f"{answer.time:8.1f} s  {answer.shown}  {percent}", flush=True)
+
+
+def printed_with_page(
+    learner: Learner, settings: PredictSettings, unread: list[BadImage]
+) -> list[Answer]:
+    """Print answers, write them as a page, too, and return them.
 
     Args:
-        ask: function as ``predict_all``.
-        ask_boxes: function of a path and boxes, as ``predict``.
-        settings: says what is asked about.
-        unread: see above.
+        learner: is asked.
+        settings: say what is asked about, and where the page is written.
+        unread: receives the files that cannot be read.
     """
-    sources: list[str | Clip] = list(settings.sources)
-    if settings.camera is not None:
-        from crumb_avalanche.images.camera import camera_clip
+    # Here, because other output does not need the template engine.
+    from crumb_avalanche.report.contact_sheet import ContactSheet
+    from crumb_avalanche.report.page import is_page
 
-        sources.append(camera_clip(settings.camera, settings.seconds))
-    boxes = {} if settings.boxes is None else read_boxes(Path(settings.boxes))
-    questions = [
-        (source, partial(ask, source, on_bad="skip", report=unread.append))
-        for source in sources
-    ]
-    questions += [
-        (path, partial(ask_boxes, path, found)) for path, found in boxes.items()
-    ]
-    for source, question in questions:
-        try:
-            yield from question()
-        except (BadFrameError, FileNotFoundError, ValueError) as error:
-            if len(questions) == 1 or isinstance(error, NothingTaughtError):
-                raise
-            reason = str(error).removeprefix(f"{source} ")
-            unread.append(
-                BadImage(str(source), reason)
-            )  # the other sources are asked all the same
+    sheet = ContactSheet(learner)
+    asker = Asker(settings, sheet.ask, sheet.ask_boxes, unread)
+    page = Path(str(settings.html))
+    with output_file(page, "a page of this program", is_page, "--html"):
+        answers = printed(asker.answers(), settings)
+        write_text(page, sheet.page(Path(settings.model).name, unread))
+    print(f"written: {page}", file=sys.stderr)
+    return answers
 
 
 def read_boxes(file: Path) -> dict[str, Any]:
-    """Read the boxes of images: JSON with the names of images, from the folder of the file on, and lists of boxes."""
+    """Read the boxes of images, by path.
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if twice := [
-            name
-            for name, count in Counter(name for name, _ in pairs).items()
-            if count > 1
-        ]:
-            raise ValueError(f"it has {twice[0]!r} twice: write one list of its boxes")
-        return dict(pairs)
-
+    The file is JSON with the names of images, from the folder of the file on, and lists
+    of boxes.
+    """
     try:
-        found = json.loads(file.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
-        if None in found.values():
+        boxes_of = json.loads(
+            file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats
+        )
+        if None in boxes_of.values():
             raise ValueError("null is no list of boxes: write [] for none")
-        return {str(file.parent / name): boxes for name, boxes in found.items()}
+        return {str(file.parent / name): boxes for name, boxes in boxes_of.items()}
     except (AttributeError, RecursionError, ValueError) as error:
         raise ValueError(
-            f'--boxes {file} is not JSON as {{"photo.jpg": [[10, 20, 110, 220]]}} ({error})'
+            f'--boxes {file} is not JSON as {{"photo.jpg": [[10, 20, 110, 220]]}} '
+            f"({error})"
         ) from error
 
 
-def printed(answers: Iterator[Answer], settings: PredictSettings) -> list[Answer]:
-    """Print answers as they come, in one of three formats; return them without their frames."""
-    kept = []
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object, of which none may be there twice."""
+    counts = Counter(name for name, _ in pairs)
+    for name, count in counts.items():
+        if count > 1:
+            raise ValueError(f"it has {name!r} twice: write one list of its boxes")
+    return dict(pairs)
+
+
+def printed(answers: Answers, settings: PredictSettings) -> list[Answer]:
+    """Print answers as they come, in one of three formats, and return them."""
+    seen = []
     if settings.csv:
-        print(
-            csv_text(
-                [
-                    [
-                        "path",
-                        "label",
-                        "confidence",
-                        "known",
-                        "runner_up",
-                        "runner_up_confidence",
-                    ]
-                ]
-            ),
-            end="",
-        )
+        print(csv_text([COLUMNS]), end="")
     for answer in answers:
         if settings.json:
             print(json.dumps(answer.as_dict()))
         elif settings.csv:
-            name, share = answer.runners_up[0] if answer.runners_up else ("", 0.0)
-            cells = (
-                answer.place,
-                answer.label,
-                f"{answer.confidence:.6f}",
-                answer.known,
-                name,
-                f"{share:.6f}",
-            )
-            print(csv_text([cells]), end="")
+            print(csv_text([csv_row(answer)]), end="")
         else:
-            others = ", ".join(
-                f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2]
-            )
-            shown = f"{printable(answer.place)}  {answer.shown}  {100 * answer.confidence:.0f} %"
-            print(shown + (f"  ({others})" if others else ""))
+            print(line_of(answer))
         # each answer is seen as it comes, and `| head` ends the command
         sys.stdout.flush()
-        kept.append(answer)
-    return kept
+        seen.append(answer)
+    return seen
+
+
+def csv_row(answer: Answer) -> tuple[object, ...]:
+    """Return an answer as the values of ``COLUMNS``."""
+    runner_up = ""
+    share = 0.0
+    if answer.runners_up:
+        runner_up, share = answer.runners_up[0]
+    return (
+        answer.place,
+        answer.label,
+        f"{answer.confidence:.6f}",
+        answer.known,
+        runner_up,
+        f"{share:.6f}",
+    )
+
+
+def line_of(answer: Answer) -> str:
+    """Return an answer as a line for people."""
+    source = printable(answer.place)
+    line = f"{source}  {answer.shown}  {100 * answer.confidence:.0f} %"
+    if not answer.runners_up:
+        return line
+    runners_up = [
+        f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2]
+    ]
+    return f"{line}  ({', '.join(runners_up)})"
 
 
 def summarize(answers: list[Answer]) -> None:
-    """Print accuracy, confusions and the worst mistakes of answers whose true class is known."""
+    """Print accuracy, confusions and the worst mistakes.
+
+    Args:
+        answers: those whose true class is known.
+    """
     if not answers:
         return
     wrong = [answer for answer in answers if answer.label != answer.truth]
     right = len(answers) - len(wrong)
-    print(f"\n{right} of {len(answers)} right ({100 * right / len(answers):.1f} %)")
-    for (truth, label), count in Counter(
-        (answer.truth, answer.label) for answer in wrong
-    ).most_common(WORST):
+    percent = f"{100 * right / len(answers):.1f} %"
+    print(f"\n{right} of {len(answers)} right ({percent})")
+    confusions = Counter((answer.truth, answer.label) for answer in wrong)
+    for (truth, label), count in confusions.most_common(WORST):
         print(f"  {truth} taken for {label}: {count}")
-    for answer in sorted(wrong, key=lambda answer: -answer.confidence)[:WORST]:
-        print(
-            f"  {printable(answer.path)}: {answer.label} {100 * answer.confidence:.0f} %, is {answer.truth}"
-        )
+    most_confident = sorted(wrong, key=lambda answer: -answer.confidence)
+    for answer in most_confident[:WORST]:
+        percent = f"{100 * answer.confidence:.0f} %"
+        path = printable(answer.path)
+        print(f"  {path}: {answer.label} {percent}, is {answer.truth}")

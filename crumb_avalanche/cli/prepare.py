@@ -1,4 +1,4 @@
-"""``crumb prepare``: convert a downloaded data set to the layout that its benchmark reads."""
+"""``crumb prepare``: convert a downloaded data set to the layout of its benchmark."""
 
 import os
 from collections.abc import Iterator
@@ -14,14 +14,13 @@ from crumb_avalanche.system.folder_lock import locked
 
 
 def main(settings: PrepareSettings) -> None:
-    """Prepare or check a data set; raise ListedError for files that are missing or failed."""
+    """Prepare or check a data set.
+
+    Raises:
+        ListedError: files are missing, or failed.
+    """
     if settings.check:
-        lines, complete = check(settings.name, settings.dataset_root)
-        if not complete:
-            raise ListedError(
-                f"{settings.name} is not complete below {settings.dataset_root}", lines
-            )
-        print(*map(printable, lines), sep="\n")
+        print_check(settings)
         return
     with sole_writer(Path(settings.dataset_root)):
         failures = prepare(
@@ -37,18 +36,36 @@ def main(settings: PrepareSettings) -> None:
         )
 
 
+def print_check(settings: PrepareSettings) -> None:
+    """Print what a folder holds of a data set.
+
+    Raises:
+        ListedError: files are missing.
+    """
+    lines, complete = check(settings.name, settings.dataset_root)
+    if not complete:
+        raise ListedError(
+            f"{settings.name} is not complete below {settings.dataset_root}", lines
+        )
+    for line in lines:
+        print(printable(line))
+
+
 @contextmanager
 def sole_writer(root: Path) -> Iterator[None]:
-    """Lock a root: two processes that write the same unfinished file could damage it without changing its size."""
-    new = not root.exists()
+    """Lock a root.
+
+    Two processes that write the same unfinished file could damage it without changing
+    its size.
+    """
+    is_new = not root.exists()
     try:
-        with ExitStack() as held:
-            with suppress(
-                OSError
-            ):  # go on without a lock where none can be created, as on a read-only disk
-                held.enter_context(locked(root, "--dataset-root"))
+        with ExitStack() as stack:
+            # Go on without a lock where none can be created, as on a read-only disk.
+            with suppress(OSError):
+                stack.enter_context(locked(root, "--dataset-root"))
             yield
     finally:
-        if new:
+        if is_new:
             with suppress(OSError):  # it is not empty
                 root.rmdir()

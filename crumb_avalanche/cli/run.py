@@ -1,4 +1,4 @@
-"""``crumb run``: learn a stream and write the run folder; ``crumb demo`` and ``crumb strategies``: compare methods."""
+"""``crumb run`` learns a stream; ``crumb demo`` and ``crumb strategies`` compare."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def main(settings: RunSettings) -> None:
-    """Plan the runs, which checks the settings before importing torch, which takes seconds; then do them."""
+    """Plan the runs, which checks the settings, then do them.
+
+    Torch is imported between, which takes seconds.
+    """
     plan = RunPlan.of(settings)
     with interrupted_later():
         from crumb_avalanche.runs.run import main
@@ -50,9 +53,8 @@ def demo(settings: DemoSettings) -> None:
 
     with locked(Path(settings.output)):
         folders = demonstrate(settings)
-    report(
-        ReportSettings([str(folder) for folder in folders], settings.output)
-    )  # which takes the lock itself
+    # The report takes the lock itself.
+    report(ReportSettings([str(folder) for folder in folders], settings.output))
 
 
 def strategies(settings: StrategiesSettings) -> None:
@@ -71,9 +73,10 @@ def described(entry: Entry) -> str:
         f"  stores  {entry.stores}",
         f"  budget  {budget_rule(entry)}",
     ]
-    default = entry.settings()
+    defaults = entry.settings()
     settings = ", ".join(
-        f"{item.name} {getattr(default, item.name)!r}" for item in fields(default)
+        f"{setting.name} {getattr(defaults, setting.name)!r}"
+        for setting in fields(defaults)
     )
     if settings:
         lines.append(f"  own settings (--method.NAME VALUE)  {settings}")
@@ -89,6 +92,6 @@ def budget_rule(entry: Entry) -> str:
             "none: its size does not depend on the budget; the ledger lists its bytes"
         )
     rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
-    return rule + (
-        "; rounded up if three quarters of a last memory fit" if entry.round_up else ""
-    )
+    if entry.round_up:
+        rule += "; rounded up if three quarters of a last memory fit"
+    return rule

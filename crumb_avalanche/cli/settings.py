@@ -1,4 +1,6 @@
-"""Typed settings of the commands that no other room has settings of. Imports neither torch nor Avalanche.
+"""Typed settings of the commands that no other room has settings of.
+
+Imports neither torch nor Avalanche.
 
 A setting that a class does not explain means what it means in ``RunSettings``.
 """
@@ -16,7 +18,7 @@ RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
 @dataclass
 class PrepareSettings(ranges.InRange):
-    """Convert a downloaded data set to the layout that its benchmark reads, or check a folder.
+    """Convert a downloaded data set to the layout of its benchmark, or check a folder.
 
     Attributes:
         name: core50, toybox, ilab, icub, ilab_core50, cifar100, imagenet,
@@ -39,7 +41,7 @@ class PrepareSettings(ranges.InRange):
 
 @dataclass
 class StrategiesSettings(ranges.InRange):
-    """List the methods of crumb run: where each comes from, what it stores, and what a budget buys.
+    """List the methods of crumb run: source, what each stores, what a budget buys.
 
     Attributes:
         name: show this method only.
@@ -50,7 +52,7 @@ class StrategiesSettings(ranges.InRange):
 
 @dataclass
 class BackbonesSettings(ranges.InRange):
-    """List backbones: cut, map, size, and images per second measured on this computer with random weights.
+    """List backbones: cut, map, size, and images per second on this computer.
 
     Attributes:
         names: backbones such as resnet18 or timm:vit_small_patch16_224; default the
@@ -139,7 +141,9 @@ class TeachSettings(NewLearnerSettings):
 
 @dataclass
 class PredictSettings(ranges.InRange):
-    """Answer what images show, as a table or as a list for programs. Writes nothing beside its sources.
+    """Answer what images show, as a table or as a list for programs.
+
+    Writes nothing beside its sources.
 
     Attributes:
         model: a learner's file.
@@ -200,7 +204,7 @@ class ServeSettings(NewLearnerSettings):
 
 @dataclass
 class ConnectSettings(NewLearnerSettings):
-    """Answer for snapshots that cameras send to an MQTT broker, and be taught and corrected over it.
+    """Answer for snapshots of cameras over MQTT, and be taught and corrected over it.
 
     Attributes:
         service: mqtt.
@@ -231,7 +235,7 @@ class ConnectSettings(NewLearnerSettings):
 
 @dataclass
 class LearnerSettings(ranges.InRange):
-    """Show a learner, or change what it knows: show, lessons, undo, move, forget, rename, merge.
+    """Show a learner, or change what it knows.
 
     Attributes:
         action: show MODEL; lessons MODEL; undo MODEL; move MODEL WRONG RIGHT; forget
@@ -261,7 +265,9 @@ class LearnerSettings(ranges.InRange):
 
 @dataclass
 class ExportSettings(ranges.InRange):
-    """Convert a learner for other programs: one file from pixels to scores, compared with the learner.
+    """Convert a learner for other programs: one file from pixels to scores.
+
+    It is compared with the learner.
 
     Attributes:
         model: a learner's file.

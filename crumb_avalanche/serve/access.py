@@ -1,4 +1,4 @@
-"""How devices reach a served learner: its token, its certificate, and its address as a QR code."""
+"""How devices reach a served learner: token, certificate, and address as a QR code."""
 
 import datetime
 import ipaddress
@@ -8,104 +8,132 @@ import secrets
 import ssl
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 
+if TYPE_CHECKING:
+    from cryptography import x509
+
 DAYS = 397  # of a certificate that is made here; browsers take no longer ones
+DAYS_LEFT = 30  # or more, of one that is used
 _TOKEN = re.compile(r"[\w-]{22}\n")
 
 
 def token_of(path: Path) -> str:
-    """Return the token of a learner's file, kept in ``NAME.token`` beside it, which its owner alone can read.
+    """Return the token of a learner's file.
 
-    A new one is made if there is none, or if others could read it.
+    It is kept in ``NAME.token`` beside the file, which its owner alone can read. A new
+    one is made if there is none, or if others could read it.
 
     Raises:
         OSError: it cannot be read or written.
     """
     file = path.with_name(f"{path.name}.token")
-    if _is_private(file) and _TOKEN.fullmatch(
-        text := file.read_text(encoding="utf-8", errors="replace")
-    ):
-        return text.strip()
+    if _is_private(file):
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if _TOKEN.fullmatch(text):
+            return text.strip()
     token = secrets.token_urlsafe(16)
     _write_private(file, f"{token}\n".encode())
     return token
 
 
 def own_certificate(path: Path, host: str) -> str:
-    """Return the PEM file of a key and a certificate for a host that this computer made itself.
+    """Return the PEM file of a key and a certificate that this computer made itself.
 
     It is kept in ``NAME.pem`` beside a learner's file, so that a browser that was made
     to trust it does so after a restart. A new one is made for another host, or 30 days
     before the end of the old one.
+
+    Args:
+        path: of the learner's file.
+        host: name or address that the certificate is for.
 
     Raises:
         ImportError: cryptography is not installed.
         OSError: it cannot be read or written.
     """
     try:
-        from cryptography import x509
-        from cryptography.hazmat.primitives import hashes, serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
+        import cryptography  # noqa: F401
     except ImportError as error:
         raise needed(error) from error
-    file, now = (
-        path.with_name(f"{path.name}.pem"),
-        datetime.datetime.now(datetime.timezone.utc),
-    )
+    file = path.with_name(f"{path.name}.pem")
+    if not (_is_private(file) and _is_certificate_of(file, host)):
+        _write_private(file, _new_certificate(host))
+    return str(file)
+
+
+def _names_of(host: str) -> "x509.SubjectAlternativeName":
+    """Return the names of a certificate for a host: its address or its name."""
+    from cryptography import x509
+
     try:
-        names = x509.SubjectAlternativeName(
-            [x509.IPAddress(ipaddress.ip_address(host))]
-        )
+        return x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(host))])
     except ValueError:
-        names = x509.SubjectAlternativeName([x509.DNSName(host)])
-    if _is_private(file):
-        try:
-            check_certificate(str(file), None)
-            made = x509.load_pem_x509_certificate(file.read_bytes())
-            kept = made.extensions.get_extension_for_class(
-                x509.SubjectAlternativeName
-            ).value
-            if kept == names and made.not_valid_after_utc - now > datetime.timedelta(
-                days=30
-            ):
-                return str(file)
-        except (ValueError, x509.ExtensionNotFound):
-            pass
+        return x509.SubjectAlternativeName([x509.DNSName(host)])
+
+
+def _is_certificate_of(file: Path, host: str) -> bool:
+    """Whether a file holds a certificate for a host that lasts for another month."""
+    from cryptography import x509
+
+    try:
+        check_certificate(str(file), None)
+        certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        names = certificate.extensions.get_extension_for_class(
+            x509.SubjectAlternativeName
+        ).value
+    except (ValueError, x509.ExtensionNotFound):
+        return False
+    lasts = certificate.not_valid_after_utc - datetime.datetime.now(
+        datetime.timezone.utc
+    )
+    return names == _names_of(host) and lasts > datetime.timedelta(days=DAYS_LEFT)
+
+
+def _new_certificate(host: str) -> bytes:
+    """Return a new key and a certificate for a host in the PEM format."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "crumb serve")])
-    builder = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number()
-    )
-    builder = builder.not_valid_before(
-        now - datetime.timedelta(days=1)
-    ).not_valid_after(now + datetime.timedelta(days=DAYS))
-    builder = builder.add_extension(names, False).add_extension(
-        x509.BasicConstraints(False, None), True
-    )
-    builder = builder.add_extension(
-        x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False
+    now = datetime.datetime.now(datetime.timezone.utc)
+    is_no_authority = x509.BasicConstraints(ca=False, path_length=None)
+    is_of_server = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    builder = (
+        x509.CertificateBuilder()
+        .issuer_name(name)
+        .subject_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(_names_of(host), critical=False)
+        .add_extension(is_no_authority, critical=True)
+        .add_extension(is_of_server, critical=False)
     )
     private = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    _write_private(
-        file,
-        private
-        + builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM),
-    )
-    return str(file)
+    certificate = builder.sign(key, hashes.SHA256())
+    return private + certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def check_certificate(certificate: str, key: str | None) -> None:
-    """Raise ValueError if a certificate and its key, which may be in the same file, cannot be used."""
+    """Raise ValueError if a certificate and its key cannot be used.
+
+    Both may be in the same file.
+    """
     for file in (certificate, key):
         if file is not None and not Path(file).is_file():
             raise ValueError(
-                f"there is no file {file}; --certificate and --key are files of the PEM format"
+                f"there is no file {file}; --certificate and --key are files of the "
+                "PEM format"
             )
     try:
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
@@ -113,8 +141,8 @@ def check_certificate(certificate: str, key: str | None) -> None:
         )
     except OSError as error:
         raise ValueError(
-            f"certificate {certificate} and key {key} cannot be used ({error}); give files of the PEM format that "
-            "belong together, the key without a password"
+            f"certificate {certificate} and key {key} cannot be used ({error}); give "
+            "files of the PEM format that belong together, the key without a password"
         ) from error
 
 
@@ -143,7 +171,10 @@ def _is_private(file: Path) -> bool:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read; a link is replaced, not followed, as others may have made it."""
+    """Write a file that its owner alone can read.
+
+    A link is replaced, not followed, as others may have made it.
+    """
     if file.is_symlink():
         file.unlink()
     with atomic_write(file, permissions=0o600) as unfinished:

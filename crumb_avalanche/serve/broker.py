@@ -1,4 +1,4 @@
-"""A connection to an MQTT broker for asyncio, in which messages are acknowledged by hand.
+"""A connection to an MQTT broker for asyncio, acknowledged by hand.
 
 paho's own client says what others hide: whether a message was delivered before, and
 whether the broker kept the session. Its network runs in a thread.

@@ -190,8 +190,12 @@ def _origins(host: str, port: int, secure: bool) -> list[str]:
     names = [host.lower()]
     if host in LOOPBACK and host != "localhost":
         names.append("localhost")
-    bracketed = [f"[{name}]" if ":" in name else name for name in names]
-    return [f"{scheme}://{name}{suffix}" for name in bracketed]
+    return [f"{scheme}://{_bracketed(name)}{suffix}" for name in names]
+
+
+def _bracketed(name: str) -> str:
+    """Return a host as addresses have it: one of IPv6 in brackets."""
+    return f"[{name}]" if ":" in name else name
 
 
 def run(

@@ -1,4 +1,4 @@
-"""What a shared learner answers: one schema for the page, the API and all that is connected."""
+"""What a shared learner answers: one schema for the page, the API and MQTT."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,13 @@ Version = Annotated[
 
 @dataclass
 class Learning:
-    """A lesson that is being learned: the name of its class, its images, and how many of them are done."""
+    """A lesson that is being learned.
+
+    Attributes:
+        label: name of its class.
+        images: number of its images.
+        done: how many of them are learned.
+    """
 
     label: str
     images: int
@@ -37,7 +43,10 @@ class Found(BaseModel):
     known: Annotated[
         bool,
         Field(
-            description="whether a class taught explains the image; if not, label is the nearest"
+            description=(
+                "whether a class taught explains the image; if not, label is the "
+                "nearest"
+            )
         ),
     ]
     runners_up: Annotated[
@@ -46,7 +55,9 @@ class Found(BaseModel):
     notes: Annotated[
         list[str],
         Field(
-            description="what of the file was not used: of an animation all but one image"
+            description=(
+                "what of the file was not used: of an animation all but one image"
+            )
         ),
     ]
 
@@ -57,7 +68,9 @@ class Doubted(BaseModel, from_attributes=True):
     text: Annotated[
         str,
         Field(
-            description="how many of its images looked like what, before they were learned"
+            description=(
+                "how many of its images looked like what, before they were learned"
+            )
         ),
     ]
     label: Annotated[str, Field(description="the class given")]
@@ -131,8 +144,10 @@ class Classes(BaseModel):
     clips_missing: Annotated[
         int,
         Field(
-            description="lessons with other objects of known classes to be learned, once there are two classes, until "
-            "images of other things are called unknown"
+            description=(
+                "lessons with other objects of known classes to be learned, once there "
+                "are two classes, until images of other things are called unknown"
+            )
         ),
     ]
     version: Annotated[

@@ -193,9 +193,9 @@ class Bridge:
 
     def _command_of(self, topic: str) -> tuple[str, str]:
         """Return the command of a topic and its label; empty for a question."""
-        first, _, rest = topic.removeprefix(f"{self.name}/").partition("/")
+        first, _, label = topic.removeprefix(f"{self.name}/").partition("/")
         if topic.startswith(f"{self.name}/") and first in COMMANDS:
-            return first, rest.lstrip("/")
+            return first, label.lstrip("/")
         return "", ""
 
     async def _answered(self, message: Message, begun: Entry | None) -> Entry:
@@ -231,8 +231,8 @@ class Bridge:
         self._recent[message.id] = image, message.box
         if len(self._recent) > MOST_RECENT:
             self._recent.popitem(last=False)
-        found = await self.shared.predict([(message.id, image)], message.box)
-        return found.model_dump()
+        answer = await self.shared.predict([(message.id, image)], message.box)
+        return answer.model_dump()
 
     async def _change(self, message: Message, begun: Entry | None) -> dict[str, Any]:
         """Carry a command out, unless it was before a stop."""
@@ -287,7 +287,8 @@ class Bridge:
         label = message.label or message.text
         if not self._recent or (asked and asked not in self._recent):
             raise ValueError(
-                f"the image of {asked or 'the last answer'} is gone; teach it as {label}"
+                f"the image of {asked or 'the last answer'} is gone; teach it as "
+                f"{label}"
             )
         image, box = self._recent[asked or next(reversed(self._recent))]
         return label, image, box
@@ -334,7 +335,7 @@ class Bridge:
         return f"homeassistant/{kind}/{self._node}/config"
 
     def _own_topics(self) -> set[str]:
-        """Return the topics that the bridge publishes, which ``--topic`` may include."""
+        """Return the topics of the bridge, which ``--topic`` may include."""
         topics = {f"{self.name}/{kind}" for kind in ("answer", "result", "status")}
         return topics | {self._config_topic(kind) for kind in ("sensor", "select")}
 
@@ -378,7 +379,7 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
     Raises:
         ValueError: the broker cannot be reached at first, or refuses the user.
     """
-    place = f"broker {address.host}:{address.port}"
+    broker_name = f"broker {address.host}:{address.port}"
     reached = False
     while True:
         broker = Broker(address, f"crumb-{bridge.name}", bridge.status_topic)
@@ -389,9 +390,9 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
         except BrokerError as error:
             if not reached:
                 raise ValueError(
-                    f"{place}: {error}; check --broker, --user and --ca"
+                    f"{broker_name}: {error}; check --broker, --user and --ca"
                 ) from error
-            bridge.log(f"{place} is gone ({error}); trying again")
+            bridge.log(f"{broker_name} is gone ({error}); trying again")
             await asyncio.sleep(SECONDS_TO_CONNECT_AGAIN)
 
 

@@ -36,12 +36,8 @@ from crumb_avalanche.serve.messages import (
     Learned,
     Listed,
 )
-from crumb_avalanche.serve.shared import (
-    BusyError,
-    SaveError,
-    SharedLearner,
-    TooLargeError,
-)
+from crumb_avalanche.serve.shared import BusyError, SaveError, SharedLearner
+from crumb_avalanche.serve.uploads import TooLargeError
 
 TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
@@ -369,7 +365,9 @@ async def download(shared: Shared) -> Response:
     name = quote(shared.path.name)
     content = await shared.copied()
     headers = {
-        "Content-Disposition": f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}",
+        "Content-Disposition": (
+            f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
+        ),
         "Content-Length": str(len(content)),
     }
     return StreamingResponse(
@@ -391,8 +389,8 @@ async def _images(request: Request) -> list[tuple[str, bytes]]:
     stream = _bounded(request)
     content_type = request.headers.get("content-type", "").lower()
     if not content_type.startswith("multipart/form-data"):
-        parts = [part async for part in stream]
-        return [("the image", b"".join(parts))]
+        chunks = [chunk async for chunk in stream]
+        return [("the image", b"".join(chunks))]
     parser = InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10)
     try:
         form = await parser.parse()
@@ -428,11 +426,11 @@ async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
     if length.isdigit() and int(length) > MOST_BYTES:
         raise too_large
     read = 0
-    async for part in request.stream():
-        read += len(part)
+    async for chunk in request.stream():
+        read += len(chunk)
         if read > MOST_BYTES:
             raise too_large
-        yield part
+        yield chunk
 
 
 # Errors and the application

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -192,6 +194,17 @@ def test_predict_imports_nothing_that_it_does_not_need(mine, place, tmp_path):
     command += ["--html", str(tmp_path / "page.html")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes the output")
+def test_a_page_without_an_output(mine, place, tmp_path):
+    page = tmp_path / "page.html"
+    words = [sys.executable, "-m", "crumb_avalanche.cli", "predict", mine]
+    words += [place / "photos" / "red.png", "--html", page]
+    command = shlex.join(map(str, words))
+    done = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, f"written: {page}\n")
+    assert "red.png" in Page(page.read_text()).text
 
 
 def test_boxes_of_a_file_are_asked_one_by_one_and_drawn(

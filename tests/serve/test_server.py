@@ -22,6 +22,7 @@ from crumb_avalanche.learner import lesson as lesson_module
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Doubt
 from crumb_avalanche.serve import shared as shared_module
+from crumb_avalanche.serve import uploads
 from crumb_avalanche.serve.server import MOST_BYTES, PAGE, application, page
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
@@ -332,11 +333,11 @@ def test_bad_requests_say_what_is_wrong_and_change_nothing(
 
 def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
     slow = photo("red", kind="BMP")
-    monkeypatch.setattr(shared_module, "SECONDS_TO_DECODE", -1.0)
+    monkeypatch.setattr(uploads, "SECONDS_TO_DECODE", -1.0)
     response = served[0].post("/predict", content=slow)
     assert response.status_code == 413 and "to decode" in response.json()["error"]
     monkeypatch.setattr(
-        shared_module, "open_image", lambda *_, **how: 1 / 0
+        uploads, "open_image", lambda *_, **how: 1 / 0
     )  # Pillow raises more than OSError
     assert served[0].post("/predict", content=slow).status_code == 400
 
@@ -560,7 +561,10 @@ def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(
 
 
 def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch):
-    data, networks = photo("blue", 3), shared._networks
+    data, networks = (
+        photo("blue", 3),
+        (shared._teaching_network, shared._asking_network),
+    )
     before, kept = (
         taught.post("/predict", content=data).json(),
         shared.path.read_bytes(),

@@ -1,0 +1,108 @@
+"""The learner that a command names: load it or make it, and start its runtime."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks_toybox_ilab.tables.folders import is_video
+from crumb_avalanche.cli.settings import NewLearnerSettings
+from crumb_avalanche.images.clips import Clip
+from crumb_avalanche.images.looks import Looks
+from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.models.backbone_names import full_name
+
+
+def opened(settings: NewLearnerSettings, path: Path) -> Learner:
+    """Load the learner of a file, or make one if there is no file.
+
+    Raises:
+        ValueError: the learner was made with other settings.
+    """
+    if path.exists():
+        learner = Learner.load(path, settings.weights)
+        learner.check_teachable()
+        check_same(settings, learner, path)
+        return learner
+    weights = settings.weights or "torchvision"
+    learner = Learner(
+        method=settings.method,
+        backbone=settings.backbone,
+        weights=None if weights == "none" else weights,
+        image_size=settings.image_size,
+        budget_bytes=settings.budget_bytes,
+        cut_layer=settings.cut_layer,
+        looks=LOOKS if settings.looks is None else looks_of(settings.looks),
+    )
+    network = learner.network
+    print(f"new learner with {network.backbone}, {network.source}", file=sys.stderr)
+    return learner
+
+
+def looks_of(text: str) -> tuple[float, ...]:
+    """Return the shares of a text such as ``0.75,0.5``."""
+    try:
+        return Looks(tuple(map(float, text.split(",")))).shares
+    except ValueError as error:
+        raise ValueError(
+            f"--looks is {text!r}; give one to three shares of the image's side, such "
+            "as 0.75,0.5"
+        ) from error
+
+
+def text_of(looks: tuple[float, ...]) -> str:
+    """Return the text that ``looks_of`` reads."""
+    return ",".join(map(str, looks))
+
+
+def check_same(settings: NewLearnerSettings, learner: Learner, path: Path) -> None:
+    """Raise ValueError for a setting of a new learner that this one was not made with.
+
+    Settings that are not given say nothing.
+    """
+    network = learner.network
+    # What each setting may be; the first is shown.
+    made_with: dict[str, tuple[Any, ...]] = {
+        "method": (learner.method,),
+        "backbone": (network.backbone,),
+        "cut_layer": tuple(network.cuts),
+        "image_size": (network.image_size,),
+        "budget_bytes": (learner.budget_bytes,),
+        "looks": (text_of(learner.looks),),
+    }
+    for name, accepted in made_with.items():
+        value = getattr(settings, name)
+        if value == getattr(type(settings), name):
+            continue
+        if name == "backbone":
+            value = full_name(value)
+        elif name == "looks":
+            value = text_of(looks_of(value))
+        if value not in accepted:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(
+                f"{path} was made with {flag} {accepted[0]} and keeps it: leave {flag} "
+                f"{value} out, or name a new file"
+            )
+
+
+def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> None:
+    """Let a runtime run a learner's network.
+
+    Which one is said on stderr if it was asked for and is not torch.
+
+    Args:
+        learner: its network is run.
+        name: of the runtime. ``auto`` is torch for a single photo, which is answered
+            before another runtime is loaded.
+        sources: what is asked about or learned.
+    """
+    if name == "auto" and len(sources) == 1 and _is_photo(sources[0]):
+        return
+    runtime = learner.use_runtime(name)
+    if name != "auto" and runtime.name != "torch":
+        print(runtime.described, file=sys.stderr)
+
+
+def _is_photo(source: str | Clip | None) -> bool:
+    file = Path(str(source))
+    return file.is_file() and not is_video(file)
