@@ -295,8 +295,8 @@ def comparison_picture(title: str, curves: Sequence[Curve]) -> Figure:
     chance = chance_of(curves)
     height = max(5.0, 2.2 + 0.55 * len(curves))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(13, height), layout="constrained")
-        figure.get_layout_engine().set(w_pad=0.12)
+        figure = Figure(figsize=(13, height))
+        figure.set_layout_engine("constrained", w_pad=0.12)
         figure.suptitle(literal(title))
         left, right = figure.subplots(1, 2)
         draw_curves(left, curves, chance)

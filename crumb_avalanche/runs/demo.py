@@ -37,44 +37,16 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     Returns the run folders.
     """
     folder = Path(settings.output)
-    pretrained, network_file = (
-        folder / "pretrained.safetensors",
-        folder / "network.safetensors",
-    )
-    for path, kind in ((pretrained, FORMAT), (network_file, NETWORK)):
-        if path.exists() and format_of(path) != kind:
-            raise FileExistsError(
-                f"{path} exists and is not of a demo, so it stays as it is: choose another --output"
-            )
+    pretrained = folder / "pretrained.safetensors"
+    network_file = folder / "network.safetensors"
+    _refuse_others(pretrained, FORMAT)
+    _refuse_others(network_file, NETWORK)
     if not pretrained.exists() or settings.overwrite:
-        set_up_process(settings.threads, settings.seed)
-        images = shapes(pixel_transform(SIZE), settings.progress)
-        print(
-            f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes"
-        )
-        network = train_network(images, progress=settings.progress)
-        write_tensors(network_file, network.state_dict(), {"format": NETWORK})
-        print(
-            "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks"
-        )
-        made_with = PretrainSettings(
-            data="rendered shapes",
-            output=str(pretrained),
-            weights=str(network_file),
-            backbone="small_cnn",
-            image_size=SIZE,
-            codebook_init="kmeans",
-            epochs=6,
-            batch_size=64,
-            threads=settings.threads,
-            seed=settings.seed,
-            progress=settings.progress,
-        )
-        pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
+        _pretrain(settings, network_file, pretrained)
     print(
         "\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once"
     )
-    settings_of_all = RunSettings(
+    shared = RunSettings(
         benchmark=BENCHMARK,
         backbone="small_cnn",
         image_size=SIZE,
@@ -89,15 +61,53 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         overwrite=settings.overwrite,
         progress=settings.progress,
     )
-    folders = [folder / name for name in STRATEGIES]
-    for name, output in zip(STRATEGIES, folders):
-        one = RunPlan.of(replace(settings_of_all, strategy=name, output=str(output)))
+    outputs = []
+    for name in STRATEGIES:
+        output = folder / name
+        plan = RunPlan.of(replace(shared, strategy=name, output=str(output)))
         if (output / RESULT).exists() and not settings.overwrite:
-            finished_result(output, one)
+            finished_result(output, plan)
         else:
             print(f"\n{name}")
-            run.run_once(one, verbose=False)
-    return folders
+            run.run_once(plan, verbose=False)
+        outputs.append(output)
+    return outputs
+
+
+def _refuse_others(path: Path, kind: str) -> None:
+    """Raise FileExistsError for a file that is not of a format of the demo."""
+    if path.exists() and format_of(path) != kind:
+        raise FileExistsError(
+            f"{path} exists and is not of a demo, so it stays as it is: choose another --output"
+        )
+
+
+def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> None:
+    """Train a small network on rendered shapes, then plastic layers and codebook as CRUMB does."""
+    set_up_process(settings.threads, settings.seed)
+    images = shapes(pixel_transform(SIZE), settings.progress)
+    print(
+        f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes"
+    )
+    network = train_network(images, progress=settings.progress)
+    write_tensors(network_file, network.state_dict(), {"format": NETWORK})
+    print(
+        "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks"
+    )
+    made_with = PretrainSettings(
+        data="rendered shapes",
+        output=str(pretrained),
+        weights=str(network_file),
+        backbone="small_cnn",
+        image_size=SIZE,
+        codebook_init="kmeans",
+        epochs=6,
+        batch_size=64,
+        threads=settings.threads,
+        seed=settings.seed,
+        progress=settings.progress,
+    )
+    pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
 
 
 def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
@@ -123,17 +133,14 @@ def train_network(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 3e-3, total_steps=epochs * len(loader)
     )
-    mean, std = (
-        torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1),
-        torch.tensor(IMAGENET_STD).view(1, 3, 1, 1),
-    )
+    mean = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
+    std = torch.tensor(IMAGENET_STD).view(1, 3, 1, 1)
     with progress_bar(epochs * len(images), "training", show=progress) as bar:
         for _ in range(epochs):
             for batch, labels in loader:
-                batch = ((batch.float() / 255 - mean) / std).contiguous(
-                    memory_format=torch.channels_last
-                )
-                loss = nn.functional.cross_entropy(network(batch), labels)
+                normalised = (batch.float() / 255 - mean) / std
+                normalised = normalised.contiguous(memory_format=torch.channels_last)
+                loss = nn.functional.cross_entropy(network(normalised), labels)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

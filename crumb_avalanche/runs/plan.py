@@ -21,45 +21,25 @@ from crumb_avalanche.models.backbone_names import (
 )
 from crumb_avalanche.runs.settings import (
     CLIPS,
-    NON_RESULT_SETTINGS,
+    Preset,
     RunSettings,
     flat,
     part_for,
+    result_settings,
 )
-from crumb_avalanche.system.setting_ranges import Memories, Range
+from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Replay
 
-# Of the settings that are None in RunSettings.
-DEFAULTS = dict(
-    strategy="crumb",
-    codebook_init="matched",
-    codebook_dim=16,
-    weights="torchvision",
-    backbone="squeezenet1_0",
-    image_size=224,
-    first_epochs=LearningSettings.first_epochs,
-    learning_rate=LearningSettings.learning_rate,
-    momentum=LearningSettings.momentum,
-    weight_decay=LearningSettings.weight_decay,
-    selection_rule=Replay.selection_rule,
-    clamp_gradients=0.0,
-    relu_logits=False,
-    head_kernel=1,
-    evaluate_quantized=False,
-)
-BENCHMARK_SETTINGS = (
-    "classes_per_experience",
-    "batch_size",
-)  # defaults that each benchmark has its own of
+# Defaults that each benchmark has its own of.
+BENCHMARK_SETTINGS = ("classes_per_experience", "batch_size")
 PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget in
 
 
 @cache
 def rows() -> dict[str, dict[str, Any]]:
     """Return what ``presets.yaml`` holds."""
-    return yaml.safe_load(
-        Path(__file__).with_name("presets.yaml").read_text(encoding="utf-8")
-    )
+    path = Path(__file__).with_name("presets.yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def preset_settings(preset: str) -> dict[str, Any]:
@@ -69,13 +49,15 @@ def preset_settings(preset: str) -> dict[str, Any]:
 
 def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
     """Return the settings that the paper's authors used for a method on a benchmark; ``method`` are its own."""
-    if strategy not in rows()["paper"]:
+    methods = rows()["paper"]
+    if strategy not in methods:
         raise ValueError(
             f"the paper's authors did not run {strategy}, so the family 'paper' has no settings for it; they ran "
-            f"{', '.join(rows()['paper'])}. Use --family fair"
+            f"{', '.join(methods)}. Use --family fair"
         )
-    row = {"method": {}, "where": {}, **rows()["usual"], **rows()["paper"][strategy]}
-    return row | row.pop("where").get(benchmark, {})
+    settings = {"method": {}, **rows()["usual"], **methods[strategy]}
+    by_benchmark = settings.pop("where", {})
+    return settings | by_benchmark.get(benchmark, {})
 
 
 @dataclass(frozen=True)
@@ -88,71 +70,73 @@ class RunPlan(RunSettings):
     network's feature maps. ``method`` holds all settings of the chosen strategy.
     ``str(plan)`` is YAML of the settings alone, which repeats the run as ``--config``.
 
+    The values of fields here are the defaults of settings that are ``None`` in
+    ``RunSettings``.
+
     Attributes:
         budget: memory budget in bytes.
         capacity: number of memories that the budget buys; set by ``Session.build``.
     """
 
-    budget: Annotated[int, Range(0, 10**15)] = (
-        0  # of the most images of the largest size
-    )
-    capacity: Memories | None = None
+    preset: Preset = "paper"
+    strategy: str = "crumb"
+    backbone: str = "squeezenet1_0"
+    weights: str = "torchvision"
+    first_epochs: ranges.Epochs = LearningSettings.first_epochs
+    learning_rate: ranges.Rate | None = LearningSettings.learning_rate
+    momentum: ranges.Share = LearningSettings.momentum
+    weight_decay: ranges.Decay = LearningSettings.weight_decay
+    clamp_gradients: ranges.NotNegative = 0.0
+    selection_rule: str = Replay.selection_rule
+    image_size: ranges.ImageSize = 224
+    relu_logits: bool = False
+    head_kernel: ranges.Count = 1
+    codebook_dim: ranges.Count = 16
+    codebook_init: str = "matched"
+    evaluate_quantized: bool = False
+    # The upper bound is that of the most images of the largest size.
+    budget: Annotated[int, ranges.Range(0, 10**15)] = 0
+    capacity: ranges.Memories | None = None
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
         """Fill in settings that are ``None``, from the family, the preset, the benchmark and the method's defaults."""
-        benchmark = get_benchmark(settings.benchmark)
-        own_clips = settings.benchmark == CLIPS and settings.family is None
-        preset = settings.preset or ("recommended" if own_clips else "paper")
-        values = preset_settings(preset)
-        strategy = settings.strategy or values["strategy"]
-        method = values.pop("method").get(strategy, {})
+        preset = settings.preset or _usual_preset(settings)
+        defaults = preset_settings(preset)
+        strategy = settings.strategy or defaults["strategy"]
+        method_settings = defaults.pop("method").get(strategy, {})
         if settings.family == "paper":
-            row = paper_settings(strategy, settings.benchmark)
-            method = row.pop("method")
-            values |= row
+            paper = paper_settings(strategy, settings.benchmark)
+            method_settings = paper.pop("method")
+            defaults |= paper
         elif settings.family == "fair":
-            del values["learning_rate"]
-        values |= dict(preset=preset, strategy=strategy)
+            del defaults["learning_rate"]  # which is tuned
+        defaults["preset"] = preset
+        defaults["strategy"] = strategy
+        benchmark = get_benchmark(settings.benchmark)
         for name in BENCHMARK_SETTINGS:
-            values.setdefault(name, getattr(benchmark, name))
-        given = {
-            item.name: getattr(settings, item.name) for item in fields(RunSettings)
-        }
-        given |= {name: value for name, value in values.items() if given[name] is None}
-        given["replay_weight"] = Replay(
-            given["replay_weight"], replay_compute=given["replay_compute"]
-        ).factor
-        given |= settings_of_backbone(settings, given, get_strategy(strategy).codebook)
-        given["method"] = asdict(
-            get_strategy(strategy).method_settings({**method, **settings.method})
+            defaults.setdefault(name, getattr(benchmark, name))
+        values = _filled(settings, defaults)
+        replay = Replay(
+            values["replay_weight"], replay_compute=values["replay_compute"]
         )
-        images = (
-            benchmark.budget_images
-            if settings.budget_images is None
-            else settings.budget_images
-        )
-        # The paper counts a budget in images of 224 pixels, also for methods whose
-        # network takes small images.
-        side = PAPER_SIDE if settings.family == "paper" else given["image_size"]
-        budget = (
-            int(images * 3 * side**2)
-            if settings.budget_bytes is None
-            else settings.budget_bytes
-        )
-        return cls(**given, budget=budget)
+        values["replay_weight"] = replay.factor
+        entry = get_strategy(strategy)
+        values |= settings_of_backbone(settings, values, entry.codebook)
+        method = entry.method_settings({**method_settings, **settings.method})
+        values["method"] = asdict(method)
+        budget = _budget(settings, values["image_size"])
+        return cls(**values, budget=budget)
 
     @property
     def learning(self) -> LearningSettings:
         """Settings that all strategies share."""
         values = part_for(LearningSettings, self)
-        if (
-            self.learning_rate is None
-        ):  # a method that takes no gradient steps, in a family that tunes the rate
+        values["clamp_gradients"] = self.clamp_gradients or None
+        # A method that takes no gradient steps, in a family that tunes the rate.
+        if self.learning_rate is None:
             del values["learning_rate"]
-        return LearningSettings(
-            **{**values, "clamp_gradients": self.clamp_gradients or None}
-        )
+        return LearningSettings(**values)
 
     @property
     def budget_given(self) -> bool:
@@ -162,18 +146,55 @@ class RunPlan(RunSettings):
     @property
     def sha256(self) -> str:
         """SHA-256 of all settings that can change a result."""
-        decides = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in NON_RESULT_SETTINGS
-        }
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()
+        text = json.dumps(result_settings(vars(self)), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        return yaml.safe_dump(
-            {item.name: getattr(self, item.name) for item in fields(RunSettings)},
-            sort_keys=False,
-        )
+        settings = {name: getattr(self, name) for name in _names_of_settings()}
+        return yaml.safe_dump(settings, sort_keys=False)
+
+
+# Of the settings that are None in RunSettings, but for those of BENCHMARK_SETTINGS.
+DEFAULTS: dict[str, Any] = {
+    entry.name: getattr(RunPlan, entry.name)
+    for entry in fields(RunSettings)
+    if entry.default is None and getattr(RunPlan, entry.name) is not None
+}
+del DEFAULTS["preset"]  # depends on the benchmark
+
+
+def _names_of_settings() -> list[str]:
+    """Return the names of all settings of ``crumb run``."""
+    return [entry.name for entry in fields(RunSettings)]
+
+
+def _usual_preset(settings: RunSettings) -> Preset:
+    """Return the preset of settings that give none: the most accurate one for own clips."""
+    if settings.benchmark == CLIPS and settings.family is None:
+        return "recommended"
+    return "paper"
+
+
+def _filled(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return all settings, those that are ``None`` with their defaults."""
+    values = {}
+    for name in _names_of_settings():
+        value = getattr(settings, name)
+        values[name] = defaults.get(name) if value is None else value
+    return values
+
+
+def _budget(settings: RunSettings, image_size: int) -> int:
+    """Return the memory budget in bytes: as given, or of raw images of a side in pixels."""
+    if settings.budget_bytes is not None:
+        return settings.budget_bytes
+    images: float = get_benchmark(settings.benchmark).budget_images
+    if settings.budget_images is not None:
+        images = settings.budget_images
+    # The paper counts a budget in images of 224 pixels, also for methods whose network
+    # takes small images.
+    side = PAPER_SIDE if settings.family == "paper" else image_size
+    return int(images * 3 * side**2)
 
 
 def usual_settings(
@@ -184,46 +205,49 @@ def usual_settings(
     Defaults of the method stand in its file, whose libraries may be missing where runs
     are only reported: then they are left out.
     """
-    usual = (
-        vars(RunSettings())
-        | DEFAULTS
-        | rows()["presets"].get(preset, {})
-        | {"preset": preset, "method": {}}
-    )
+    usual = {**vars(RunSettings()), **DEFAULTS, **rows()["presets"].get(preset, {})}
+    usual["preset"] = preset
+    usual["method"] = {}
     usual["replay_weight"] = Replay(replay_compute=usual["replay_compute"]).factor
     with suppress(ImportError):
-        if strategy in STRATEGIES:
+        if strategy is not None and strategy in STRATEGIES:
             usual["method"] = asdict(STRATEGIES[strategy].settings())
     if benchmark in BENCHMARKS:
-        usual |= {
-            name: getattr(BENCHMARKS[benchmark], name) for name in BENCHMARK_SETTINGS
-        }
+        for name in BENCHMARK_SETTINGS:
+            usual[name] = getattr(BENCHMARKS[benchmark], name)
     return flat(usual)
 
 
 def settings_of_backbone(
-    settings: Any, given: dict[str, Any], codebook: bool
+    settings: Any, values: dict[str, Any], codebook: bool
 ) -> dict[str, Any]:
-    """Return the settings that follow from a backbone that is not torchvision's, where ``settings`` has ``None``.
+    """Return the settings that follow from a backbone that is not torchvision's.
 
-    ``given`` are values of ``backbone`` and ``cut_layer``, and the longest
-    ``codebook_dim``, which must divide the channels of the map if a ``codebook`` is
-    trained. ``ImportError`` if timm is needed and missing; ``ValueError`` if it has no
-    network of that name, or one that cannot be cut.
+    Args:
+        settings: as given; those that follow from the backbone are ``None`` here.
+        values: of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``,
+            which must divide the channels of the map if a codebook is trained.
+        codebook: whether it is.
+
+    Raises:
+        ImportError: timm is needed and missing.
+        ValueError: timm has no network of that name, or one that cannot be cut.
     """
-    if not is_timm(given["backbone"]) and given["backbone"] not in PREPROCESSING:
+    backbone = values["backbone"]
+    if not is_timm(backbone) and backbone not in PREPROCESSING:
         return {}
-    name = full_name(given["backbone"])
+    name = full_name(backbone)
     side = settings.image_size or preprocessing_of(name).size
-    found: dict[str, Any] = {
+    derived: dict[str, Any] = {
         "backbone": name,
         "image_size": side,
         "weights": settings.weights or published_by(name),
     }
-    if settings.codebook_dim is None and codebook and given["cut_layer"] != 0:
+    cut_layer = values["cut_layer"]
+    if settings.codebook_dim is None and codebook and cut_layer != 0:
         from crumb_avalanche.models.backbones import map_channels
         from crumb_avalanche.models.codebook import largest_divisor
 
-        channels = map_channels(name, given["cut_layer"], side)
-        found["codebook_dim"] = largest_divisor(channels, given["codebook_dim"])
-    return found
+        channels = map_channels(name, cut_layer, side)
+        derived["codebook_dim"] = largest_divisor(channels, values["codebook_dim"])
+    return derived

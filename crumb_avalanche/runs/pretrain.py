@@ -1,13 +1,16 @@
 """``crumb pretrain``: pretrain on labelled images and write a file for ``crumb run --pretrained``."""
 
 import inspect
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset, Subset
+from PIL.Image import Image
+from torch.utils.data import Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
 from benchmarks_toybox_ilab.tables.disk_errors import cured
@@ -16,6 +19,7 @@ from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore, files_key
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.plan import settings_of_backbone
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
@@ -34,7 +38,8 @@ from crumb_avalanche.training.pretraining import (
     save_pretrained,
 )
 
-# after the output: its folder of checkpoints, which is removed at the end
+TORCHVISION = "torchvision:"  # begins the name of a data set that is no folder
+# After the output: its folder of checkpoints, which is removed at the end.
 CHECKPOINTS = ".checkpoints"
 # Settings that may differ when a pretraining is resumed.
 NON_RESULT_SETTINGS = {
@@ -59,12 +64,8 @@ def main(settings: PretrainSettings) -> None:
         raise FileExistsError(
             f"{output} exists and is not of crumb pretrain, so it stays as it is: choose another --output"
         )
-    settings = replace(
-        settings,
-        data=settings.data
-        if ":" in settings.data
-        else str(Path(settings.data).resolve()),
-    )
+    if not settings.data.startswith(TORCHVISION):
+        settings = replace(settings, data=str(Path(settings.data).resolve()))
     settings = with_defaults(settings)
     set_up_process(settings.threads, settings.seed)
     folder = output.with_name(output.name + CHECKPOINTS)
@@ -73,13 +74,13 @@ def main(settings: PretrainSettings) -> None:
             _refuse_existing(output, settings.overwrite)  # written since the start
             pretrain_on(open_images(settings), settings)
     finally:
-        with suppress(
-            OSError
-        ):  # it is empty after a pretraining that ended, and the lock in it is removed
+        # It is empty after a pretraining that ended, and the lock in it is removed.
+        with suppress(OSError):
             folder.rmdir()
 
 
 def _refuse_existing(output: Path, overwrite: bool) -> None:
+    """Raise FileExistsError if the output is there and is not to be replaced."""
     if output.exists() and not overwrite:
         raise FileExistsError(
             f"{output} exists already; choose another --output, or replace it with --overwrite true"
@@ -88,15 +89,16 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
 
 def with_defaults(settings: PretrainSettings) -> PretrainSettings:
     """Fill in the settings that are ``None``."""
-    side, dim = (
-        settings.image_size or preprocessing_of(settings.backbone).size,
-        settings.codebook_dim or CODEBOOK_DIM,
+    filled = replace(
+        settings,
+        image_size=settings.image_size or preprocessing_of(settings.backbone).size,
+        codebook_dim=settings.codebook_dim or CODEBOOK_DIM,
     )
-    filled = replace(settings, image_size=side, codebook_dim=dim)
-    return replace(filled, **settings_of_backbone(settings, vars(filled), True))
+    of_backbone = settings_of_backbone(settings, vars(filled), codebook=True)
+    return replace(filled, **of_backbone)
 
 
-def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
+def pretrain_on(images: Any, settings: PretrainSettings) -> None:
     """Pretrain on a data set with ``targets`` and write ``settings.output``.
 
     Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the
@@ -111,36 +113,30 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     model = build_model(settings, classes, codebook=True).to(settings.device)
     model.set_precision(settings.precision)
     calibrate(model, chosen, settings.codebook_init, settings.seed)
-    # Rows count the whole data set: pretrainings on other choices of its images share
-    # the cache file.
-    samples = getattr(images, "samples", None)
-    names = (
-        files_key(path for path, _ in samples)
-        if samples
-        else f"{settings.data} {settings.dataset_root}"
+    checkpoints = CheckpointFolder(
+        output.with_name(output.name + CHECKPOINTS),
+        _compared_settings(settings, images, model),
     )
-    key = f"{names} {len(images)} {transform_of(settings)!r}"
-    decides = {
-        name: value
-        for name, value in vars(settings).items()
-        if name not in NON_RESULT_SETTINGS
-    }
-    decides["frozen_weights"] = weights_hash(
-        model.feature_extractor
-    )  # a file of the same name may hold others
-    if samples:
-        decides["files"] = names
-    checkpoints = CheckpointFolder(output.with_name(output.name + CHECKPOINTS), decides)
-    # Without a cache folder, maps are kept until the end: a resumed pretraining does
-    # not compute them again.
-    folder = settings.feature_cache or checkpoints.folder / "maps"
-    half = settings.cache_precision == "fp16"
+    # Rows count the whole data set: pretrainings on other choices of its images share
+    # the cache file. Without a cache folder, maps are kept until the end: a resumed
+    # pretraining does not compute them again.
     with MapStore(
-        folder, model, len(images), key, settings.workers, settings.progress, half
+        settings.feature_cache or checkpoints.folder / "maps",
+        model,
+        len(images),
+        f"{_images_key(settings, images)} {len(images)} {transform_of(settings)!r}",
+        settings.workers,
+        settings.progress,
+        half=settings.cache_precision == "fp16",
     ) as store:
         maps = store.dataset(chosen, rows, labels[rows].tolist())
-        chosen_settings = PretrainingSettings(**part_for(PretrainingSettings, settings))
-        history = pretrain(model, maps, chosen_settings, settings.progress, checkpoints)
+        history = pretrain(
+            model,
+            maps,
+            PretrainingSettings(**part_for(PretrainingSettings, settings)),
+            settings.progress,
+            checkpoints,
+        )
     made_with = {
         **vars(settings),
         "classes": classes,
@@ -149,28 +145,55 @@ def pretrain_on(images: Dataset, settings: PretrainSettings) -> None:
     }
     save_pretrained(output, model, made_with)
     checkpoints.clear(but=LOCK)
-    lines = [
-        [
-            str(i + 1),
-            f"{e['loss']:.3f}",
-            f"{e['direct_accuracy']:.1f}",
-            f"{e['codebook_accuracy']:.1f}",
-        ]
-        for i, e in enumerate(history)
-    ]
-    print(
-        table(["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"], lines)
-    )
+    print(_history_table(history))
     print(
         f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to {output}; use it with crumb run "
         f"--pretrained {output}"
     )
 
 
+def _images_key(settings: PretrainSettings, images: Any) -> str:
+    """Return a key of the images of a data set, which changes if one of its files does."""
+    samples = getattr(images, "samples", None)
+    if samples:
+        return files_key(path for path, _ in samples)
+    return f"{settings.data} {settings.dataset_root}"
+
+
+def _compared_settings(
+    settings: PretrainSettings, images: Any, model: SplitModel
+) -> dict[str, Any]:
+    """Return what must be the same for a pretraining to resume from a checkpoint."""
+    compared = {
+        name: value
+        for name, value in vars(settings).items()
+        if name not in NON_RESULT_SETTINGS
+    }
+    # A file of the same name may hold others.
+    compared["frozen_weights"] = weights_hash(model.feature_extractor)
+    if getattr(images, "samples", None):
+        compared["files"] = _images_key(settings, images)
+    return compared
+
+
+def _history_table(history: Sequence[dict[str, float]]) -> str:
+    """Format loss and accuracies after each epoch."""
+    rows = []
+    for epoch, values in enumerate(history, 1):
+        loss = f"{values['loss']:.3f}"
+        direct = f"{values['direct_accuracy']:.1f}"
+        codebook_out = f"{values['codebook_accuracy']:.1f}"
+        rows.append([str(epoch), loss, direct, codebook_out])
+    return table(
+        ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"], rows
+    )
+
+
 def transform_of(settings: PretrainSettings) -> PixelTransform:
     """Return the conversion of an image to pixels."""
-    expected = preprocessing_of(settings.backbone)
-    return pixel_transform(settings.image_size or expected.size, expected.interpolation)
+    preprocessing = preprocessing_of(settings.backbone)
+    size = settings.image_size or preprocessing.size
+    return pixel_transform(size, preprocessing.interpolation)
 
 
 def _is_visible_image(path: str) -> bool:
@@ -180,56 +203,64 @@ def _is_visible_image(path: str) -> bool:
     return is_image_file(path) and not Path(path).name.startswith(".")
 
 
-def open_images(settings: PretrainSettings) -> Dataset:
-    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``."""
+def open_images(settings: PretrainSettings) -> Any:
+    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``.
+
+    Raises:
+        ValueError: there is no such data set or folder, or it cannot be downloaded.
+    """
+    transform = transform_of(settings)
+    if settings.data.startswith(TORCHVISION):
+        name = settings.data.removeprefix(TORCHVISION)
+        return _open_torchvision(name, settings.dataset_root or "data", transform)
+    return _open_folder(settings.data, transform)
+
+
+def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
+    """Open the training images of a data set of torchvision, which is downloaded if it is not in the folder."""
     from torchvision import datasets
 
-    transform = transform_of(settings)
-    if settings.data.startswith("torchvision:"):
-        name = settings.data.removeprefix("torchvision:")
-        factory = getattr(datasets, name, None)
-        # Other data sets select training images and store labels in various ways.
-        if (
-            not isinstance(factory, type)
-            or "train" not in inspect.signature(factory).parameters
-        ):
-            raise ValueError(
-                f"torchvision has no data set {name!r} with train=True, as CIFAR10, CIFAR100 and FashionMNIST have; "
-                "unpack it as an image folder (one folder per class) and give that"
-            )
-        try:
-            return factory(
-                settings.dataset_root or "data",
-                train=True,
-                download=True,
-                transform=transform,
-            )
-        except (
-            OSError,
-            HTTPException,
-            RuntimeError,
-        ) as error:  # torchvision raises RuntimeError for wrong checksums
-            if isinstance(error, OSError) and cured(error):
-                raise
-            raise ValueError(
-                f"torchvision's {name} cannot be fetched ({getattr(error, 'reason', error)}); connect to the network, "
-                "or give a folder that holds it as --dataset-root"
-            ) from error
-    if not Path(settings.data).is_dir():
+    factory = getattr(datasets, name, None)
+    # Other data sets select training images and store labels in various ways.
+    if (
+        not isinstance(factory, type)
+        or "train" not in inspect.signature(factory).parameters
+    ):
         raise ValueError(
-            f"data {settings.data} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
+            f"torchvision has no data set {name!r} with train=True, as CIFAR10, CIFAR100 and FashionMNIST have; "
+            "unpack it as an image folder (one folder per class) and give that"
         )
     try:
-        return datasets.ImageFolder(
-            settings.data, transform, loader=load_image, is_valid_file=_is_visible_image
-        )
-    except FileNotFoundError as error:
+        return factory(root, train=True, download=True, transform=transform)
+    # torchvision raises RuntimeError for wrong checksums.
+    except (OSError, HTTPException, RuntimeError) as error:
+        if isinstance(error, OSError) and cured(error):
+            raise
         raise ValueError(
-            f"data {settings.data} holds no class folders with images ({error}); the layout is <class>/<image>"
+            f"torchvision's {name} cannot be fetched ({getattr(error, 'reason', error)}); connect to the network, "
+            "or give a folder that holds it as --dataset-root"
         ) from error
 
 
-def load_image(path: str):
+def _open_folder(folder: str, transform: PixelTransform) -> Any:
+    """Open an image folder with one folder per class."""
+    from torchvision import datasets
+
+    if not Path(folder).is_dir():
+        raise ValueError(
+            f"data {folder} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
+        )
+    try:
+        return datasets.ImageFolder(
+            folder, transform, loader=load_image, is_valid_file=_is_visible_image
+        )
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"data {folder} holds no class folders with images ({error}); the layout is <class>/<image>"
+        ) from error
+
+
+def load_image(path: str) -> Image:
     """Read a PIL image; ``ValueError`` names a file that cannot be decoded."""
     try:
         return read_image(path)
@@ -244,8 +275,8 @@ def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
     if per_class == 0:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)
-    chosen = [
-        random.permutation(np.flatnonzero(labels == label))[:per_class]
-        for label in np.unique(labels)
-    ]
+    chosen = []
+    for label in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == label))
+        chosen.append(rows[:per_class])
     return np.sort(np.concatenate(chosen))

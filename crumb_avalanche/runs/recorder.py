@@ -180,6 +180,7 @@ def keep_learner(folder: Path, session: Session, experiences: int) -> None:
     """Write ``learner.safetensors`` after so many experiences, unless the plan or the method keeps none."""
     plan = session.plan
     if plan.keep_learner and plan.strategy not in NOT_KEPT:
+        assert session.strategy is not None, "it was trained"
         header = _learner_header(session, experiences)
         save_learner(folder / LEARNER, session.strategy, header)
 
@@ -188,6 +189,7 @@ def _learner_header(session: Session, experiences: int) -> LearnerHeader:
     """Return the header of the learner file after so many experiences."""
     plan = session.plan
     model = session.model
+    assert plan.capacity is not None, "Session.build sets it"
     preprocessing = preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
     if is_timm(plan.backbone) or preprocessing != Preprocessing():

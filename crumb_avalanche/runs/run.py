@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.methods.run_file import LEARNER
@@ -22,6 +22,7 @@ from crumb_avalanche.runs.session import (
     open_stream,
     trials_text,
 )
+from crumb_avalanche.runs.settings import Runtime
 from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import (
@@ -224,7 +225,9 @@ def build_session(
     progress = resume.progress
     resuming = resume.checkpoint is not None
     # What ran F before, which ``auto`` might not choose again.
-    runtime = resume.runtime.partition(" ")[0] or plan.runtime
+    runtime = plan.runtime
+    if resume.runtime:
+        runtime = cast(Runtime, resume.runtime.partition(" ")[0])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(
@@ -234,6 +237,7 @@ def build_session(
             evaluator=recorder.evaluator,
             trials=progress.trials if resuming else None,
         )
+    assert session.strategy is not None, "it is built with its learner"
     if not resuming:
         progress.trials = session.trials
         progress.tuning_seconds = session.tuning_seconds
@@ -259,12 +263,14 @@ def learn(
     diverges and counts is evaluated on the classes of all experiences.
     """
     plan = session.plan
+    strategy = session.strategy
+    assert strategy is not None, "it is built with its learner"
     progress = resume.progress
     experiences = session.stream.benchmark.train_stream
     last = len(experiences) - 1
     for number in range(resume.position.experience, last + 1):
         try:
-            session.strategy.train(
+            strategy.train(
                 experiences[number],
                 eval_streams=[],
                 shuffle=session.entry.joint,
@@ -315,6 +321,7 @@ class SeenAccuracy:
 
 def evaluate(session: Session, number: int) -> SeenAccuracy:
     """Test on the classes of all experiences up to a number, without a change of the RNG states."""
+    assert session.strategy is not None, "it is built with its learner"
     tests = session.stream.benchmark.test_stream
     if not session.entry.joint:  # which has seen every class after its one experience
         tests = tests[: number + 1]

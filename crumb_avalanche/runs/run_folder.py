@@ -4,17 +4,18 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, files_digest
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS, flat, load_yaml
+from crumb_avalanche.runs.settings import CLIPS, flat, load_yaml, result_settings
 from crumb_avalanche.system.process import cpu_name
 from crumb_avalanche.system.value_types import (
     PLAIN_VALUES,
@@ -40,14 +41,14 @@ RECORDS = (
     "ledger.json",
     "predictions.npz",
 )
-_FILES, _RESULT_SHA256 = "files", "result_sha256"  # entries of a result
+_FILES = "files"  # entry of a result: SHA-256 of the other files
+_RESULT_SHA256 = "result_sha256"  # entry of a result: of all others
 DIGESTS = (_FILES, _RESULT_SHA256)
 PLAN = "# sha256 of the plan: "  # begins a config.yaml
-MARKS = {
-    CONFIG: PLAN,
-    RESULT: f'"{_RESULT_SHA256}"',
-}  # texts by which a run's files are known
+# Texts by which a run's files are known.
+MARKS = {CONFIG: PLAN, RESULT: f'"{_RESULT_SHA256}"'}
 FRAMES = "frame_table_sha256"  # entry of a result
+IMAGES = "images"  # entry of a provenance: content of all images of a clip folder
 PERCENT = real(0, 100)
 # What is read of a result, and of the settings.
 RESULT_READ = record(
@@ -64,8 +65,23 @@ RESULT_READ = record(
         "classes_per_experience?": each(whole()),
     },
 )
-NAMES = dict.fromkeys(("benchmark", "protocol", "strategy", "preset"), text())
-SETTINGS_READ = record(further=True, **NAMES, **{"method?": maybe(PLAIN_VALUES)})
+SETTINGS_READ = record(
+    further=True,
+    benchmark=text(),
+    protocol=text(),
+    strategy=text(),
+    preset=text(),
+    **{"method?": maybe(PLAIN_VALUES)},
+)
+LIBRARIES = (
+    "crumb-avalanche",
+    "torch",
+    "torchvision",
+    "avalanche-lib",
+    "numpy",
+    "faiss-cpu",
+    "timm",
+)
 
 
 class FinishedRunError(ValueError):
@@ -76,7 +92,7 @@ class DamagedRunError(ValueError):
     """A file of a finished run is missing, or was changed."""
 
 
-def write_json(path: Path, value) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
@@ -86,52 +102,37 @@ def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
     write_text(path, csv_text(rows))
 
 
-def with_digests(folder: Path, result: dict) -> dict:
+def with_digests(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     """Return a result with the SHA-256 of the other files of the run and of itself.
 
     The learner file is not among them: it has checksums of its own, and may be taught
     on.
     """
-    result = {
-        **result,
-        _FILES: {
-            name: _sha256(folder / name)
-            for name in RECORDS
-            if (folder / name).is_file()
-        },
-    }
+    written = [name for name in RECORDS if (folder / name).is_file()]
+    digests = {name: _sha256(folder / name) for name in written}
+    result = {**result, _FILES: digests}
     return {**result, _RESULT_SHA256: _result_sha256(result)}
 
 
-def read_result(folder: Path) -> dict:
+def read_result(folder: Path) -> dict[str, Any]:
     """Read the result of a finished run.
 
     Raises:
         DamagedRunError: a file of the run is missing, or not what the run wrote; says
             which.
     """
-    path, changed = folder / RESULT, f"its SHA-256 is not the one in {RESULT}"
+    path = folder / RESULT
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(result, dict) or result.get(_RESULT_SHA256) != _result_sha256(
-            result
-        ):
-            raise ValueError(changed)
+        if not isinstance(result, dict):
+            raise ValueError("it holds no JSON object")
+        _check_digest(result.get(_RESULT_SHA256), _result_sha256(result))
         for name, digest in result[_FILES].items():
             path = folder / name
-            if _sha256(path) != digest:
-                raise ValueError(changed)
+            _check_digest(digest, _sha256(path))
         path = folder / RESULT
         check(RESULT_READ, result)
-        after, last = result["accuracy_after"], result["final_accuracy_per_experience"]
-        classes = result.get("classes_per_experience", [1] * len(last))
-        fits = (
-            0 < len(last) == len(classes)
-            and classes[0] > 0
-            and len(after) in (1, len(last))
-        )
-        if not fits or after[-1] != result["final_accuracy"]:
-            raise ValueError("its accuracies and numbers of classes do not agree")
+        _check_accuracies(result)
     except (
         AttributeError,
         KeyError,
@@ -140,11 +141,9 @@ def read_result(folder: Path) -> dict:
         TypeError,
         ValueError,
     ) as error:
-        reason = (
-            "it is missing"
-            if isinstance(error, FileNotFoundError)
-            else " ".join(str(error).split())[:300]
-        )
+        reason = " ".join(str(error).split())[:300]
+        if isinstance(error, FileNotFoundError):
+            reason = "it is missing"
         raise DamagedRunError(
             f"{path} is not what the run wrote: {reason}. It was damaged or changed later; restore it, repeat the run "
             f"with --overwrite true, or move {folder} elsewhere"
@@ -152,26 +151,41 @@ def read_result(folder: Path) -> dict:
     return result
 
 
-def read_settings(folder: Path) -> dict:
+def _check_digest(written: object, found: str) -> None:
+    """Raise ValueError if a SHA-256 is not the one in the result."""
+    if written != found:
+        raise ValueError(f"its SHA-256 is not the one in {RESULT}")
+
+
+def _check_accuracies(result: dict[str, Any]) -> None:
+    """Raise ValueError if the accuracies and numbers of classes of a result do not agree."""
+    after = result["accuracy_after"]
+    last = result["final_accuracy_per_experience"]
+    classes = result.get("classes_per_experience", [1] * len(last))
+    one_per_experience = 0 < len(last) == len(classes)
+    joint_or_streamed = len(after) in (1, len(last))
+    fits = one_per_experience and classes[0] > 0 and joint_or_streamed
+    if not fits or after[-1] != result["final_accuracy"]:
+        raise ValueError("its accuracies and numbers of classes do not agree")
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of a run, those of the method as ``method.NAME``; ValueError if no run has such ones."""
-    check(
-        SETTINGS_READ,
-        settings := load_yaml((folder / CONFIG).read_text(encoding="utf-8")),
-        "config",
-    )
+    settings = load_yaml((folder / CONFIG).read_text(encoding="utf-8"))
+    check(SETTINGS_READ, settings, "config")
     return flat(settings)
 
 
 def _sha256(path: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _result_sha256(result: dict) -> str:
+def _result_sha256(result: dict[str, Any]) -> str:
     """SHA-256 of all entries but itself, in any order."""
-    rest = {name: value for name, value in result.items() if name != _RESULT_SHA256}
-    return hashlib.sha256(
-        json.dumps(json.loads(json.dumps(rest)), sort_keys=True).encode()
-    ).hexdigest()
+    others = {name: value for name, value in result.items() if name != _RESULT_SHA256}
+    as_read = json.loads(json.dumps(others))  # keys are texts then, tuples are lists
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def claim(folder: Path, overwrite: bool) -> None:
@@ -185,12 +199,22 @@ def claim(folder: Path, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def refuse_others(folder: Path, names: Iterable[str], marks: dict[str, str]) -> None:
-    """Raise ValueError if a folder has one of these files, and none of the ``marks``, text by name of a file."""
-    there = [folder / name for name in names if (folder / name).exists()]
-    if there and not any(text in _text(folder / name) for name, text in marks.items()):
+def refuse_others(folder: Path, names: Sequence[str], marks: Mapping[str, str]) -> None:
+    """Refuse to replace the files of another program.
+
+    Args:
+        folder: that is to be written to.
+        names: of the files that may be replaced.
+        marks: a text by which each of some files is known, by its name.
+
+    Raises:
+        ValueError: the folder has one of the files, and none with its mark.
+    """
+    existing = [folder / name for name in names if (folder / name).exists()]
+    is_ours = any(mark in _text(folder / name) for name, mark in marks.items())
+    if existing and not is_ours:
         raise ValueError(
-            f"{there[0]} exists and is of another program, so it stays as it is: choose another --output"
+            f"{existing[0]} exists and is of another program, so it stays as it is: choose another --output"
         )
 
 
@@ -207,18 +231,6 @@ def tidy_up(folder: Path) -> None:
     shutil.rmtree(folder / RESUME, ignore_errors=True)
 
 
-IMAGES = "images"  # entry of the content of all images of a clip folder
-LIBRARIES = (
-    "crumb-avalanche",
-    "torch",
-    "torchvision",
-    "avalanche-lib",
-    "numpy",
-    "faiss-cpu",
-    "timm",
-)
-
-
 def provenance(plan: RunPlan) -> dict[str, str]:
     """Hash the input files of a run.
 
@@ -228,26 +240,38 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         file), if the setting is a file. ``dataset_root``: names and sizes of all images
         of a clip folder, also those taken out of videos; ``images``: their content.
     """
-    found = {}
+    hashes = {}
     for name in ("weights", "pretrained"):
         value = getattr(plan, name)
         if value is not None and Path(value).is_file():
-            state = Path(value).stat()
-            found[name] = _file_hash(
-                str(Path(value).resolve()), state.st_mtime_ns, state.st_size
-            )
+            path = Path(value).resolve()
+            status = path.stat()
+            hashes[name] = _file_hash(str(path), status.st_mtime_ns, status.st_size)
     if plan.benchmark == CLIPS:
-        bad_videos = [] if plan.on_bad_frame == "skip" else None
-        table = get_benchmark(CLIPS).table(
-            plan.dataset_root, plan.run, False, plan.fps, bad_videos, plan.new_class
-        )
-        paths = [table.root / path for path in table.path]
-        listed = "".join(
-            f"{path}\n{file.stat().st_size}\n" for path, file in zip(table.path, paths)
-        )
-        found["dataset_root"] = f"sha256:{hashlib.sha256(listed.encode()).hexdigest()}"
-        found[IMAGES] = f"sha256:{files_digest(paths)}"
-    return found
+        hashes |= _clip_hashes(plan)
+    return hashes
+
+
+def _clip_hashes(plan: RunPlan) -> dict[str, str]:
+    """Hash the images of a clip folder: names and sizes, and contents."""
+    table = get_benchmark(CLIPS).table(
+        plan.dataset_root,
+        plan.run,
+        reference=False,
+        fps=plan.fps,
+        bad_videos=[] if plan.on_bad_frame == "skip" else None,
+        new_class=plan.new_class,
+    )
+    names_and_sizes = hashlib.sha256()
+    paths = []
+    for name in table.path:
+        path = table.root / name
+        names_and_sizes.update(f"{name}\n{path.stat().st_size}\n".encode())
+        paths.append(path)
+    return {
+        "dataset_root": f"sha256:{names_and_sizes.hexdigest()}",
+        IMAGES: f"sha256:{files_digest(paths)}",
+    }
 
 
 @lru_cache(maxsize=256)
@@ -264,9 +288,9 @@ def _table_hash(
     entry = get_benchmark(benchmark)
     if entry.needs_root and not (root and Path(root).is_dir()):
         return None
-    return entry.table(
-        root, run, reference, fps, [] if skip else None, new_class
-    ).content_hash()
+    bad_videos: list[str] | None = [] if skip else None
+    table = entry.table(root, run, reference, fps, bad_videos, new_class)
+    return table.content_hash()
 
 
 def versions() -> dict[str, str]:
@@ -290,16 +314,8 @@ def commit_of_checkout() -> str:
     checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return ""
-    command = [
-        "git",
-        "-C",
-        str(checkout),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=8",
-        "--exclude=*",
-    ]
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
+    command += ["--abbrev=8", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -312,9 +328,8 @@ def _file_hash(path: str, changed: int, size: int) -> str:
     """Hash a file; cached by modification time and size because a sweep asks once for each of its runs."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        if path.endswith(
-            ".safetensors"
-        ):  # leave out the metadata, whose order is random
+        # The metadata, whose order is random, are left out.
+        if path.endswith(".safetensors"):
             length = int.from_bytes(file.read(8), "little")
             try:
                 header = json.loads(file.read(length) if length < size else b"")
@@ -326,52 +341,53 @@ def _file_hash(path: str, changed: int, size: int) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def finished_result(folder: Path, plan: RunPlan) -> dict:
-    """Read the result of a finished run; ``FinishedRunError`` if its settings, input files or frames are others."""
+def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
+    """Read the result of a finished run.
+
+    Raises:
+        DamagedRunError: see ``read_result``.
+        FinishedRunError: its settings, input files or frames are not those of the plan.
+    """
     result = read_result(folder)
-    now = {
-        name: value
-        for name, value in flat(vars(plan)).items()
-        if name not in NON_RESULT_SETTINGS
-    }
     hashes = provenance(plan)
+    asked = result_settings(flat(vars(plan)))
+    done = read_settings(folder)
     # A file is compared by its content, which may be at another path.
-    now |= {
-        name: value for name, value in hashes.items() if name in result["provenance"]
-    }
-    then = read_settings(folder)
-    then |= {
-        name: value for name, value in result["provenance"].items() if name in hashes
-    }
+    for name in hashes.keys() & result["provenance"].keys():
+        asked[name] = hashes[name]
+        done[name] = result["provenance"][name]
     if plan.runtime == "auto":
-        now["runtime"] = then.get("runtime")  # whichever it chose
-    if not result[
-        "bad_frames"
-    ]:  # only reading all images again would find those left out
-        given = (
+        asked["runtime"] = done.get("runtime")  # whichever it chose
+    # Only reading all images again would find those that were left out.
+    if not result["bad_frames"]:
+        frames = _table_hash(
             plan.benchmark,
             plan.dataset_root,
             plan.run,
             plan.reference_stream,
             plan.fps,
+            plan.on_bad_frame == "skip",
+            plan.new_class,
         )
-        then[FRAMES] = result[FRAMES]
-        now[FRAMES] = (
-            _table_hash(*given, plan.on_bad_frame == "skip", plan.new_class)
-            or then[FRAMES]
-        )
-    for name, new in now.items():
-        if (old := then.get(name)) == new:
-            continue
-        what = (
-            f"with {name}={old!r}, not {new!r}"
-            + " (contents are compared, not paths)" * (name in hashes)
-        )
-        if name in ("dataset_root", IMAGES):
-            what = f"of other clips: some in {plan.dataset_root} were added, removed or changed since"
-        elif name == FRAMES:
-            what = f"on other frames: the SHA-256 of its frame table was {old[:16]} and is now {new[:16]}"
-        raise FinishedRunError(
-            f"{folder} holds a finished run {what}; use another --output, or start over with crumb run --overwrite true"
-        )
+        asked[FRAMES] = frames or result[FRAMES]
+        done[FRAMES] = result[FRAMES]
+    for name, value in asked.items():
+        if done.get(name) != value:
+            difference = _difference(plan, name, done.get(name), value, name in hashes)
+            raise FinishedRunError(
+                f"{folder} holds a finished run {difference}; use another --output, or start over with crumb run "
+                "--overwrite true"
+            )
     return result
+
+
+def _difference(plan: RunPlan, name: str, done: Any, asked: Any, is_hash: bool) -> str:
+    """Say in what a finished run differs from what is asked for."""
+    if name in ("dataset_root", IMAGES):
+        return f"of other clips: some in {plan.dataset_root} were added, removed or changed since"
+    if name == FRAMES:
+        return f"on other frames: the SHA-256 of its frame table was {done[:16]} and is now {asked[:16]}"
+    difference = f"with {name}={done!r}, not {asked!r}"
+    if is_hash:
+        difference += " (contents are compared, not paths)"
+    return difference

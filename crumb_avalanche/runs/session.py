@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
@@ -26,7 +26,7 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.settings import CLIPS
+from crumb_avalanche.runs.settings import CLIPS, Runtime
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
@@ -59,45 +59,54 @@ class Stream:
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     """Open the stream of a run; ``joint`` puts all classes into one experience, by default as the strategy needs."""
-    joint = get_strategy(plan.strategy).joint if joint is None else joint
+    if joint is None:
+        joint = get_strategy(plan.strategy).joint
     entry = get_benchmark(plan.benchmark)
-    skipped: list[str] = []
     skip = plan.on_bad_frame == "skip"
-    bad_videos = skipped if skip else None
+    skipped: list[str] = []
     table = entry.table(
         plan.dataset_root,
         plan.run,
         plan.reference_stream,
         plan.fps,
-        bad_videos,
-        plan.new_class,
+        bad_videos=skipped if skip else None,
+        new_class=plan.new_class,
     )
     if skip:
         bad = table.bad_rows(partial(progress_bar, show=plan.progress))
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
-    transform = pixel_transform(
-        plan.image_size, preprocessing_of(plan.backbone).interpolation
-    )
+    interpolation = preprocessing_of(plan.backbone).interpolation
+    transform = pixel_transform(plan.image_size, interpolation)
     benchmark = make_benchmark(
         table,
         "offline" if joint else plan.protocol,
-        plan.run,
-        plan.classes_per_experience,
-        transform,
-        transform,
-        entry.class_groups(table, plan.reference_stream),
-        plan.reference_stream,
+        run=plan.run,
+        classes_per_experience=plan.classes_per_experience,
+        train_transform=transform,
+        eval_transform=transform,
+        class_groups=entry.class_groups(table, plan.reference_stream),
+        reference=plan.reference_stream,
     )
-    if entry.needs_root:
-        images = files_key(Path(table.root) / path for path in table.path)
-        if table.reader is not None:  # readers decode the same file differently
-            images += f" {type(table.reader).__name__}"
-    else:
-        images = f"{table.frames_hash()} {table.reader!r}"
     return Stream(
-        entry, benchmark.frame_table, benchmark, skipped, f"{images} {transform!r}"
+        entry,
+        benchmark.frame_table,
+        benchmark,
+        skipped,
+        images_key=f"{_images_key(entry, table)} {transform!r}",
     )
+
+
+def _images_key(entry: Benchmark, table: FrameTable) -> str:
+    """Return the key of a table's images in the feature cache, without their transform."""
+    if not entry.needs_root:
+        return f"{table.frames_hash()} {table.reader!r}"
+    assert table.root is not None, "the benchmark needs a root"
+    root = Path(table.root)
+    key = files_key(root / path for path in table.path)
+    if table.reader is not None:  # readers decode the same file differently
+        key += f" {type(table.reader).__name__}"
+    return key
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:
@@ -109,57 +118,69 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         The description as values for ``result.json`` and as text.
     """
     table = stream.table
-    found: dict[str, Any] = {
-        "images": {split: len(table.rows(split)) for split in ("train", "test")}
-    }
-    text = counted(len(table.classes), "class")
+    counts = {split: len(table.rows(split)) for split in ("train", "test")}
+    values: dict[str, Any] = {"images": counts}
+    kinds = [counted(len(table.classes), "class")]
+    held_out = ""
     if stream.entry.name == CLIPS:
         objects = set(zip(table.class_name, table.object_name, strict=True))
         clips = set(
             zip(table.class_name, table.object_name, table.session, strict=True)
         )
-        text += f", {counted(len(objects), 'object')}, {counted(len(clips), 'clip')}"
-    text += f": {counted(found['images']['train'], 'image')} to learn, {found['images']['test']:,} to test"
-    if stream.entry.name == CLIPS:
-        found["held_out"] = held_out_of(table)
-        alike: dict[str, list[str]] = {}
-        for class_name, what in found["held_out"].items():
-            alike.setdefault(what.partition(":")[0], []).append(class_name)
-        text += "\nheld out for the test:"
-        text += "".join(
-            f"\n  {listed(names, 10)}: {what}" for what, names in alike.items()
-        )
+        kinds += [counted(len(objects), "object"), counted(len(clips), "clip")]
+        values["held_out"] = held_out_of(table)
+        held_out = _held_out_text(values["held_out"])
     if len(table.classes) == 1:
         warnings.warn(
             f"there is only one class, {table.classes[0]}, so every answer is right; add folders of other classes",
             stacklevel=2,
         )
-    return found, text
+    images = f"{counted(counts['train'], 'image')} to learn, {counts['test']:,} to test"
+    return values, f"{', '.join(kinds)}: {images}{held_out}"
+
+
+def _held_out_text(held_out: dict[str, str]) -> str:
+    """Format what is held out of each class, a line for the classes of which the same kind is."""
+    classes: dict[str, list[str]] = {}
+    for class_name, description in held_out.items():
+        kind, _, _ = description.partition(":")
+        classes.setdefault(kind, []).append(class_name)
+    text = "\nheld out for the test:"
+    for kind, names in classes.items():
+        text += f"\n  {listed(names, 10)}: {kind}"
+    return text
 
 
 @dataclass
 class Session:
-    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable."""
+    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable.
 
-    # with its capacity, the tuned learning rate, and the runtime that auto stands for
+    Attributes:
+        plan: with its capacity, the tuned learning rate, and the runtime that auto
+            stands for.
+        entry: of the strategy in the registry.
+        stream: what is learned.
+        model: calibrated on the first experience, or pretrained.
+        cache: of feature maps; ``None`` without a folder for it.
+        strategy: untrained; ``None`` if built with ``learner=False``.
+        trials: of the learning rate, the chosen one first.
+        calibration_seconds, tuning_seconds: what building took.
+    """
+
     plan: RunPlan
     entry: Entry
     stream: Stream
-    model: SplitModel  # calibrated on the first experience, or pretrained
+    model: SplitModel
     cache: FeatureCache | None = None
-    strategy: StreamStrategy | None = (
-        None  # untrained; None if built with learner=False
-    )
-    trials: list[Trial] = field(
-        default_factory=list
-    )  # of the learning rate, the chosen one first
+    strategy: StreamStrategy | None = None
+    trials: list[Trial] = field(default_factory=list)
     calibration_seconds: float = 0.0
     tuning_seconds: float = 0.0
 
     def __enter__(self) -> "Session":
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -191,44 +212,46 @@ class Session:
         """
         entry = get_strategy(plan.strategy)
         check_device(plan.device)
-        stream = open_stream(plan) if stream is None else stream
-        model = build_model(plan, stream.benchmark.n_classes, entry.codebook).to(
-            plan.device
-        )
+        if stream is None:
+            stream = open_stream(plan)
+        model = build_model(plan, stream.benchmark.n_classes, entry.codebook)
+        model = model.to(plan.device)
         model.set_precision(plan.precision)
         start = time.perf_counter()
         first = stream.benchmark.train_stream[0]
         if not plan.pretrained:
             calibrate(model, first.dataset, plan.codebook_init, plan.run)
-        seconds = time.perf_counter() - start
-        plan = replace(plan, runtime=use_runtime(model, plan.runtime).name)
+        calibration_seconds = time.perf_counter() - start
+        runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
+        plan = replace(plan, runtime=runtime)
         if learner:
             plan = replace(plan, capacity=capacity_of(plan, entry, model))
-        session = cls(plan, entry, stream, model, cache, calibration_seconds=seconds)
         if cache is None and plan.feature_cache:
-            store = MapStore(
-                plan.feature_cache,
-                model,
-                len(stream.table),
-                stream.images_key,
-                plan.workers,
-                plan.progress,
-                half=plan.cache_precision == "fp16",
-            )
-            session.cache = FeatureCache(store, stored_images=plan.capacity or 0)
+            cache = _open_cache(plan.feature_cache, plan, stream, model)
+        session = cls(
+            plan,
+            entry,
+            stream,
+            model,
+            cache,
+            calibration_seconds=calibration_seconds,
+        )
         if learner:
-            start = time.perf_counter()
-            session.trials = rate_trials(session) if trials is None else trials
-            if session.trials:
-                session.plan = replace(
-                    session.plan, learning_rate=session.trials[0].learning_rate
-                )
-                session.tuning_seconds = time.perf_counter() - start
-            session.strategy = session.new_strategy(
-                session.plan, model, plugins, evaluator
-            )
-            model.quantized_evaluation = plan.evaluate_quantized
+            session._build_strategy(plugins, evaluator, trials)
         return session
+
+    def _build_strategy(
+        self, plugins: Sequence[Any], evaluator: Any, trials: list[Trial] | None
+    ) -> None:
+        """Tune the learning rate where the plan has none and no ``trials`` are given, and build the strategy."""
+        start = time.perf_counter()
+        self.trials = rate_trials(self) if trials is None else trials
+        if self.trials:
+            rate = self.trials[0].learning_rate
+            self.plan = replace(self.plan, learning_rate=rate)
+            self.tuning_seconds = time.perf_counter() - start
+        self.strategy = self.new_strategy(self.plan, self.model, plugins, evaluator)
+        self.model.quantized_evaluation = self.plan.evaluate_quantized
 
     def new_strategy(
         self,
@@ -238,17 +261,35 @@ class Session:
         evaluator: Any = None,
     ) -> StreamStrategy:
         """Build a new strategy on a model, with the session's cache before other plugins."""
+        assert plan.capacity is not None, "build sets it"
+        caches = [] if self.cache is None else [self.cache]
         return build_strategy(
             plan.strategy,
             model,
             plan.learning,
-            plan.capacity,
-            plan.run,
-            plan.device,
-            plan.method,
-            plugins=[*([] if self.cache is None else [self.cache]), *plugins],
+            mem_size=plan.capacity,
+            seed=plan.run,
+            device=plan.device,
+            method=plan.method,
+            plugins=[*caches, *plugins],
             evaluator=evaluator,
         )
+
+
+def _open_cache(
+    folder: str, plan: RunPlan, stream: Stream, model: SplitModel
+) -> FeatureCache:
+    """Open the cache of feature maps in a folder."""
+    store = MapStore(
+        folder,
+        model,
+        len(stream.table),
+        stream.images_key,
+        plan.workers,
+        plan.progress,
+        half=plan.cache_precision == "fp16",
+    )
+    return FeatureCache(store, stored_images=plan.capacity or 0)
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
@@ -266,23 +307,24 @@ def build_model(
     settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool
 ) -> SplitModel:
     """Build the split model and load its weights, without calibration."""
-    table = (
-        Codebook(settings.codebook_size, settings.codebook_dim) if codebook else None
-    )
+    blocks = None
+    if codebook:
+        blocks = Codebook(settings.codebook_size, settings.codebook_dim)
+    arguments = {**network_of(settings), "codebook": blocks}
     pretrained = getattr(settings, "pretrained", None)
-    weights = None if pretrained or settings.weights == "none" else settings.weights
-    arguments = {**network_of(settings), "codebook": table}
     if not pretrained:
+        weights = None if settings.weights == "none" else settings.weights
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
     state, made_with = read_pretrained(pretrained)
-    wanted = ["backbone", "cut_layer", "head_kernel"] + (
-        ["codebook_size", "codebook_dim"] if codebook else []
-    )
-    for name in wanted:
-        if made_with.get(name) != getattr(settings, name):
+    names = ["backbone", "cut_layer", "head_kernel"]
+    if codebook:
+        names += ["codebook_size", "codebook_dim"]
+    for name in names:
+        made, asked = made_with.get(name), getattr(settings, name)
+        if made != asked:
             raise ValueError(
-                f"{pretrained} was made with {name}={made_with.get(name)}, but this run has "
-                f"{name}={getattr(settings, name)}; give the same value, or pretrain again"
+                f"{pretrained} was made with {name}={made}, but this run has {name}={asked}; give the same value, or "
+                "pretrain again"
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
@@ -302,25 +344,22 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     Statistics are checked against the budget in the family *fair* and where the
     settings give one.
     """
-    method = entry.method_settings(plan.method)
-    n_classes = model.n_classes
     if not entry.budgeted:
-        fixed = entry.fixed_bytes(model, method, n_classes)
-        if (plan.family == "fair" or plan.budget_given) and fixed > plan.budget:
-            raise ValueError(
-                f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} classes, more than the budget of "
-                f"{plan.budget}; raise --budget-images or --budget-bytes"
-            )
+        _check_statistics(plan, entry, model)
         return 0
+    n_classes = model.n_classes
     if plan.mem_size is not None:
         count = plan.mem_size
     else:
-        # The paper charges CRUMB's codebook, but neither REMIND's nor the old networks
-        # of other methods.
-        charged = plan.family != "paper" or entry.codebook
-        exact = plan.family == "fair"
         count = entry.memories_in_budget(
-            model, plan.budget, n_classes, method, charged, exact
+            model,
+            plan.budget,
+            n_classes,
+            entry.method_settings(plan.method),
+            # The paper charges CRUMB's codebook, but neither REMIND's nor the old
+            # networks of other methods.
+            charged=plan.family != "paper" or entry.codebook,
+            exact=plan.family == "fair",
         )
     if count > MOST_MEMORIES:
         raise ValueError(
@@ -335,7 +374,19 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
     return count
 
 
-def rate_trials(session) -> list[Trial]:
+def _check_statistics(plan: RunPlan, entry: Entry, model: SplitModel) -> None:
+    """Raise ValueError if a method of statistics keeps more bytes than the budget, where one counts."""
+    n_classes = model.n_classes
+    fixed = entry.fixed_bytes(model, entry.method_settings(plan.method), n_classes)
+    counts = plan.family == "fair" or plan.budget_given
+    if counts and fixed > plan.budget:
+        raise ValueError(
+            f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} classes, more than the budget of "
+            f"{plan.budget}; raise --budget-images or --budget-bytes"
+        )
+
+
+def rate_trials(session: Session) -> list[Trial]:
     """Try learning rates on copies of a session's model, on a small stream made of the first experience.
 
     A joint bound is tuned on the first experience of the stream as a whole.
@@ -343,45 +394,39 @@ def rate_trials(session) -> list[Trial]:
     Returns the trials, the chosen one first; none if the plan has a rate, or the
     strategy has its own or takes no gradient steps.
     """
-    plan, entry = session.plan, session.entry
-    if (
-        plan.learning_rate is not None
-        or not entry.gradient
-        or entry.own_rate(entry.method_settings(plan.method))
-    ):
+    plan = session.plan
+    entry = session.entry
+    if plan.learning_rate is not None or not entry.gradient:
         return []
-    stream = open_stream(plan, joint=False) if entry.joint else session.stream
+    if entry.own_rate(entry.method_settings(plan.method)):
+        return []
 
-    def learner(rate, evaluator):
-        trial = replace(
-            plan, learning_rate=rate, method={**plan.method, **entry.tuning}
-        )
+    def learner(rate: float, evaluator: Any) -> StreamStrategy:
+        method = {**plan.method, **entry.tuning}
+        trial = replace(plan, learning_rate=rate, method=method)
         model = copy.deepcopy(session.model)
         model.runtime = session.model.runtime  # F is the same
         return session.new_strategy(trial, model, evaluator=evaluator)
 
-    first = stream.benchmark.train_stream[0]
-    objects = [stream.table.object_name[row] for row in first.dataset.frame_row]
-    parts = (
-        small_stream(first)
-        if entry.joint
-        else small_stream(first, objects, session.model.n_classes)
+    if entry.joint:
+        stream = open_stream(plan, joint=False)
+        arrivals = small_stream(stream.benchmark.train_stream[0])
+    else:
+        stream = session.stream
+        first = stream.benchmark.train_stream[0]
+        objects = [stream.table.object_name[row] for row in first.dataset.frame_row]
+        arrivals = small_stream(first, objects, session.model.n_classes)
+    return tune(
+        learner, arrivals, head_loss=entry.scores_answer, num_workers=plan.workers
     )
-    return tune(learner, parts, head_loss=entry.scores_answer, num_workers=plan.workers)
 
 
-def trials_text(trials: list[Trial]) -> str:
-    """Format the trials of a search for the learning rate as a table."""
-    rows = [
-        [
-            f"{trial.learning_rate:g}",
-            f"{trial.accuracy:.1f}",
-            f"{trial.loss:.4f}",
-            "chosen" if not place else "",
-        ]
-        for place, trial in enumerate(trials)
-    ]
-    return (
-        "learning rates on held-out frames of the first experience, whose classes or objects arrive in turn\n"
-        + table(["rate", "accuracy", "loss", ""], rows)
-    )
+def trials_text(trials: Sequence[Trial]) -> str:
+    """Format the trials of a search for the learning rate as a table; the first one is the chosen one."""
+    rows = []
+    for trial in trials:
+        rate = f"{trial.learning_rate:g}"
+        rows.append([rate, f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", ""])
+    rows[0][-1] = "chosen"
+    title = "learning rates on held-out frames of the first experience, whose classes or objects arrive in turn\n"
+    return title + table(["rate", "accuracy", "loss", ""], rows)

@@ -11,6 +11,8 @@ from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Compute, Replay, Steps, Weight
 
 Protocol = Literal["class_instance", "class_iid", "table"]
+Preset = Literal["paper", "reference", "recommended", "tuned"]
+Runtime = Literal["auto", "torch", "compiled", "onnxruntime"]
 Value = int | float | bool | str | None
 CLIPS = "clip_folder"  # the benchmark of a user's own images
 MOST_RUNS = 10_000
@@ -197,7 +199,7 @@ class RunSettings(ranges.InRange):
     output: str = "runs/latest"
     run: ranges.Seed = 0
     runs: str | None = None
-    preset: Literal["paper", "reference", "recommended", "tuned"] | None = None
+    preset: Preset | None = None
     strategy: str | None = None
     backbone: str | None = None
     weights: str | None = None
@@ -238,7 +240,7 @@ class RunSettings(ranges.InRange):
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
-    runtime: Literal["auto", "torch", "compiled", "onnxruntime"] = "torch"
+    runtime: Runtime = "torch"
     workers: ranges.Workers = 0
     overwrite: bool = False
     keep_learner: bool = True
@@ -269,29 +271,34 @@ class RunSettings(ranges.InRange):
             return [self.run]
         numbers: list[int] = []
         for part in self.runs.split(","):
-            first, dash, last = part.strip().partition("-")
-            if not all(
-                number.isascii() and number.isdecimal()
-                for number in ([first, last] if dash else [first])
-            ):
-                raise ValueError(
-                    f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list"
-                )
-            for number in (first, last or first):
-                ranges.checked(
-                    "run", int(number[:20]), ranges.Seed
-                )  # converting thousands of digits is refused
-            more = range(int(first), int(last if dash else first) + 1)
-            if not more:
-                raise ValueError(
-                    f"runs is {self.runs!r}, where {part.strip()} is an empty range; write {last}-{first}"
-                )
-            if len(more) > MOST_RUNS:
-                raise ValueError(
-                    f"runs is {self.runs!r}, which are {len(more):,} runs; give {MOST_RUNS:,} or fewer"
-                )
-            numbers += more
+            numbers += self._numbers_of(part.strip())
         return list(dict.fromkeys(numbers))
+
+    def _numbers_of(self, part: str) -> range:
+        """Return the numbers of one part of ``runs``, such as 3 or 0-9."""
+        first_text, dash, last_text = part.partition("-")
+        first = self._run_number(first_text)
+        last = self._run_number(last_text) if dash else first
+        numbers = range(first, last + 1)
+        if not numbers:
+            raise ValueError(
+                f"runs is {self.runs!r}, where {part} is an empty range; write {last_text}-{first_text}"
+            )
+        if len(numbers) > MOST_RUNS:
+            raise ValueError(
+                f"runs is {self.runs!r}, which are {len(numbers):,} runs; give {MOST_RUNS:,} or fewer"
+            )
+        return numbers
+
+    def _run_number(self, text: str) -> int:
+        """Return a run number that is written in ASCII digits."""
+        if not (text.isascii() and text.isdecimal()):
+            raise ValueError(
+                f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list"
+            )
+        # Converting thousands of digits is refused; those of a seed are fewer.
+        ranges.checked("run", int(text[:20]), ranges.Seed)
+        return int(text)
 
 
 # Groups of `crumb run --help`; all other settings are in a last group for experts.
@@ -330,22 +337,18 @@ def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def part_for(kind: type, settings) -> dict:
+def part_for(kind: type, settings: Any) -> dict[str, Any]:
     """Return the values of ``settings`` that the dataclass ``kind`` has fields for."""
-    return {
-        item.name: getattr(settings, item.name)
-        for item in fields(kind)
-        if hasattr(settings, item.name)
-    }
+    names = [entry.name for entry in fields(kind)]
+    return {name: getattr(settings, name) for name in names if hasattr(settings, name)}
 
 
-def flat(settings: dict) -> dict:
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with those of the method as ``method.NAME``."""
     values = {name: value for name, value in settings.items() if name != "method"}
-    return values | {
-        f"method.{name}": value
-        for name, value in (settings.get("method") or {}).items()
-    }
+    for name, value in (settings.get("method") or {}).items():
+        values[f"method.{name}"] = value
+    return values
 
 
 def meanings(settings: type) -> dict[str, str]:
@@ -353,20 +356,19 @@ def meanings(settings: type) -> dict[str, str]:
 
     The texts are empty where Python strips docstrings.
     """
-    found = dict.fromkeys((item.name for item in fields(settings)), "")
+    meaning = {entry.name: "" for entry in fields(settings)}
     for kind in (RunSettings, *reversed(settings.__mro__)):
-        text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")[2]
-        found |= dict(
-            re.findall(
-                r"^ {4}(\w+): (.+)$", re.sub(r"\n {8,}", " ", text), re.MULTILINE
-            )
-        )
-    for item in fields(settings):
-        if (
-            item.default not in (None, False, MISSING)
-            and "default" not in found[item.name]
-        ):
-            found[item.name] = (
-                f"{found[item.name].rstrip('.')} (default: {item.default})"
-            )
-    return found
+        meaning |= _attributes_of(kind)
+    for entry in fields(settings):
+        text = meaning[entry.name]
+        is_shown = entry.default not in (None, False, MISSING)
+        if is_shown and "default" not in text:
+            meaning[entry.name] = f"{text.rstrip('.')} (default: {entry.default})"
+    return meaning
+
+
+def _attributes_of(kind: type) -> dict[str, str]:
+    """Return what the docstring of a class says about its attributes, each in one line."""
+    _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")
+    joined = re.sub(r"\n {8,}", " ", text)
+    return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))

@@ -29,46 +29,50 @@ LEDGER_SECONDS = {
 }
 
 
-def cell(value, width: int = 60) -> str:
+def cell(value: object, width: int = 60) -> str:
     """Format a setting for a table: the last name of a long path, the beginning of any other long text."""
-    text = (
-        ", ".join(map(str, value))
-        if isinstance(value, list)
-        else "none"
-        if value is None
-        else str(value)
-    )
-    text = os.path.basename(text.rstrip("/")) if len(text) > width else text
-    return text if len(text) <= width else text[: width - 3] + "..."
+    if isinstance(value, list):
+        text = ", ".join(map(str, value))
+    elif value is None:
+        text = "none"
+    else:
+        text = str(value)
+    if len(text) > width:
+        text = os.path.basename(text.rstrip("/"))
+    if len(text) > width:
+        text = text[: width - 3] + "..."
+    return text
 
 
 def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -> str:
     """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``."""
     if not values:
         return ""
-    spread = (
-        f" {between} {statistics.stdev(values):{form.lstrip('+')}}"
-        if len(values) > 1
-        else ""
-    )
-    return f"{statistics.fmean(values):{form}}{spread}"
+    mean = f"{statistics.fmean(values):{form}}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} {between} {statistics.stdev(values):{form.lstrip('+')}}"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Align columns, the first to the left and the others to the right; a cell is one line, whatever it holds."""
-    header, *rows = ([printable(cell) for cell in line] for line in (header, *rows))
-    widths = [
-        max(len(line[column]) for line in [header, *rows])
-        for column in range(len(header))
-    ]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths))
-        )
-        for line in lines
-    )
+    lines = []
+    for row in (header, *rows):
+        lines.append([printable(text) for text in row])
+    widths = [0] * len(header)
+    for line in lines:
+        for column, text in enumerate(line):
+            widths[column] = max(widths[column], len(text))
+    rule = ["-" * width for width in widths]
+    lines.insert(1, rule)
+    return "\n".join(_aligned(line, widths) for line in lines)
+
+
+def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line with the first cell to the left of its column and the others to the right."""
+    cells = [text.rjust(width) for text, width in zip(line, widths)]
+    cells[0] = line[0].ljust(widths[0])
+    return "  ".join(cells)
 
 
 def number(value: float | None, form: str = ".1f") -> str:
@@ -81,34 +85,33 @@ def matrix_table(
 ) -> str:
     """Format the accuracy matrix, in percent, with the accuracy over all seen classes as the last column."""
     width = len(matrix[-1])
-    header = ["after", *[f"exp {column + 1}" for column in range(width)], "all seen"]
+    columns = [f"exp {number}" for number in range(1, width + 1)]
     rows = []
-    for place, (row, overall) in enumerate(zip(matrix, accuracy_after)):
-        cells = [f"{value:.1f}" for value in row] + [""] * (width - len(row))
-        rows.append(
-            ["joint" if joint else f"exp {place + 1}", *cells, number(overall, ".2f")]
-        )
-    return (
-        "\naccuracy on the test frames of each experience's classes, percent\n"
-        + table(header, rows)
-    )
+    for experience, accuracies in enumerate(matrix, 1):
+        cells = [f"{accuracy:.1f}" for accuracy in accuracies]
+        empty = [""] * (width - len(accuracies))
+        overall = number(accuracy_after[experience - 1], ".2f")
+        name = "joint" if joint else f"exp {experience}"
+        rows.append([name, *cells, *empty, overall])
+    title = "\naccuracy on the test frames of each experience's classes, percent\n"
+    return title + table(["after", *columns, "all seen"], rows)
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
     """Format bytes and seconds of a run."""
-    rows = [[label, f"{int(ledger[name]):,} B"] for name, label in LEDGER_BYTES.items()]
-    rows.insert(0, ["memories stored", f"{int(ledger['buffer_items']):,}"])
-    if derived := ledger.get("derived_bytes"):
+    rows = [["memories stored", f"{int(ledger['buffer_items']):,}"]]
+    for name, label in LEDGER_BYTES.items():
+        rows.append([label, f"{int(ledger[name]):,} B"])
+    derived = ledger.get("derived_bytes")
+    if derived:
         rows.append(["derived from the memory", f"{int(derived):,} B"])
     total = max(ledger["train_seconds"], 1e-9)
-    rows += [
-        [f"time: {label}", f"{ledger[name]:.1f} s ({100 * ledger[name] / total:.0f} %)"]
-        for name, label in LEDGER_SECONDS.items()
-    ]
-    rows += [
-        ["training", f"{total:.1f} s"],
-        ["images/s", f"{ledger['images_per_second']:.1f}"],
-    ]
+    for name, label in LEDGER_SECONDS.items():
+        seconds = ledger[name]
+        share = 100 * seconds / total
+        rows.append([f"time: {label}", f"{seconds:.1f} s ({share:.0f} %)"])
+    rows.append(["training", f"{total:.1f} s"])
+    rows.append(["images/s", f"{ledger['images_per_second']:.1f}"])
     return "\nledger\n" + table(["", ""], rows)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -119,37 +120,35 @@ def test_comparison(tmp_path, capsys):
     assert (second["group"], second["final_accuracy"]) == ("finetune", "25.00")
 
 
-@pytest.fixture
-def full_disk():
+@contextmanager
+def full_disk(room):
     """Let no file grow above some bytes, as on a disk that is full."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(most):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Too little for the page, and for the picture alone.
 @pytest.mark.parametrize("room", [100, 40_000])
-def test_a_full_disk_leaves_no_half_report(tmp_path, full_disk, room):
+def test_a_full_disk_leaves_no_half_report(tmp_path, room):
     run = fake_run(tmp_path / "run")
-    full_disk(room)
     words = "the report cannot be written to .*/new/place.*; or name another folder"
-    with pytest.raises(ValueError, match=words):
+    with full_disk(room), pytest.raises(ValueError, match=words):
         report(run, output=tmp_path / "new" / "place")
     assert not (tmp_path / "new").exists()
 
 
-def test_a_full_disk_keeps_the_report_before(tmp_path, full_disk):
+def test_a_full_disk_keeps_the_report_before(tmp_path):
     run = fake_run(tmp_path / "run")
     other = fake_run(tmp_path / "other", strategy="finetune")
     report(run)
     before = {path: path.read_bytes() for path in run.iterdir()}
-    full_disk(40_000)
-    with pytest.raises(ValueError, match="the report cannot be written to"):
+    words = "the report cannot be written to"
+    with full_disk(40_000), pytest.raises(ValueError, match=words):
         report(run, other, output=run)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
