@@ -1,8 +1,9 @@
 """Check that the present commit can be released, and print what to do next.
 
-    python .github/release.py                # all checks; the tests take most of the
-    time python .github/release.py --skip tests   # or without some of them
+    python .github/release.py
+    python .github/release.py --skip tests
 
+The tests take most of the time; ``--skip`` leaves out some of the checks.
 Needs the extras "test" and "docs", and the packages build and twine. It changes nothing
 in the checkout, publishes nothing, and leaves sdist and wheel in dist/.
 """

@@ -1,4 +1,4 @@
-"""Measure the feature cache: the same runs without and with it, their seconds, and whether their bits are equal.
+"""Measure the feature cache: seconds without and with it, and whether bits are equal.
 
     python experiments/bench_feature_cache.py --benchmark eth80 --dataset-root ETH80
 
@@ -11,6 +11,7 @@ are not. Writes `feature_cache.csv`, `.md` and a folder for each run to --output
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.common_options import common_options, parser_for, run_script
@@ -31,29 +32,71 @@ HEADER = [
 ]
 
 
-def line_of(
-    output: Path, name: str, strategies: Sequence[str], runs: Sequence[int]
-) -> list[str]:
-    """Seconds and differences of the runs of strategies that are finished both ways; empty without any."""
-    seconds, different, count = [0.0, 0.0], set(), 0
+@dataclass
+class Measured:
+    """The runs of some strategies that are finished without and with the cache.
+
+    Attributes:
+        runs: number of pairs of runs.
+        without: seconds of the runs without the cache.
+        with_cache: seconds of the runs with it.
+        different: what differs within a pair.
+    """
+
+    runs: int = 0
+    without: float = 0.0
+    with_cache: float = 0.0
+    different: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(
+        cls, output: Path, strategies: Sequence[str], runs: Sequence[int]
+    ) -> "Measured":
+        """Read the finished pairs of runs of strategies."""
+        measured = cls()
+        for strategy in strategies:
+            for run in runs:
+                without = output / "without" / strategy / f"run{run}"
+                with_cache = output / "with" / strategy / f"run{run}"
+                measured.add(without, with_cache)
+        return measured
+
+    def add(self, without: Path, with_cache: Path) -> None:
+        """Add a pair of runs, if both are finished."""
+        if not all((folder / RESULT).exists() for folder in (without, with_cache)):
+            return
+        self.runs += 1
+        self.without += seconds_of(without)
+        self.with_cache += seconds_of(with_cache)
+        self.different |= set(differences(without, with_cache))
+
+    def line(self, name: str) -> list[str]:
+        """Values of `HEADER`."""
+        same = "yes"
+        if self.different:
+            same = "no: " + ", ".join(sorted(self.different))
+        return [
+            name,
+            str(self.runs),
+            f"{self.without:.0f}",
+            f"{self.with_cache:.0f}",
+            f"{self.without / self.with_cache:.1f}",
+            same,
+        ]
+
+
+def seconds_of(folder: Path) -> float:
+    """Seconds of a finished run."""
+    return json.loads((folder / RESULT).read_text())["seconds"]
+
+
+def rows_of(strategies: Sequence[str], cache: Path) -> dict[str, dict]:
+    """Settings of each strategy without and with the cache, by its folder."""
+    rows: dict[str, dict] = {}
     for strategy in strategies:
-        for run in runs:
-            folders = [
-                output / kind / strategy / f"run{run}" for kind in ("without", "with")
-            ]
-            if all((folder / RESULT).exists() for folder in folders):
-                for place, folder in enumerate(folders):
-                    seconds[place] += json.loads((folder / RESULT).read_text())[
-                        "seconds"
-                    ]
-                different |= set(differences(*folders))
-                count += 1
-    same = "no: " + ", ".join(sorted(different)) if different else "yes"
-    shown = (
-        *(f"{some:.0f}" for some in seconds),
-        f"{seconds[0] / seconds[1]:.1f}" if count else "",
-    )
-    return [name, str(count), *shown, same] if count else []
+        rows[f"without/{strategy}"] = dict(strategy=strategy, feature_cache=None)
+        rows[f"with/{strategy}"] = dict(strategy=strategy, feature_cache=str(cache))
+    return rows
 
 
 def main() -> int:
@@ -67,39 +110,27 @@ def main() -> int:
     chosen = parser.parse_args()
     if chosen.feature_cache:
         raise ValueError(
-            "--feature-cache cannot be given: this script fills a cache of its own; leave it out"
+            "--feature-cache cannot be given: this script fills a cache of its own; "
+            "leave it out"
         )
     options = common_options(chosen)
     # fp16 rounds the maps, so results would differ.
     shared = dict(protocol=chosen.protocol, keep_learner=True, cache_precision="fp32")
-    rows = {
-        f"{kind}/{strategy}": dict(strategy=strategy, feature_cache=cache)
-        for strategy in chosen.strategies
-        for kind, cache in (
-            ("without", None),
-            ("with", str(options.output / "feature_cache")),
-        )
+    base = options.settings(options.benchmark, **shared)
+    rows = rows_of(chosen.strategies, options.output / "feature_cache")
+    failed = options.do(grid(base, options.output, options.runs, rows))
+    groups = {name: [name] for name in chosen.strategies}
+    groups["all"] = chosen.strategies
+    measured = {
+        name: Measured.of(options.output, strategies, options.runs)
+        for name, strategies in groups.items()
     }
-    failed = options.do(
-        grid(
-            options.settings(options.benchmark, **shared),
-            options.output,
-            options.runs,
-            rows,
-        )
-    )
-    groups = {name: [name] for name in chosen.strategies} | {"all": chosen.strategies}
-    lines = [
-        line_of(options.output, name, some, options.runs)
-        for name, some in groups.items()
-    ]
-    if not lines[-1]:
+    if not measured["all"].runs:
         print("no run is finished both ways", file=sys.stderr)
         return 1
-    write_table(
-        options.output, "feature_cache", HEADER, [line for line in lines if line]
-    )
-    return exit_code(failed) or int(lines[-1][-1] != "yes")
+    lines = [pair.line(name) for name, pair in measured.items() if pair.runs]
+    write_table(options.output, "feature_cache", HEADER, lines)
+    return exit_code(failed) or int(bool(measured["all"].different))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""Measure a learner's speed and memory, each beside the bare network or beside torch alone.
+"""Measure a learner's speed and memory, beside the bare network or torch alone.
 
     python experiments/bench_learner.py
 
 Ratios are printed last, because times depend on the machine; with --json, they alone:
+
   predict_over_bare       time of Learner.predict on a batch, with 20 classes taught /
-  time of the eager float32 network
-                          (F, and P below the head) on the same pixels; the solution
-                          after a lesson is not part of it
+                          time of the eager float32 network (F, and P below the head) on
+                          the same pixels; the solution after a lesson is not part of it
   teach_over_bare         time of Learner.teach of a batch of one of the 20 classes /
-  the same ..._over_whole          time of Learner.predict and teach / that of a learner
-  that looks at the whole image ..._two_looks           the same of a learner with two
-  looks, 0.75 and 0.5 cold_start_over_torch   time of the process "crumb predict MODEL
-  photo.jpg" / time of a process that imports torch and
-                          torchvision and runs the network once
+                          the same
+  ..._over_whole          time of Learner.predict and teach / that of a learner that
+                          looks at the whole image
+  ..._two_looks           the same of a learner with two looks, 0.75 and 0.5
+  cold_start_over_torch   time of the process "crumb predict MODEL photo.jpg" / time of
+                          a process that imports torch and torchvision and runs the
+                          network once
   predict_bytes           peak of resident memory of "crumb predict", minus that of a
-  process that imports torch teach_bytes             the same for "crumb teach" of a
-  folder of photos answer_over_bare        time of an answer of "crumb serve" to a
-  photo, of a client that sends one after the other /
-                          time of the bare network on one image
+                          process that imports torch
+  teach_bytes             the same for "crumb teach" of a folder of photos
+  answer_over_bare        time of an answer of "crumb serve" to a photo, of a client
+                          that sends one after the other / time of the bare network on
+                          one image
   answers_per_second      of that client
 """
 

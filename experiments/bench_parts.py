@@ -1,28 +1,39 @@
-"""Measure where the time of a stream image goes, for presets, strategies and sizes of the image files.
+"""Measure where the time of a stream image goes.
 
     python experiments/bench_parts.py --output docs/results
 
 Each row is a run of `crumb run` on JPEG photos: class-instance, SqueezeNet 1.0 with
-random weights, batches of 16. Times are milliseconds an image in later experiences,
-when there is replay; the fastest counts. A strategy in the place of a preset has the
-settings of preset `paper`; the times of `offline` are those of its ten epochs.
-  decode   reading and decoding the file resize   to 224 pixels F        the frozen
-  layers search   for memory blocks P        the plastic layers: forward and backward
-  pass, optimiser; the statistics of preset recommended replay   the same for memories,
-  and decoding them rest     everything else, such as Avalanche's loop, batches and
-  storage
+random weights, batches of 16. Rows are presets, strategies and sizes of the image
+files. Times are milliseconds an image in later experiences, when there is replay; the
+fastest counts. A strategy in the place of a preset has the settings of preset `paper`;
+the times of `offline` are those of its ten epochs.
+
+  decode   reading and decoding the file
+  resize   to 224 pixels
+  F        the frozen layers
+  search   for memory blocks
+  P        the plastic layers: forward and backward pass, optimiser; the statistics of
+           preset recommended
+  replay   the same for memories, and decoding them
+  rest     everything else, such as Avalanche's loop, batches and storage
+
 Writes parts.csv and parts.png (or another --name) to --output.
 """
 
+import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import matplotlib
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from support.bench import bench_parser, clock_of, photos
 from support.common_options import run_script
@@ -42,54 +53,136 @@ PRESETS = ("paper", "tuned", "recommended")
 PIXELS = (64, 224, 1080)
 PARTS = ("decode", "resize", "F", "search", "P", "replay", "rest")
 NAMES = {"features": "F", "plastic": "P"}  # of the stopwatch
-CLASSES, OBJECTS = 8, 2  # one object of a class is held out
+PART_COLOURS = (*COLOURS[:6], "0.75")
+CLASSES = 8
+OBJECTS = 2  # of a class, one of them held out
+OFFLINE_EPOCHS = 10
+QUICK_IMAGES = 4
+Clock = Callable[[], float]
 
 
-def milliseconds(settings: RunSettings, clock: Callable[[], float]) -> dict[str, float]:
-    """Milliseconds of the parts of a stream image."""
+@dataclass(frozen=True)
+class Row:
+    """Milliseconds of the parts of a stream image.
+
+    Attributes:
+        preset: preset or strategy.
+        pixels: side of the photos.
+        parts: milliseconds by part.
+    """
+
+    preset: str
+    pixels: int
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Milliseconds of all parts."""
+        return sum(self.parts.values())
+
+    @property
+    def cells(self) -> list[str]:
+        """Preset, side and parts as text."""
+        times = [f"{self.parts[part]:.3f}" for part in PARTS]
+        return [self.preset, str(self.pixels), *times]
+
+
+@contextmanager
+def timed_reading(stopwatch: Any, clock: Clock) -> Iterator[None]:
+    """Measure decoding and resizing of images besides what the stopwatch measures."""
+
+    def timed(name: str, function: Callable) -> Callable:
+        def measure(*arguments):
+            with stopwatch.measure(name):
+                return function(*arguments)
+
+        return measure
+
+    read = timed("decode", FrameTable.read)
+    resize = timed("resize", PixelTransform.__call__)
+    with (
+        patch.object(extraction, "time", SimpleNamespace(perf_counter=clock)),
+        patch.object(FrameTable, "read", read),
+        patch.object(PixelTransform, "__call__", resize),
+    ):
+        yield
+
+
+def milliseconds(settings: RunSettings, clock: Clock) -> dict[str, float]:
+    """Milliseconds of the parts of a stream image, of the fastest later experience."""
+    fastest: dict[str, float] = {}
     with Session.build(RunPlan.of(settings)) as session:
-        model, strategy = session.model, session.strategy
-
-        def timed(name, function):
-            def wrapped(*arguments):
-                with model.stopwatch.measure(name):
-                    return function(*arguments)
-
-            return wrapped
-
-        best: dict[str, float] = {}
-        with (
-            patch.object(extraction, "time", SimpleNamespace(perf_counter=clock)),
-            patch.object(FrameTable, "read", timed("decode", FrameTable.read)),
-            patch.object(
-                PixelTransform, "__call__", timed("resize", PixelTransform.__call__)
-            ),
-        ):
-            for number, experience in enumerate(session.stream.benchmark.train_stream):
-                before, start = dict(model.stopwatch.seconds), clock()
-                strategy.train(experience, eval_streams=[])
+        stopwatch = session.model.stopwatch
+        stream = session.stream.benchmark.train_stream
+        with timed_reading(stopwatch, clock):
+            for number, experience in enumerate(stream):
+                before = dict(stopwatch.seconds)
+                start = clock()
+                session.strategy.train(experience, eval_streams=[])
                 total = clock() - start
-                now = model.stopwatch.seconds.items()
-                found = {
+                if number == 0 and len(stream) > 1:
+                    continue  # there is no replay yet
+                parts = {
                     NAMES.get(name, name): seconds - before.get(name, 0)
-                    for name, seconds in now
+                    for name, seconds in stopwatch.seconds.items()
                 }
-                found["rest"] = total - sum(found.values())
-                later = number or len(session.stream.benchmark.train_stream) == 1
-                if later and (not best or total < sum(best.values())):
-                    best, images = found, len(experience.dataset)
-    return {part: 1000 * best.get(part, 0.0) / images for part in PARTS}
+                parts["rest"] = total - sum(parts.values())
+                images = len(experience.dataset)
+                times = {part: 1000 * parts.get(part, 0.0) / images for part in PARTS}
+                if not fastest or sum(times.values()) < sum(fastest.values()):
+                    fastest = times
+    return fastest
 
 
-def picture(rows: list[dict], title: str) -> Figure:
+def settings_of(preset: str, root: Path, options: argparse.Namespace) -> RunSettings:
+    """Settings of the run of a preset or strategy."""
+    settings: dict[str, Any] = dict(
+        preset=preset,
+        dataset_root=str(root),
+        runtime=options.runtime,
+        threads=options.threads,
+        weights="none",
+        batch_size=16,
+        first_epochs=1,
+        progress=False,
+    )
+    if preset not in PRESETS:
+        settings |= dict(preset="paper", strategy=preset)
+    if preset == "offline":
+        settings["first_epochs"] = OFFLINE_EPOCHS
+    if options.quick:
+        settings |= dict(backbone="small_cnn", image_size=32)
+    else:
+        settings["head_kernel"] = 1
+    return RunSettings("clip_folder", **settings)
+
+
+def rows_of_size(pixels: int, options: argparse.Namespace) -> list[Row]:
+    """Measure all presets on photos of a size, in turns; the fastest turn counts."""
+    clock = clock_of(options)
+    images = QUICK_IMAGES if options.quick else options.images
+    fastest: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = photos(Path(folder), CLASSES, OBJECTS, images, pixels, noise=6)
+        for preset in options.presets * options.repeats:
+            torch.manual_seed(0)
+            torch.set_num_threads(options.threads)
+            parts = milliseconds(settings_of(preset, root, options), clock)
+            row = Row(preset, pixels, parts)
+            if preset not in fastest or row.total < fastest[preset].total:
+                fastest[preset] = row
+    return list(fastest.values())
+
+
+def picture(rows: Sequence[Row], title: str) -> Figure:
     """Plot a bar for each row, put together from its parts."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 1.6 + 0.36 * len(rows)), layout="constrained")
         set_title(figure, title)
         axes = figure.subplots()
         left = np.zeros(len(rows))
-        for part, colour in zip(PARTS, (*COLOURS[:6], "0.75")):
-            values = np.array([row[part] for row in rows])
+        for part, colour in zip(PARTS, PART_COLOURS):
+            values = np.array([row.parts[part] for row in rows])
             axes.barh(
                 range(len(rows)),
                 values,
@@ -99,15 +192,8 @@ def picture(rows: list[dict], title: str) -> Figure:
                 height=0.7,
             )
             left += values
-        for place, total in enumerate(left):
-            axes.annotate(
-                f"{total:.1f}",
-                (total, place),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-            )
-        names = [f"{row['preset']}, {row['pixels']:,} pixels" for row in rows]
+        _annotate_totals(axes, left)
+        names = [f"{row.preset}, {row.pixels:,} pixels" for row in rows]
         axes.set(
             yticks=range(len(rows)),
             yticklabels=names,
@@ -119,100 +205,58 @@ def picture(rows: list[dict], title: str) -> Figure:
     return figure
 
 
+def _annotate_totals(axes: Axes, totals: np.ndarray) -> None:
+    """Write the total at the end of each bar."""
+    for index, total in enumerate(totals):
+        axes.annotate(
+            f"{total:.1f}",
+            (total, index),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+        )
+
+
 def main() -> None:
     parser = bench_parser(__doc__, repeats=1, json=False)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--output",
         type=Path,
         default=Path("runs/parts"),
         help="folder for table and picture",
     )
-    parser.add_argument(
+    add(
         "--presets",
         nargs="+",
         default=list(PRESETS),
         help="presets of crumb run, or strategies",
     )
-    parser.add_argument("--name", default="parts", help="name of the two files")
-    parser.add_argument(
+    add("--name", default="parts", help="name of the two files")
+    add(
         "--pixels",
         nargs="+",
         type=int,
         default=list(PIXELS),
         help="sides of the photos",
     )
-    parser.add_argument("--runtime", default="torch", help="what runs F")
-    parser.add_argument(
-        "--quick", action="store_true", help="images of 32 pixels, a small network"
-    )
-    parser.add_argument(
-        "--images", type=int, default=32, help="of each of the two objects of a class"
-    )
+    add("--runtime", default="torch", help="what runs F")
+    add("--quick", action="store_true", help="images of 32 pixels, a small network")
+    add("--images", type=int, default=32, help="of each of the two objects of a class")
     options = parser.parse_args()
-    clock = clock_of(options)
-    size = (
-        dict(backbone="small_cnn", image_size=32)
-        if options.quick
-        else dict(head_kernel=1)
+    rows = [row for pixels in options.pixels for row in rows_of_size(pixels, options)]
+    rows.sort(key=lambda row: options.presets.index(row.preset))
+    header = ["preset", "pixels", *PARTS]
+    cells = [row.cells for row in rows]
+    write_csv(options.output / f"{options.name}.csv", [header, *cells])
+    threads = "1 thread" if options.threads == 1 else f"{options.threads} threads"
+    kind = "CPU time" if options.cpu_time else "time"
+    title = (
+        f"Where the {kind} of a stream image goes ({threads}, --runtime "
+        f"{options.runtime})"
     )
-    rows = []
-    for pixels in options.pixels:
-        with tempfile.TemporaryDirectory() as folder:
-            root = photos(
-                Path(folder),
-                CLASSES,
-                OBJECTS,
-                4 if options.quick else options.images,
-                pixels,
-                noise=6,
-            )
-            fastest: dict[str, dict[str, float]] = {}
-            for preset in options.presets * options.repeats:
-                chosen = (
-                    {"preset": preset}
-                    if preset in PRESETS
-                    else {"preset": "paper", "strategy": preset}
-                )
-                chosen |= dict(
-                    runtime=options.runtime,
-                    threads=options.threads,
-                    weights="none",
-                    batch_size=16,
-                    **size,
-                )
-                chosen |= dict(
-                    first_epochs=10 if preset == "offline" else 1, progress=False
-                )
-                settings = RunSettings("clip_folder", dataset_root=str(root), **chosen)
-                torch.manual_seed(0)
-                torch.set_num_threads(options.threads)
-                found = milliseconds(settings, clock)
-                fastest[preset] = min(
-                    found,
-                    fastest.get(preset, found),
-                    key=lambda parts: sum(parts.values()),
-                )
-            rows += [
-                {"preset": preset, "pixels": pixels, **parts}
-                for preset, parts in fastest.items()
-            ]
-    rows.sort(key=lambda row: options.presets.index(row["preset"]))
-    shown = [
-        {
-            name: f"{value:.3f}" if name in PARTS else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-    columns = ["preset", "pixels", *PARTS]
-    write_csv(
-        options.output / f"{options.name}.csv",
-        [columns, *([row[name] for name in columns] for row in shown)],
-    )
-    what = f"{options.threads} thread{'s' * (options.threads > 1)}, --runtime {options.runtime}"
-    title = f"Where the {'CPU ' * options.cpu_time}time of a stream image goes ({what})"
     save(picture(rows, title), options.output, options.name)
-    print(table(list(shown[0]), [list(map(str, row.values())) for row in shown]))
+    print(table(header, cells))
     print(f"written to {options.output}: {options.name}.csv, .png and .svg")
 
 

@@ -1,18 +1,19 @@
-"""Measure the speed of the search for memory blocks and of a stream step, each beside a plain implementation.
+"""Measure the search for memory blocks and a stream step, beside plain code.
 
     python experiments/bench_step.py                                # bf16, compiled F
-    python experiments/bench_step.py --precision fp32 --no-compile  # as crumb run by
-    default
+    python experiments/bench_step.py --precision fp32 --no-compile  # as crumb run
 
 Ratios are printed last, because times depend on the machine; with --json, they alone:
+
   search_speedup        time of a broadcast product and argmax over all similarities /
-  time of the library's search search_working_bytes  peak of resident memory during the
-  search, minus resident memory before it step_over_bare        time of a stream step
-  (F, search, P, replay, optimiser, Avalanche's loop, data loading) / time
-                        of its networks alone at the same precision (F forward, P
-                        forward and backward, twice)
+                        time of the library's search
+  search_working_bytes  peak of resident memory during the search, minus resident memory
+                        before it
+  step_over_bare        time of a stream step (F, search, P, replay, optimiser,
+                        Avalanche's loop, data loading) / time of its networks alone at
+                        the same precision (F forward, P forward and backward, twice)
   step_speedup          time of the reference code's float32 NCHW step / time of the
-  library's step
+                        library's step
 
     python experiments/bench_step.py --classes 8 100 1000
 

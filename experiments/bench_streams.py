@@ -1,8 +1,8 @@
-"""Measure building a stream of ImageNet's size beside Avalanche, and reading a stream beside torchvision.
+"""Measure building and reading a stream of ImageNet's size.
 
     python experiments/bench_streams.py --images FOLDER_OF_CLASS_FOLDERS
 
-Figures: seconds and peak bytes above the imports of a frame table and stream of 10 x
+Building is measured beside Avalanche, reading beside torchvision. Figures: seconds and peak bytes above the imports of a frame table and stream of 10 x
 100 classes of 1,331,167 made-up names (build_seconds, build_bytes), and of Avalanche's
 own `paths_benchmark` of them (avalanche_seconds, avalanche_bytes), each in a new
 process; with --images, the images/s of a stream (2 loader processes) by those of a bare
@@ -13,7 +13,10 @@ import argparse
 import json
 import time
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from avalanche.benchmarks.scenarios.deprecated.generators import paths_benchmark
@@ -30,95 +33,115 @@ from benchmarks_toybox_ilab import (
     make_benchmark,
 )
 
-CLASSES, TRAIN, TEST, READ = 1000, 1_281_167, 50, 3000
+CLASSES = 1000
+TRAIN_IMAGES = 1_281_167
+TEST_IMAGES = 50  # of each class
+READ_IMAGES = 3000
+CLASSES_PER_EXPERIENCE = 100
 
 
-def files(train: int):
-    """Yield split, label and name of files in the form of ImageNet, ``train`` of them training images."""
+class File(NamedTuple):
+    """A file in the form of ImageNet."""
+
+    split: str
+    label: int
+    path: str
+
+
+def files(train_images: int) -> Iterator[File]:
+    """Yield files in the form of ImageNet, ``train_images`` of them for training."""
     for label in range(CLASSES):
         name = f"n{1_440_764 + 13_571 * label:08d}"
-        for image in range(train // CLASSES + (label < train % CLASSES)):
-            yield "train", label, f"train/{name}/{name}_{7 * image}.JPEG"
-        for image in range(TEST):
-            yield (
-                "val",
-                label,
-                f"val/{name}/ILSVRC2012_val_{TEST * label + image + 1:08d}.JPEG",
-            )
+        images = train_images // CLASSES + (label < train_images % CLASSES)
+        for image in range(images):
+            yield File("train", label, f"train/{name}/{name}_{7 * image}.JPEG")
+        for image in range(TEST_IMAGES):
+            number = TEST_IMAGES * label + image + 1
+            yield File("val", label, f"val/{name}/ILSVRC2012_val_{number:08d}.JPEG")
 
 
-def cost(kind: str, train: int) -> dict[str, float]:
-    """Seconds and bytes of a build in this process, without imports: by the frame table, or by Avalanche's lists."""
-    before, start = resident("VmRSS"), time.perf_counter()
-    if kind == "build":
-        frames = ImageNetFrames("/imagenet", paths=(path for *_, path in files(train)))
-        benchmark = make_benchmark(frames, "class_iid", 0, 100)
-    else:
-        streams = {split: [[] for _ in range(10)] for split in ("train", "val")}
-        for split, label, path in files(train):
-            streams[split][label // 100].append((f"/imagenet/{path}", label))
-        benchmark = paths_benchmark(
-            streams["train"], streams["val"], task_labels=[0] * 10
-        )
-    assert (
-        sum(len(experience.dataset) for experience in benchmark.train_stream) == train
-    )
-    return {
-        f"{kind}_seconds": time.perf_counter() - start,
-        f"{kind}_bytes": resident("VmHWM") - before,
-    }
+def build_by_table(train_images: int) -> Any:
+    """Build the stream by a frame table."""
+    paths = (file.path for file in files(train_images))
+    frames = ImageNetFrames("/imagenet", paths=paths)
+    return make_benchmark(frames, "class_iid", 0, CLASSES_PER_EXPERIENCE)
+
+
+def build_by_avalanche(train_images: int) -> Any:
+    """Build the stream by Avalanche's lists of paths."""
+    count = CLASSES // CLASSES_PER_EXPERIENCE
+    train: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    test: list[list[tuple[str, int]]] = [[] for _ in range(count)]
+    for file in files(train_images):
+        experiences = train if file.split == "train" else test
+        experience = experiences[file.label // CLASSES_PER_EXPERIENCE]
+        experience.append((f"/imagenet/{file.path}", file.label))
+    return paths_benchmark(train, test, task_labels=[0] * count)
+
+
+BUILDERS = {"build": build_by_table, "avalanche": build_by_avalanche}
+
+
+def cost(kind: str, train_images: int) -> dict[str, float]:
+    """Seconds and bytes of a build in this process, without imports."""
+    before = resident("VmRSS")
+    start = time.perf_counter()
+    benchmark = BUILDERS[kind](train_images)
+    images = sum(len(experience.dataset) for experience in benchmark.train_stream)
+    assert images == train_images
+    seconds = time.perf_counter() - start
+    return {f"{kind}_seconds": seconds, f"{kind}_bytes": resident("VmHWM") - before}
 
 
 def read_ratio(folder: str, rounds: int) -> float:
-    """Images/s of a stream / images/s of a bare loader, on the same files in the same order."""
+    """Images/s of a stream / images/s of a bare loader.
+
+    Both read the same files in the same order.
+    """
     torch.set_num_threads(1)
     bare = ImageFolder(folder, imagenet_transform())
     paths = [Path(path).relative_to(folder) for path, _ in bare.samples]
     frames = [
         Frame(str(path), path.parts[0], str(path), "0", 0, "train") for path in paths
     ]
+    # Each class needs a test image.
     frames += [
         Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes
-    ]  # each needs one
-    stream = (
-        make_benchmark(FrameTable(frames, folder), "class_iid", 0, len(bare.classes))
-        .train_stream[0]
-        .dataset
-    )
-    order, workers = list(stream.frame_row)[:READ], dict(batch_size=32, num_workers=2)
+    ]
+    table = FrameTable(frames, folder)
+    benchmark = make_benchmark(table, "class_iid", 0, len(bare.classes))
+    stream = benchmark.train_stream[0].dataset
+    order = list(stream.frame_row)[:READ_IMAGES]
+    workers = dict(batch_size=32, num_workers=2)
     plain = DataLoader(Subset(bare, order), **workers)
-    ours = DataLoader(
-        stream.subset(list(range(len(order)))), collate_fn=stream.collate_fn, **workers
-    )
-    found = fastest(
-        {"plain": lambda: deque(plain, 0), "ours": lambda: deque(ours, 0)}, rounds
-    )
-    return found["plain"] / found["ours"]
+    images = stream.subset(list(range(len(order))))
+    ours = DataLoader(images, collate_fn=stream.collate_fn, **workers)
+    calls = {"plain": partial(deque, plain, 0), "ours": partial(deque, ours, 0)}
+    seconds = fastest(calls, rounds)
+    return seconds["plain"] / seconds["ours"]
 
 
 def main() -> None:
     parser = bench_parser(__doc__, repeats=3)
-    parser.add_argument(
-        "--images", help="folder of class folders of images, to measure reading"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--images", help="folder of class folders of images, to measure reading")
+    add(
         "--train",
         type=int,
-        default=TRAIN,
+        default=TRAIN_IMAGES,
         help="number of training images to build with",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="build with 10,000 training images"
-    )
-    parser.add_argument(
-        "--child", choices=["build", "avalanche"], help=argparse.SUPPRESS
-    )
+    add("--quick", action="store_true", help="build with 10,000 training images")
+    add("--child", choices=list(BUILDERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    train, figures = 10_000 if options.quick else options.train, {}
+    train_images = 10_000 if options.quick else options.train
     if options.child:
-        return print(json.dumps(cost(options.child, train)))
-    for kind in ("build", "avalanche"):
-        figures |= in_new_process(__file__, "--child", kind, "--train", train)
+        print(json.dumps(cost(options.child, train_images)))
+        return
+    figures: dict[str, float] = {}
+    for kind in BUILDERS:
+        words = ("--child", kind, "--train", train_images)
+        figures |= in_new_process(__file__, *words)
     if options.images:
         figures["read_ratio"] = read_ratio(options.images, options.repeats)
     report(options, figures)

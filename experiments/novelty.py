@@ -1,7 +1,7 @@
 r"""Novelty detection along a stream, as the authors of Stream-51 score it.
 
-    python experiments/novelty.py --dataset-root STREAM51 --weights WEIGHTS --features
-    FOLDER
+    python experiments/novelty.py --dataset-root STREAM51 --weights WEIGHTS \
+        --features FOLDER
 
 A learner is taught class after class, in the official orders for Stream-51. After every
 ten classes and after the last it answers all test images, and the novel ones of

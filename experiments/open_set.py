@@ -1,7 +1,7 @@
 r"""Calibration of probabilities, and images of what was never taught.
 
-    python experiments/open_set.py --eth80 ETH80 --sign-digits DIGITS --photos PLACES
-    --features FOLDER
+    python experiments/open_set.py --eth80 ETH80 --sign-digits DIGITS \
+        --photos PLACES --features FOLDER
 
 A learner is taught lesson by lesson; each lesson is predicted before it is learned, and
 nothing else calibrates it (`learner.confidence`). CIFAR-100 and Tiny-ImageNet (50
@@ -14,8 +14,8 @@ clip itself, this also after it was shown as nothing: all 28 pairs of classes fo
 split. Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`,
 and `open_set_scenes.csv` (each split) to --output.
 
-    python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES --backbone
-    NAME --weights WEIGHTS
+    python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES \
+        --backbone NAME --weights WEIGHTS
 
 measures `learner.nothing.THRESHOLDS`: 1, 2, 4 and 8 classes are taught, a clip of each,
 in scenes of the photos for development.

@@ -1,7 +1,7 @@
 r"""Does a learner know the object, or the scene behind it?
 
-    python experiments/scenes.py --eth80 ETH80 --photos PHOTOS [PHOTOS ...] --backbones
-    efficientnet_lite0=package
+    python experiments/scenes.py --eth80 ETH80 --photos PHOTOS [PHOTOS ...] \
+        --backbones efficientnet_lite0=package
 
 Objects of ETH-80 are cut out and pasted on photos. In each split two objects of each
 class are held out; the others are taught in one lesson each, eight views at 0.4 to 0.9

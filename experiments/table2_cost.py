@@ -1,8 +1,8 @@
-"""Table 2 of the paper: peak memory and time of CRUMB against REMIND.
+r"""Table 2 of the paper: peak memory and time of CRUMB against REMIND.
 
     python experiments/table2_cost.py --benchmark cifar100 --dataset-root CIFAR100
-    python experiments/table2_cost.py --benchmark eth80 --dataset-root ETH80
-    --stream-images 100
+    python experiments/table2_cost.py --benchmark eth80 --dataset-root ETH80 \
+        --stream-images 100
 
 Three learners take turns, experience by experience, on one thread: CRUMB; REMIND as its
 authors run it, with one new image and 50 mixtures of memories in each step, which is
@@ -21,11 +21,18 @@ REMIND with the paper; leave the cores otherwise idle. A run with a
 import csv
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from matplotlib.figure import Figure
+from support.common_options import (
+    PROTOCOLS,
+    CommonOptions,
+    common_options,
+    parser_for,
+    run_script,
+)
 from support.paper_numbers import PaperNumbers
 from support.pictures import bars
 from support.replay_cost import ALL_MAPS, COSTS, CRUMB, SINGLE, Part, measure
@@ -34,76 +41,12 @@ from support.tables import write_table
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 
-TABLE, PAPER_DATASET, PROTOCOL = "table2", "cifar100", "class_iid"
+TABLE = "table2"
+PAPER_DATASET = "cifar100"
+PROTOCOL = "class_iid"  # of the paper's numbers
 QUICK = Part(experiences=3, stream_images=24, table_images=80, measured_images=8)
-# The paper's quantities, each with its name here and the number of our units in one of
-# the paper's.
-QUANTITIES = {
-    "peak_ram_gb": ("memory, GB", 1e9),
-    "runtime_hours": ("time, hours", 3600),
-}
-
-
-def measured(path: Path) -> dict[str, tuple[float, float]] | None:
-    """(CRUMB, REMIND) of each quantity, from a `cost_of_replay.csv`; None where there is none."""
-    if not path.exists():
-        return None
-    with open(path, newline="") as file:
-        values = {
-            (line["quantity"], line["method"]): float(line["value"])
-            for line in csv.DictReader(file)
-        }
-    memory, time = (
-        tuple(
-            sum(values[name, method] for name in names) / QUANTITIES[quantity][1]
-            for method in (CRUMB, remind)
-        )
-        for quantity, remind, names in (
-            ("peak_ram_gb", ALL_MAPS, ("peak_bytes", "held_bytes")),
-            ("runtime_hours", SINGLE, ("seconds_whole_run",)),
-        )
-    )
-    return {"peak_ram_gb": memory, "runtime_hours": time}
-
-
-def part_of(file: Path) -> str:
-    """Describe the part of a run that was measured; the first experience and the tables weigh more in a part."""
-    notes = file.with_name("made_with.json")
-    own = json.loads(notes.read_text()) if notes.exists() else {}
-    words = {
-        "stream_images": "{} images of each experience",
-        "experiences": "the first {} experiences",
-        "table_images": "REMIND's tables of {} maps",
-    }
-    return ", ".join(
-        text.format(own[name]) for name, text in words.items() if own.get(name)
-    )
-
-
-def measure_once(settings: RunSettings, part: Part) -> None:
-    """Measure a run, unless its folder holds the measurement."""
-    folder = Path(settings.output)
-    left_out = NON_RESULT_SETTINGS - {
-        "feature_cache",
-        "threads",
-    }  # these change seconds and bytes
-    made_with = {
-        name: value
-        for name, value in {**vars(settings), **asdict(part)}.items()
-        if name not in left_out
-    }
-    made_with["feature_cache"] = settings.feature_cache is not None
-    notes = folder / "made_with.json"
-    if (folder / COSTS).exists():
-        if notes.exists() and json.loads(notes.read_text()) != made_with:
-            raise FinishedRunError(
-                f"{folder} was measured with other settings; choose another --output"
-            )
-        return
-    write_json(notes, made_with)
-    measure(settings, part)
-
-
+# Settings that change seconds and bytes, though not results.
+COST_SETTINGS = {"feature_cache", "threads"}
 HEADER = [
     "benchmark",
     "quantity",
@@ -112,115 +55,275 @@ HEADER = [
     "CRUMB, ours",
     "REMIND, paper",
     "REMIND, ours",
+    "CRUMB by REMIND, paper",
+    "ours",
+    "difference",
+    "runs",
 ]
-HEADER += ["CRUMB by REMIND, paper", "ours", "difference", "runs"]
 PART = "measured on a part only"
 
 
-def lines_of(benchmark: str, files: Sequence[Path], paper: PaperNumbers) -> list[dict]:
-    """The lines of a benchmark, beside the paper's CIFAR-100 where the paper does not have the benchmark.
+@dataclass(frozen=True)
+class Unit:
+    """A quantity of the paper.
 
-    The difference of the ratios, in points, is empty on another benchmark, or of a part
-    of the stream.
+    Attributes:
+        name: of the quantity in `paper_values.csv`.
+        label: of the quantity in the table.
+        size: number of our units in one of the paper's.
+        remind: name of the measured REMIND that the paper compares with.
+        entries: quantities of `cost_of_replay.csv` whose sum it is.
     """
-    found = [values for values in map(measured, files) if values is not None]
-    dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET
-    part = "; ".join(
-        dict.fromkeys(filter(None, (part_of(file) for file in files if file.exists())))
+
+    name: str
+    label: str
+    size: float
+    remind: str
+    entries: tuple[str, ...]
+
+
+UNITS = (
+    Unit("peak_ram_gb", "memory, GB", 1e9, ALL_MAPS, ("peak_bytes", "held_bytes")),
+    Unit("runtime_hours", "time, hours", 3600, SINGLE, ("seconds_whole_run",)),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A quantity of CRUMB and of REMIND, in the paper's unit."""
+
+    crumb: float
+    remind: float
+
+    @property
+    def ratio(self) -> float:
+        """CRUMB's part of REMIND's, in percent."""
+        return 100 * self.crumb / self.remind
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A quantity of a benchmark beside the paper's.
+
+    Attributes:
+        benchmark: what was measured.
+        dataset: what the paper's numbers are of.
+        unit: which quantity.
+        paper: the paper's numbers.
+        ours: means over runs; None without any.
+        runs: number of measured runs.
+        part: the part of a run that was measured; empty if all of it was.
+    """
+
+    benchmark: str
+    dataset: str
+    unit: Unit
+    paper: Pair
+    ours: Pair | None
+    runs: int
+    part: str
+
+    @property
+    def difference(self) -> float | None:
+        """Our ratio minus the paper's, in points; None where they do not compare."""
+        if self.ours is None or self.part or self.benchmark != self.dataset:
+            return None
+        return self.ours.ratio - self.paper.ratio
+
+    @property
+    def line(self) -> list[str]:
+        """Values of `HEADER`."""
+        ours = self.ours
+        return [
+            self.benchmark,
+            self.unit.label,
+            self.dataset,
+            f"{self.paper.crumb:.3g}",
+            "" if ours is None else f"{ours.crumb:.3g}",
+            f"{self.paper.remind:.3g}",
+            "" if ours is None else f"{ours.remind:.3g}",
+            f"{self.paper.ratio:.1f} %",
+            "" if ours is None else f"{ours.ratio:.1f} %",
+            "" if self.difference is None else f"{self.difference:+.1f}",
+            str(self.runs or ""),
+        ]
+
+    def cell(self, column: str) -> str:
+        """The value of a column of `HEADER`."""
+        return self.line[HEADER.index(column)]
+
+
+def measured(path: Path) -> list[Pair] | None:
+    """Read each quantity of `UNITS` from a `cost_of_replay.csv`; None without a file."""
+    if not path.exists():
+        return None
+    values = {}
+    with open(path, newline="") as file:
+        for line in csv.DictReader(file):
+            values[line["quantity"], line["method"]] = float(line["value"])
+
+    def total(unit: Unit, method: str) -> float:
+        return sum(values[entry, method] for entry in unit.entries) / unit.size
+
+    return [Pair(total(unit, CRUMB), total(unit, unit.remind)) for unit in UNITS]
+
+
+def part_of(file: Path) -> str:
+    """Describe the part of a run that was measured; empty for a whole run.
+
+    The first experience and the tables weigh more in a part.
+    """
+    notes = file.with_name("made_with.json")
+    part = json.loads(notes.read_text()) if notes.exists() else {}
+    texts = {
+        "stream_images": "{} images of each experience",
+        "experiences": "the first {} experiences",
+        "table_images": "REMIND's tables of {} maps",
+    }
+    return ", ".join(
+        text.format(part[name]) for name, text in texts.items() if part.get(name)
     )
-    lines = []
-    for name, (words, _) in QUANTITIES.items():
-        printed = tuple(
-            paper.find(TABLE, dataset, PROTOCOL, method, name).value
-            for method in ("crumb", "remind")
+
+
+def measure_once(settings: RunSettings, part: Part) -> None:
+    """Measure a run, unless its folder holds the measurement.
+
+    Raises:
+        FinishedRunError: the folder holds a measurement with other settings.
+    """
+    folder = Path(settings.output)
+    made_with = {**vars(settings), **asdict(part)}
+    for name in NON_RESULT_SETTINGS - COST_SETTINGS:
+        made_with.pop(name, None)
+    made_with["feature_cache"] = settings.feature_cache is not None
+    notes = folder / "made_with.json"
+    if not (folder / COSTS).exists():
+        write_json(notes, made_with)
+        measure(settings, part)
+    elif notes.exists() and json.loads(notes.read_text()) != made_with:
+        raise FinishedRunError(
+            f"{folder} was measured with other settings; choose another --output"
         )
-        ours = tuple(map(fmean, zip(*(values[name] for values in found))))
-        values = [
-            f"{pair[place]:.3g}" if pair else ""
-            for place in (0, 1)
-            for pair in (printed, ours)
-        ]
-        ratios = [100 * pair[0] / pair[1] if pair else None for pair in (printed, ours)]
-        shown = ["" if ratio is None else f"{ratio:.1f} %" for ratio in ratios]
-        comparable = ours and benchmark == dataset and not part
-        shown += [
-            f"{ratios[1] - ratios[0]:+.1f}" if comparable else "",
-            str(len(found) or ""),
-        ]
-        line = dict(zip(HEADER, [benchmark, words, dataset, *values, *shown]))
-        lines.append({**line, PART: part, "ratios": ratios})
-    return lines
+
+
+def quantities_of(
+    benchmark: str, files: Sequence[Path], paper: PaperNumbers
+) -> list[Quantity]:
+    """The quantities of a benchmark, beside the paper's.
+
+    The paper's are of CIFAR-100 where it does not have the benchmark.
+
+    Args:
+        benchmark: what was measured.
+        files: `cost_of_replay.csv` of each run, which need not exist.
+        paper: all numbers of the paper.
+    """
+    dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET
+    existing = [file for file in files if file.exists()]
+    runs = [pairs for pairs in map(measured, existing) if pairs is not None]
+    parts = dict.fromkeys(part_of(file) for file in existing)
+    part = "; ".join(text for text in parts if text)
+    quantities = []
+    for index, unit in enumerate(UNITS):
+
+        def printed(method: str, name: str = unit.name) -> float:
+            return paper.find(TABLE, dataset, PROTOCOL, method, name).value
+
+        ours = mean_of([pairs[index] for pairs in runs])
+        printed_pair = Pair(printed("crumb"), printed("remind"))
+        quantities.append(
+            Quantity(benchmark, dataset, unit, printed_pair, ours, len(runs), part)
+        )
+    return quantities
+
+
+def mean_of(pairs: Sequence[Pair]) -> Pair | None:
+    """Mean of pairs; None without any."""
+    if not pairs:
+        return None
+    crumb = fmean(pair.crumb for pair in pairs)
+    remind = fmean(pair.remind for pair in pairs)
+    return Pair(crumb, remind)
+
+
+def picture(quantities: Sequence[Quantity]) -> Figure:
+    """Plot CRUMB's part of REMIND's memory and time, the paper's beside ours."""
+    paper: dict[str, list[float]] = {}
+    ours: dict[str, list[float]] = {}
+    for quantity in quantities:
+        name = quantity.unit.label.partition(",")[0]
+        row = f"{name}, {quantity.benchmark}\n(paper: {quantity.dataset})"
+        paper[row] = [quantity.paper.ratio]
+        ours[row] = [] if quantity.ours is None else [quantity.ours.ratio]
+    panel = "CRUMB by REMIND as its authors run it (%)"
+    series = {"of the paper": paper, "ours": ours}
+    return bars({panel: series}, "Table 2, memory and time")
+
+
+def publish(quantities: Sequence[Quantity], output: Path) -> None:
+    """Print the table; write it and its picture."""
+    header = list(HEADER)
+    lines = [quantity.line for quantity in quantities]
+    if any(quantity.part for quantity in quantities):
+        header.append(PART)
+        for line, quantity in zip(lines, quantities):
+            line.append(quantity.part)
+    print("\nTable 2, memory and time", end="")
+    write_table(output, TABLE, header, lines, figure=picture(quantities))
+
+
+def measure_all(
+    options: CommonOptions, protocol: str | None, part: Part
+) -> list[Quantity]:
+    """Measure the runs of all benchmarks, none with --table-only, and read them."""
+    paper = PaperNumbers()
+    quantities = []
+    for benchmark in options.roots:
+        folders = {
+            run: options.output / benchmark / f"run{run}" for run in options.runs
+        }
+        order = protocol or options.protocols(benchmark)[0]
+        for run, folder in folders.items():
+            settings = options.settings(
+                benchmark, protocol=order, run=run, output=str(folder)
+            )
+            if not options.table_only:
+                measure_once(settings, part)
+        files = [folder / COSTS for folder in folders.values()]
+        quantities += quantities_of(benchmark, files, paper)
+    return quantities
 
 
 def main() -> int:
     parser = parser_for(__doc__, "runs/table2", several=True)
     parser.set_defaults(runs="0")
-    parser.add_argument(
-        "--protocol", choices=PROTOCOLS, help="default the first of the benchmark"
-    )
-    parser.add_argument("--first-epochs", type=int, help="as for crumb run")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--protocol", choices=PROTOCOLS, help="default the first of the benchmark")
+    add("--first-epochs", type=int, help="as for crumb run")
+    add(
         "--stream-images",
         type=int,
         default=0,
         help="number of frames of each experience; 0: all",
     )
-    parser.add_argument(
+    add(
         "--table-images",
         type=int,
         default=0,
         help="maps for REMIND's tables; 0: experience 1",
     )
-    parser.add_argument(
-        "--experiences", type=int, default=0, help="number of experiences; 0: all"
-    )
+    add("--experiences", type=int, default=0, help="number of experiences; 0: all")
     chosen = parser.parse_args()
-    options, part = (
-        common_options(chosen),
-        Part(chosen.experiences, chosen.stream_images, chosen.table_images),
-    )
+    options = common_options(chosen)
+    base = options.base
+    part = Part(chosen.experiences, chosen.stream_images, chosen.table_images)
     if chosen.first_epochs is not None:
-        options = replace(
-            options, base=replace(options.base, first_epochs=chosen.first_epochs)
-        )
+        base = replace(base, first_epochs=chosen.first_epochs)
     if options.quick:  # with the images themselves
-        options, part = (
-            replace(
-                options,
-                base=replace(options.base, budget_images=200, feature_cache=None),
-            ),
-            QUICK,
-        )
-    paper, lines = PaperNumbers(), []
-    for benchmark in options.roots:
-        folders = [options.output / benchmark / f"run{run}" for run in options.runs]
-        protocol = chosen.protocol or options.protocols(benchmark)[0]
-        for run, folder in zip(options.runs, () if options.table_only else folders):
-            measure_once(
-                options.settings(
-                    benchmark, protocol=protocol, run=run, output=str(folder)
-                ),
-                part,
-            )
-        lines += lines_of(benchmark, [folder / COSTS for folder in folders], paper)
-    header = [*HEADER, PART] if any(line[PART] for line in lines) else HEADER
-    series: dict[str, dict[str, list[float]]] = {"of the paper": {}, "ours": {}}
-    for line in lines:
-        row = f"{line['quantity'].partition(',')[0]}, {line['benchmark']}\n(paper: {line[HEADER[2]]})"
-        for values, ratio in zip(series.values(), line["ratios"]):
-            values[row] = [] if ratio is None else [ratio]
-    figure = bars(
-        {"CRUMB by REMIND as its authors run it (%)": series},
-        "Table 2, memory and time",
-    )
-    print("\nTable 2, memory and time", end="")
-    write_table(
-        options.output,
-        TABLE,
-        header,
-        [[line[name] for name in header] for line in lines],
-        figure=figure,
-    )
+        base = replace(base, budget_images=200, feature_cache=None)
+        part = QUICK
+    options = replace(options, base=base)
+    publish(measure_all(options, chosen.protocol, part), options.output)
     return 0
 
 

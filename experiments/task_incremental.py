@@ -1,8 +1,8 @@
-"""Test regularisers both class-incrementally and task-incrementally, on the same weights.
+r"""Test regularisers with and without task labels, on the same weights.
 
-    python experiments/task_incremental.py --benchmark cifar100 --dataset-root CIFAR100
-    --protocol class_iid \
-        --experiences 4 --strengths si=10000 lwf=10
+    python experiments/task_incremental.py --benchmark cifar100 \
+        --dataset-root CIFAR100 --protocol class_iid --experiences 4 \
+        --strengths si=10000 lwf=10
 
 EWC, SI, MAS, LwF and Stable SGD were designed for streams in which the task of a test
 image is known. A low class-incremental accuracy can be that of the method or a mistake
@@ -17,11 +17,19 @@ that after the stream, the mean over all but the last. Writes `task_incremental.
 import json
 import statistics
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from support.common_options import PROTOCOLS, common_options, parser_for, run_script
+from matplotlib.figure import Figure
+from support.common_options import (
+    PROTOCOLS,
+    CommonOptions,
+    common_options,
+    parser_for,
+    run_script,
+)
 from support.pictures import bars
 from support.rows import rows_of
 from support.sweep import exit_code, grid, sweep
@@ -32,14 +40,27 @@ from crumb_avalanche.runs.run_folder import write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import mean_text
 
-TABLE, PLAIN = "task_incremental", "finetune"
+TABLE = "task_incremental"
+PLAIN = "finetune"  # the method that the others are compared with
 METHODS: dict[str, dict] = rows_of(TABLE)
+# Label of each figure of a run, in percent.
 FIGURES = {
     "class_incremental": "class-incremental",
     "task_incremental": "task-incremental",
     "forgetting": "forgetting",
 }
-Found = Mapping[str, Mapping[int, Mapping[str, float]]]  # figures by method and run
+CSV_HEADER = [
+    "method",
+    "figure",
+    "runs",
+    "mean",
+    "std",
+    "minus_finetune",
+    "minus_finetune_std",
+]
+STREAM_ACCURACY = "Top1_Acc_Stream/eval"  # begins the name of Avalanche's metric
+# Figures by method and number of the run.
+Results = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 def strength(text: str) -> tuple[str, float]:
@@ -55,127 +76,199 @@ def path_of(settings: RunSettings) -> Path:
     return Path(settings.output) / "figures.json"
 
 
+def is_measured(path: Path, made_with: dict) -> bool:
+    """Whether the figures of a run are there.
+
+    Raises:
+        ValueError: they were made with other settings.
+    """
+    if not path.exists():
+        return False
+    if json.loads(path.read_text())["made_with"] != made_with:
+        raise ValueError(
+            f"{path} was made with other settings; use another --output, or remove it"
+        )
+    return True
+
+
+def with_task_labels(strategy: Any, stream: Sequence[Any]) -> list[float]:
+    """Test on each experience with answers among its classes only, in percent."""
+    from crumb_avalanche.runs.run import accuracy_on
+    from crumb_avalanche.training.plugins import TaskIncrementalPlugin
+
+    plugin = TaskIncrementalPlugin()
+    strategy.plugins.append(plugin)
+    metrics = strategy.eval(stream)
+    strategy.plugins.remove(plugin)
+    return [
+        100 * accuracy_on(metrics, experience.current_experience)
+        for experience in stream
+    ]
+
+
+def without_task_labels(strategy: Any, stream: Sequence[Any]) -> float:
+    """Test on a stream with answers among all classes, in percent."""
+    metrics = strategy.eval(stream)
+    accuracies = [
+        value for name, value in metrics.items() if name.startswith(STREAM_ACCURACY)
+    ]
+    return 100 * accuracies[0]
+
+
 def measure(settings: RunSettings, experiences: int | None = None) -> None:
-    """Do a run and write its figures; does nothing where they are."""
+    """Do a run and write its figures; do nothing where they are.
+
+    Args:
+        settings: of the run.
+        experiences: number of experiences; None for all.
+
+    Raises:
+        ValueError: the figures were made with other settings, or the stream has a
+            single experience.
+    """
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.runs.run import accuracy_on
     from crumb_avalanche.runs.session import Session, open_stream
     from crumb_avalanche.system.process import set_up_process
-    from crumb_avalanche.training.plugins import TaskIncrementalPlugin
 
-    plan, path = RunPlan.of(settings), path_of(settings)
+    plan = RunPlan.of(settings)
+    path = path_of(settings)
     made_with = {"plan": plan.sha256, "experiences": experiences}
-    if path.exists():
-        if json.loads(path.read_text())["made_with"] != made_with:
-            raise ValueError(
-                f"{path} was made with other settings; use another --output, or remove it"
-            )
+    if is_measured(path, made_with):
         return
     set_up_process(plan.threads, plan.run)  # the same first weights for all methods
     stream = open_stream(plan, joint=False)
-    train, test = (
-        stream.benchmark.train_stream[:experiences],
-        stream.benchmark.test_stream[:experiences],
-    )
+    train = stream.benchmark.train_stream[:experiences]
+    test = stream.benchmark.test_stream[:experiences]
     if len(train) < 2:
         raise ValueError(
-            f"the stream has {len(train)} experience, so nothing can be forgotten; give --experiences 2"
+            f"the stream has {len(train)} experience, so nothing can be forgotten; "
+            "give --experiences 2"
         )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
-        evaluator = EvaluationPlugin(
-            accuracy_metrics(experience=True, stream=True), loggers=[]
-        )
-    strategy, hint = (
-        Session.build(plan, stream, evaluator=evaluator).strategy,
-        TaskIncrementalPlugin(),
-    )
-
-    def with_hint(some) -> list[float]:
-        strategy.plugins.append(hint)
-        metrics = strategy.eval(some)
-        strategy.plugins.remove(hint)
-        return [
-            100 * accuracy_on(metrics, experience.current_experience)
-            for experience in some
-        ]
-
-    learned = []
+        metrics = accuracy_metrics(experience=True, stream=True)
+        evaluator = EvaluationPlugin(metrics, loggers=[])
+    strategy = Session.build(plan, stream, evaluator=evaluator).strategy
+    after_learning = []
     for number, experience in enumerate(train):
         strategy.train(experience, eval_streams=[])
-        learned += with_hint(test[number : number + 1])
-    final, free = with_hint(test), strategy.eval(test)
-    found = {
-        "class_incremental": 100
-        * next(v for k, v in free.items() if k.startswith("Top1_Acc_Stream/eval")),
-        "task_incremental": statistics.fmean(final),
-        "forgetting": statistics.fmean(
-            before - after for before, after in zip(learned[:-1], final[:-1])
-        ),
+        after_learning += with_task_labels(strategy, test[number : number + 1])
+    after_stream = with_task_labels(strategy, test)
+    forgotten = [
+        before - after for before, after in zip(after_learning[:-1], after_stream[:-1])
+    ]
+    figures = {
+        "class_incremental": without_task_labels(strategy, test),
+        "task_incremental": statistics.fmean(after_stream),
+        "forgetting": statistics.fmean(forgotten),
+        "after_learning": after_learning,
+        "after_the_stream": after_stream,
+        "made_with": made_with,
     }
-    write_json(
-        path,
-        {
-            **found,
-            "after_learning": learned,
-            "after_the_stream": final,
-            "made_with": made_with,
-        },
-    )
+    write_json(path, figures)
 
 
-def gains(found: Found, method: str, figure: str) -> list[float]:
+def values_of(results: Results, method: str, figure: str) -> list[float]:
+    """A figure of each run of a method."""
+    return [figures[figure] for figures in results[method].values()]
+
+
+def gains(results: Results, method: str, figure: str) -> list[float]:
     """Differences of a method to fine-tuning in the same runs."""
-    plain = found.get(PLAIN, {})
+    plain = results.get(PLAIN, {})
     return [
-        one[figure] - plain[run][figure]
-        for run, one in found[method].items()
+        figures[figure] - plain[run][figure]
+        for run, figures in results[method].items()
         if run in plain
     ]
 
 
-def csv_rows_of(found: Found) -> list[list[object]]:
+def csv_rows_of(results: Results) -> list[list[object]]:
     """Header, and a row for each method and figure."""
-    rows: list[list[object]] = [
-        [
-            "method",
-            "figure",
-            "runs",
-            "mean",
-            "std",
-            "minus_finetune",
-            "minus_finetune_std",
-        ]
-    ]
-    for name, runs in found.items():
+    rows: list[list[object]] = [list(CSV_HEADER)]
+    for method, runs in results.items():
         for figure in FIGURES:
-            row: list[object] = [name, figure, len(runs)]
-            for values in (
-                [one[figure] for one in runs.values()],
-                gains(found, name, figure),
-            ):
-                row.append(round(statistics.fmean(values), 4) if values else "")
-                row.append(
-                    round(statistics.stdev(values), 4) if len(values) > 1 else ""
-                )
-            rows.append(row)
+            values = values_of(results, method, figure)
+            differences = gains(results, method, figure)
+            cells = [*_mean_and_deviation(values), *_mean_and_deviation(differences)]
+            rows.append([method, figure, len(runs), *cells])
     return rows
+
+
+def _mean_and_deviation(values: Sequence[float]) -> list[object]:
+    """Mean and standard deviation, empty where there are too few values."""
+    return [
+        round(statistics.fmean(values), 4) if values else "",
+        round(statistics.stdev(values), 4) if len(values) > 1 else "",
+    ]
+
+
+def line_of(results: Results, method: str) -> list[str]:
+    """A line of the table: each figure and its difference to fine-tuning."""
+    line = [method]
+    for figure in FIGURES:
+        line.append(mean_text(values_of(results, method, figure)))
+        if method == PLAIN:
+            line.append("")
+        else:
+            line.append(mean_text(gains(results, method, figure), "+.1f"))
+    return line
+
+
+def picture(results: Results, title: str) -> Figure:
+    """Plot a panel for each figure."""
+    panels = {}
+    for figure, label in FIGURES.items():
+        by_method = {method: values_of(results, method, figure) for method in results}
+        panels[f"{label} (%)"] = {"": by_method}
+    return bars(panels, title)
+
+
+def cells_of(
+    options: CommonOptions,
+    methods: Sequence[str],
+    strengths: Mapping[str, float],
+    protocol: str,
+) -> list[RunSettings]:
+    """Settings of all runs of all methods, fine-tuning first."""
+    rows = {}
+    for name in dict.fromkeys([PLAIN, *methods]):
+        method = {
+            key: strengths.get(name, value) for key, value in METHODS[name].items()
+        }
+        rows[name] = {"strategy": name, "method": method, "protocol": protocol}
+    base = options.settings(options.benchmark)
+    if options.quick:
+        base = options.settings(options.benchmark, classes_per_experience=5)
+    return grid(base, options.output, options.runs, rows)
+
+
+def read_results(cells: Sequence[RunSettings]) -> dict[str, dict[int, dict]]:
+    """Read the figures of all runs that are finished."""
+    results: dict[str, dict[int, dict]] = {}
+    for cell in cells:
+        path = path_of(cell)
+        if path.exists():
+            runs = results.setdefault(str(cell.strategy), {})
+            runs[cell.run] = json.loads(path.read_text())
+    return results
 
 
 def main() -> int:
     parser = parser_for(__doc__, f"runs/{TABLE}")
     parser.set_defaults(runs="0-2")
-    parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
+    add(
         "--methods",
         nargs="+",
         default=list(METHODS),
         choices=METHODS,
         help="besides fine-tuning",
     )
-    parser.add_argument(
+    add(
         "--strengths",
         nargs="+",
         type=strength,
@@ -183,56 +276,22 @@ def main() -> int:
         metavar="NAME=NUMBER",
         help="instead",
     )
-    parser.add_argument(
-        "--experiences", type=int, help="number of experiences; default all"
-    )
+    add("--experiences", type=int, help="number of experiences; default all")
     chosen = parser.parse_args()
-    options, strengths = common_options(chosen), dict(chosen.strengths)
-    rows = {}
-    for name in dict.fromkeys([PLAIN, *chosen.methods]):
-        method = {
-            key: strengths.get(name, value) for key, value in METHODS[name].items()
-        }
-        rows[name] = {"strategy": name, "method": method, "protocol": chosen.protocol}
-    size = {"classes_per_experience": 5} if options.quick else {}
-    cells = grid(
-        options.settings(options.benchmark, **size), options.output, options.runs, rows
-    )
+    options = common_options(chosen)
+    protocol = chosen.protocol
+    cells = cells_of(options, chosen.methods, dict(chosen.strengths), protocol)
     work = partial(measure, experiences=chosen.experiences)
     failed = {} if options.table_only else sweep(cells, options.processes, work=work)
-    found: dict[str, dict[int, dict]] = {}
-    for cell in cells:
-        if path_of(cell).exists():
-            found.setdefault(cell.strategy, {})[cell.run] = json.loads(
-                path_of(cell).read_text()
-            )
-    if found:
-        header, lines = ["method"], []
+    results = read_results(cells)
+    if results:
+        header = ["method"]
         for label in FIGURES.values():
             header += [label, f"- {PLAIN}"]
-        for name, runs in found.items():
-            line = [name]
-            for figure in FIGURES:
-                difference = (
-                    ""
-                    if name == PLAIN
-                    else mean_text(gains(found, name, figure), "+.1f")
-                )
-                line += [mean_text([one[figure] for one in runs.values()]), difference]
-            lines.append(line)
-        panels = {
-            f"{label} (%)": {
-                "": {
-                    name: [one[figure] for one in runs.values()]
-                    for name, runs in found.items()
-                }
-            }
-            for figure, label in FIGURES.items()
-        }
-        figure = bars(
-            panels, f"{options.benchmark}, {chosen.protocol.replace('_', '-')}"
-        )
-        write_table(options.output, TABLE, header, lines, csv_rows_of(found), figure)
+        lines = [line_of(results, method) for method in results]
+        title = f"{options.benchmark}, {protocol.replace('_', '-')}"
+        figure = picture(results, title)
+        write_table(options.output, TABLE, header, lines, csv_rows_of(results), figure)
     return exit_code(failed)
 
 

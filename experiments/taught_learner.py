@@ -1,28 +1,37 @@
-"""Compare a learner taught in lessons, or merged from two, with a run; and rules for classes of 1 to 200 images.
+r"""Compare a learner taught in lessons, or merged from two, with a run.
 
-    python experiments/taught_learner.py --benchmark eth80 --dataset-root ETH80
-    --weights FILE --feature-cache CACHE
+    python experiments/taught_learner.py --benchmark eth80 --dataset-root ETH80 \
+        --weights FILE --feature-cache CACHE
 
 In each run the training objects of the split are taught, and held-out ones are asked
 photo by photo:
-  run       `crumb run --preset recommended` on the split taught
-  `Learner("recommended", looks=(1.0,))`, taught half of the classes in one lesson and
-  the others in a second merged    two learners, each taught half of the objects of
-  every class, merged into one own ...   the same statistics of classes of 1 to 200
-  images, geometric, in another order of classes in each run, with
-            other shares of a class's own covariance; `small` are classes of less than
-            20 images; mean over classes
+
+  run       `crumb run --preset recommended` on the split
+  taught    `Learner("recommended", looks=(1.0,))`, taught half of the classes in one
+            lesson and the others in a second
+  merged    two learners, each taught half of the objects of every class, merged into
+            one
+  own ...   the same statistics of classes of 1 to 200 images, geometric, in another
+            order of classes in each run, with other shares of a class's own covariance;
+            `small` are classes of less than 20 images; mean over classes
+
 Differences are in the same runs, with 95 % interval by Student's t over runs, or over
 splits where runs share one. The features of a learner are computed once for all runs.
 Writes `taught_learner.csv` and `.md` to --output.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from support.common_options import common_options, parser_for, run_script
-from support.findings import Cell
+from support.common_options import (
+    CommonOptions,
+    common_options,
+    parser_for,
+    run_script,
+)
+from support.findings import Cell, Finding
 from support.open_set import features_of, right, taught
 from support.statistics import paired
 from support.sweep import exit_code
@@ -37,9 +46,13 @@ from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.tables import mean_text
 
+TABLE = "taught_learner"
 REFERENCES = {"taught": "run", "merged": "taught"}  # row: what it is compared with
-LEAST, MOST, SMALL = 1, 200, 20
+FEWEST_IMAGES = 1  # of a class
+MOST_IMAGES = 200
+SMALL = 20  # a class of fewer images is small
 ALONE = "own 0"
+# Settings of the statistics that differ from the learner's, by the name of the rule.
 RULES: dict[str, dict[str, float]] = {
     ALONE: {"own": 0.0},
     "own 0.1, recommended": {},
@@ -47,153 +60,207 @@ RULES: dict[str, dict[str, float]] = {
     "own 0.3": {"own": 0.3},
 }
 HEADER = ["row", "accuracy", "difference", "95 % interval", "of the runs"]
+CSV_HEADER = ["row", "run", "accuracy", "frame_table_sha256"]
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What all runs are taught with.
+
+    Attributes:
+        empty: a classifier without classes.
+        features: of all rows of the table ``(N, ...)``; runs have the same rows.
+    """
+
+    empty: Classifier
+    features: Tensor
+
+    def learner(self, frames: FrameTable, *lessons: Iterable[int]) -> Classifier:
+        """A classifier that was taught the clips of these rows, lesson by lesson."""
+        clips = [clip for rows in lessons for clip in frames.clips(rows)]
+        pairs = ((frames.labels[clip[0]], self.features[clip]) for clip in clips)
+        return taught(self.empty, frames.classes, pairs)
 
 
 def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int]]:
     """Split rows into two halves of the objects of each class."""
-    objects: dict[str, dict[str, int]] = {}
-    parts: tuple[list[int], list[int]] = [], []
+    numbers: dict[str, dict[str, int]] = {}  # of the objects of each class
+    first: list[int] = []
+    second: list[int] = []
     for row in rows:
-        known = objects.setdefault(frames[row].class_name, {})
-        parts[known.setdefault(frames[row].object_name, len(known)) % 2].append(row)
-    return parts
+        frame = frames[row]
+        objects = numbers.setdefault(frame.class_name, {})
+        number = objects.setdefault(frame.object_name, len(objects))
+        half = second if number % 2 else first
+        half.append(row)
+    return first, second
 
 
-def taught_rows(
-    empty: Classifier, frames: FrameTable, features: Tensor
-) -> dict[str, float]:
-    """Return the accuracy in percent of the rows `taught` and `merged` on the held-out photos."""
-    train, test, half = (
-        frames.rows("train"),
-        frames.rows("test"),
-        len(frames.classes) // 2,
-    )
-    lessons = [train[frames.labels[train] < half], train[frames.labels[train] >= half]]
-
-    def learner(*parts: Iterable[int]) -> Classifier:
-        clips = [clip for rows in parts for clip in frames.clips(rows)]
-        return taught(
-            empty,
-            frames.classes,
-            ((frames.labels[clip[0]], features[clip]) for clip in clips),
-        )
-
-    merged, apart = map(learner, halves(frames, train.tolist()))
-    merged.merge(apart)
-    both, names = (
-        {"taught": learner(*lessons), "merged": merged},
-        np.array(frames.class_name)[test],
-    )
-    return {
-        name: 100 * float(right(one, one.evidence(features[test]), names).mean())
-        for name, one in both.items()
+def taught_rows(given: Taught, frames: FrameTable) -> dict[str, float]:
+    """Accuracy in percent of the rows `taught` and `merged` on the held-out photos."""
+    train = frames.rows("train")
+    half = len(frames.classes) // 2
+    is_first = frames.labels[train] < half
+    first_objects, second_objects = halves(frames, train.tolist())
+    merged = given.learner(frames, first_objects)
+    merged.merge(given.learner(frames, second_objects))
+    classifiers = {
+        "taught": given.learner(frames, train[is_first], train[~is_first]),
+        "merged": merged,
     }
+    test = frames.rows("test")
+    names = np.array(frames.class_name)[test]
+    accuracies = {}
+    for row, classifier in classifiers.items():
+        evidence = classifier.evidence(given.features[test])
+        accuracies[row] = 100 * float(right(classifier, evidence, names).mean())
+    return accuracies
 
 
-def unequal_rows(
-    empty: Classifier, frames: FrameTable, features: Tensor, run: int
-) -> dict[str, float]:
-    """Return the accuracy in percent of each rule on small classes and on all."""
-    sizes = np.geomspace(LEAST, MOST, len(frames.classes)).round().astype(int)
-    sizes = np.random.default_rng(run).permutation(sizes)
-    draws, length = np.random.default_rng(1000 + run), features.shape[1]
-    chosen = [
-        draws.permutation(frames.rows("train", name))[:size]
-        for name, size in zip(frames.classes, sizes)
-    ]
-    labels = torch.arange(len(chosen)).repeat_interleave(
-        torch.tensor([len(rows) for rows in chosen])
-    )
-    usual = RegularizedDiscriminant.for_budget(
-        length, empty.budget_bytes, empty.kept
-    ).settings
-    test, found = frames.rows("test"), {}
+@dataclass(frozen=True)
+class UnequalClasses:
+    """Training images of classes of unequal sizes.
+
+    Attributes:
+        rows: rows of the table, by class.
+        sizes: number of images wanted of each class; a class may have fewer.
+    """
+
+    rows: list[np.ndarray]
+    sizes: np.ndarray
+
+    @classmethod
+    def draw(cls, frames: FrameTable, run: int) -> "UnequalClasses":
+        """Draw the size of each class, and its images."""
+        sizes = np.geomspace(FEWEST_IMAGES, MOST_IMAGES, len(frames.classes))
+        order = np.random.default_rng(run)
+        sizes = order.permutation(sizes.round().astype(int))
+        images = np.random.default_rng(1000 + run)
+        rows = [
+            images.permutation(frames.rows("train", name))[:size]
+            for name, size in zip(frames.classes, sizes)
+        ]
+        return cls(rows, sizes)
+
+    @property
+    def labels(self) -> Tensor:
+        """Label of each drawn image, `(N,)` int64."""
+        counts = torch.tensor([len(rows) for rows in self.rows])
+        return torch.arange(len(self.rows)).repeat_interleave(counts)
+
+
+def unequal_rows(given: Taught, frames: FrameTable, run: int) -> dict[str, float]:
+    """Accuracy in percent of each rule on small classes and on all."""
+    classes = UnequalClasses.draw(frames, run)
+    count = len(classes.rows)
+    features = given.features[np.concatenate(classes.rows)]
+    test = frames.rows("test")
+    budget = given.empty.budget_bytes
+    length = given.features.shape[1]
+    usual = RegularizedDiscriminant.for_budget(length, budget, given.empty.kept)
+    accuracies = {}
     for rule, changes in RULES.items():
-        statistics = RegularizedDiscriminant(
-            **{**usual, "n_classes": len(chosen), **changes}
-        )
-        statistics.make_room(len(chosen), empty.budget_bytes, length)
-        statistics.update(features[np.concatenate(chosen)], labels)
-        right = (
-            statistics.scores(features[test]).argmax(1).numpy() == frames.labels[test]
-        )
-        each = np.array(
+        settings = {**usual.settings, "n_classes": count, **changes}
+        statistics = RegularizedDiscriminant(**settings)
+        statistics.make_room(count, budget, length)
+        statistics.update(features, classes.labels)
+        answers = statistics.scores(given.features[test]).argmax(1).numpy()
+        is_right = answers == frames.labels[test]
+        of_class = np.array(
             [
-                100 * right[frames.labels[test] == label].mean()
-                for label in range(len(chosen))
+                100 * is_right[frames.labels[test] == label].mean()
+                for label in range(count)
             ]
         )
-        found |= {
-            f"{rule}, small": float(each[sizes < SMALL].mean()),
-            f"{rule}, all": float(each.mean()),
-        }
-    return found
+        is_small = classes.sizes < SMALL
+        accuracies[f"{rule}, small"] = float(of_class[is_small].mean())
+        accuracies[f"{rule}, all"] = float(of_class.mean())
+    return accuracies
+
+
+def reference_of(row: str) -> str:
+    """Name of the row that a row is compared with; its own if with none."""
+    if row.startswith("own"):
+        return f"{ALONE}, {row.rpartition(', ')[2]}"
+    return REFERENCES.get(row, row)
 
 
 def lines_of(
-    found: dict[str, dict[int, float]], splits: dict[int, str]
+    accuracies: dict[str, dict[int, float]], splits: dict[int, str]
 ) -> list[list[str]]:
-    """Return a line of text for each row."""
+    """Values of `HEADER` for each row.
+
+    Args:
+        accuracies: by row and number of the run.
+        splits: hash of the table of frames by number of the run.
+    """
     lines = []
-    for name, values in found.items():
-        reference = REFERENCES.get(name, name)
-        if name.startswith("own"):
-            reference = f"{ALONE}, {name.rpartition(', ')[2]}"
-        compared = (
-            None if reference == name else paired(found[reference], values, splits)
+    for row, values in accuracies.items():
+        reference = reference_of(row)
+        comparison = None
+        difference = ""
+        if reference != row:
+            comparison = paired(accuracies[reference], values, splits)
+        if comparison is not None:
+            difference = f"{comparison.mean:+.2f} to {reference}"
+        lines.append(
+            [
+                row,
+                mean_text(list(values.values())),
+                difference,
+                interval_text(comparison),
+                each_text(comparison),
+            ]
         )
-        difference = "" if compared is None else f"{compared.mean:+.2f} to {reference}"
-        line = [name, mean_text(list(values.values())), difference]
-        lines.append([*line, interval_text(compared), each_text(compared)])
     return lines
 
 
-def main() -> int:
-    options = common_options(parser_for(__doc__, "runs/taught_learner").parse_args())
-    benchmark, root = options.benchmark, options.roots[options.benchmark]
-    settings = {
-        "preset": "recommended",
-        **({"relu_logits": False, "head_kernel": 1} if options.quick else {}),
-    }
-    (finding,), failed = options.found(
-        [Cell("run", benchmark, "", options.output / "run", settings)]
+def given_of(options: CommonOptions) -> Taught:
+    """The classifier and features of the learner of the options."""
+    torch.set_num_threads(1)
+    benchmark = options.benchmark
+    plan = RunPlan.of(options.settings(benchmark))
+    weights = None if plan.weights == "none" else plan.weights
+    learner = Learner(
+        "recommended", plan.backbone, weights, plan.image_size, looks=(1.0,)
     )
-    found = {"run": {run.number: run.final for run in finding.runs}}
-    splits = {run.number: run.split for run in finding.runs}
-    if found["run"]:
-        torch.set_num_threads(1)
-        plan, tables = (
-            RunPlan.of(options.settings(benchmark)),
-            get_benchmark(benchmark).table,
-        )
-        weights = None if plan.weights == "none" else plan.weights
-        learner = Learner(
-            "recommended", plan.backbone, weights, plan.image_size, looks=(1.0,)
-        )
-        empty, features = (
-            learner._classifier,
-            features_of(learner, tables(root, 0), None),
-        )  # runs have the same rows
-        for run in splits:
-            frames = tables(root, run)
-            own = taught_rows(empty, frames, features) | unequal_rows(
-                empty, frames, features, run
-            )
-            for name, value in own.items():
-                found.setdefault(name, {})[run] = value
-        csv_rows = [
-            [row, run, f"{value:.4f}", splits[run]]
-            for row, some in found.items()
-            for run, value in some.items()
-        ]
-        header = ["row", "run", "accuracy", "frame_table_sha256"]
-        write_table(
-            options.output,
-            "taught_learner",
-            HEADER,
-            lines_of(found, splits),
-            [header, *csv_rows],
-        )
+    frames = get_benchmark(benchmark).table(options.roots[benchmark], 0)
+    features = features_of(learner, frames, None)
+    return Taught(learner._classifier, features)
+
+
+def accuracies_of(
+    options: CommonOptions, finding: Finding
+) -> dict[str, dict[int, float]]:
+    """Accuracy in percent of each row by number of the run."""
+    accuracies = {"run": {run.number: run.final for run in finding.runs}}
+    given = given_of(options)
+    benchmark = options.benchmark
+    table_of = get_benchmark(benchmark).table
+    for number in accuracies["run"]:
+        frames = table_of(options.roots[benchmark], number)
+        rows = taught_rows(given, frames) | unequal_rows(given, frames, number)
+        for row, accuracy in rows.items():
+            accuracies.setdefault(row, {})[number] = accuracy
+    return accuracies
+
+
+def main() -> int:
+    options = common_options(parser_for(__doc__, f"runs/{TABLE}").parse_args())
+    settings: dict[str, object] = {"preset": "recommended"}
+    if options.quick:
+        settings |= {"relu_logits": False, "head_kernel": 1}
+    cell = Cell("run", options.benchmark, "", options.output / "run", settings)
+    (finding,), failed = options.found([cell])
+    if finding.runs:
+        splits = {run.number: run.split for run in finding.runs}
+        accuracies = accuracies_of(options, finding)
+        csv_rows: list[list[object]] = [list(CSV_HEADER)]
+        for row, values in accuracies.items():
+            for number, accuracy in values.items():
+                csv_rows.append([row, number, f"{accuracy:.4f}", splits[number]])
+        lines = lines_of(accuracies, splits)
+        write_table(options.output, TABLE, HEADER, lines, csv_rows)
     return exit_code(failed)
 
 

@@ -1,14 +1,17 @@
-"""Compare methods over the recorded runs, with the run (the split, where runs share one) as the unit.
+"""Compare methods over the recorded runs, with the run (or split) as the unit.
 
     python experiments/verdicts.py
 
-Reads the runs behind the published tables and prints each family of comparisons in
-`rows/verdicts.yaml`. "as in S4" is the recorded p-value (Holm) of the paper's own test,
-whose unit is a batch of 100 test images. Writes `verdicts.csv`.
+Runs that share a split count as one. Reads the runs behind the published tables and
+prints each family of comparisons in `rows/verdicts.yaml`. "as in S4" is the recorded
+p-value (Holm) of the paper's own test, whose unit is a batch of 100 test images. Writes
+`verdicts.csv`.
 """
 
 import argparse
 import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from support.common_options import run_script
@@ -33,49 +36,138 @@ HEADER = [
 ]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """A row of a family beside its reference.
+
+    Attributes:
+        row: name of the row.
+        reference: name of the reference.
+        difference: accuracy of the row minus that of the reference, by run.
+        p: p-value, corrected over the family; None with a single unit.
+        s4: p-value of the paper's test as text; empty if it was not recorded.
+    """
+
+    row: str
+    reference: str
+    difference: Paired
+    p: float | None
+    s4: str
+
+    @property
+    def line(self) -> list[str]:
+        """Values of `HEADER`."""
+        return [
+            f"{self.row} - {self.reference}",
+            f"{self.difference.mean:+.1f}",
+            interval_text(self.difference),
+            str(len(self.difference.units)),
+            each_text(self.difference),
+            p_text(self.p),
+            self.difference.verdict(self.p),
+            self.s4,
+        ]
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Columns of the CSV file."""
+        columns = {"row": self.row, "reference": self.reference}
+        for name, value in paired_columns(self.difference, self.p).items():
+            columns[name] = f"{value:.6g}" if isinstance(value, float) else value
+        columns["as_in_s4"] = self.s4
+        return columns
+
+
 def read(path: Path, only: dict[str, str]) -> list[dict[str, str]]:
     """Read the lines of a CSV file with a header that have these values."""
     with open(path, newline="") as file:
-        return [
-            line
-            for line in csv.DictReader(file)
-            if all(line[name] == value for name, value in only.items())
-        ]
+        lines = list(csv.DictReader(file))
+    for name, value in only.items():
+        lines = [line for line in lines if line[name] == value]
+    return lines
 
 
-def comparisons(family: dict) -> list[tuple[str, str, Paired, float | None, str]]:
-    """Compare each row of a family with its reference; rows that are the reference under another name are left out.
+@dataclass
+class RecordedFamily:
+    """The recorded runs of a family of comparisons.
 
-    Returns row, reference, differences, p-value corrected over the family, and that of
-    the paper's test.
+    Attributes:
+        accuracies: accuracy in percent by row and number of the run.
+        splits: hash of the table of frames by number of the run.
+        s4: corrected p-value of the paper's test by row, as text.
     """
-    accuracy: dict[str, dict[int, float]] = {}
-    splits: dict[int, str] = {}
-    only, own = family.get("only", {}), family.get("reference", "Ours")
-    for line in read(ROOT / family["runs"], only):
-        number = int(line["run"])
-        accuracy.setdefault(line["row"], {})[number] = float(
-            line.get("final_accuracy") or line["accuracy"]
-        )
-        splits[number] = line.get("frame_table_sha256") or line["frame_table"]
-    recorded = read(ROOT / family["recorded"], only) if "recorded" in family else []
-    s4 = {line["row"]: line["s4_p_holm"] for line in recorded}
-    rows = []
-    for row, runs in accuracy.items():
-        reference = (
-            f"{row.split()[0]} {own}" if row.startswith("n=") else own
-        )  # "n=200 Im. replay" has "n=200 Ours"
-        if (
-            row == reference
-            or runs == accuracy[reference]
-            or row not in family.get("rows", [row])
-        ):
+
+    accuracies: dict[str, dict[int, float]]
+    splits: dict[int, str]
+    s4: dict[str, str]
+
+    @classmethod
+    def read(cls, family: dict) -> "RecordedFamily":
+        """Read the files that a family of `rows/verdicts.yaml` names."""
+        only = family.get("only", {})
+        accuracies: dict[str, dict[int, float]] = {}
+        splits = {}
+        for line in read(ROOT / family["runs"], only):
+            number = int(line["run"])
+            accuracy = float(line.get("final_accuracy") or line["accuracy"])
+            accuracies.setdefault(line["row"], {})[number] = accuracy
+            splits[number] = line.get("frame_table_sha256") or line["frame_table"]
+        s4 = {}
+        if "recorded" in family:
+            for line in read(ROOT / family["recorded"], only):
+                s4[line["row"]] = line["s4_p_holm"]
+        return cls(accuracies, splits, s4)
+
+
+def reference_of(row: str, reference: str) -> str:
+    """Name of the row that a row is compared with.
+
+    "n=200 Im. replay" is compared with "n=200 Ours".
+    """
+    return f"{row.split()[0]} {reference}" if row.startswith("n=") else reference
+
+
+def comparisons(family: dict) -> list[Verdict]:
+    """Compare each row of a family with its reference.
+
+    Rows that are the reference under another name are left out.
+    """
+    recorded = RecordedFamily.read(family)
+    own_reference = family.get("reference", "Ours")
+    references = {}
+    differences = {}
+    for row, accuracies in recorded.accuracies.items():
+        reference = reference_of(row, own_reference)
+        ours = recorded.accuracies[reference]
+        is_reference = row == reference or accuracies == ours
+        if is_reference or row not in family.get("rows", [row]):
             continue
-        if (difference := paired(accuracy[reference], runs, splits)) is not None:
-            rows.append((row, reference, difference))
-    corrected = holm([one.p for *_, one in rows])
-    texts = [p_text(float(s4[row])) if s4.get(row) else "" for row, *_ in rows]
-    return [(*row, p, text) for row, p, text in zip(rows, corrected, texts)]
+        difference = paired(ours, accuracies, recorded.splits)
+        if difference is not None:
+            references[row] = reference
+            differences[row] = difference
+    corrected = holm([difference.p for difference in differences.values()])
+    return [
+        Verdict(row, references[row], difference, p, s4_text(recorded.s4.get(row)))
+        for (row, difference), p in zip(differences.items(), corrected)
+    ]
+
+
+def s4_text(p: str | None) -> str:
+    """Format a recorded p-value; empty if there is none."""
+    return p_text(float(p)) if p else ""
+
+
+def csv_rows_of(families: dict[str, Sequence[Verdict]]) -> list[list[object]]:
+    """Header, and a row for every comparison."""
+    rows: list[list[object]] = []
+    for family, verdicts in families.items():
+        for verdict in verdicts:
+            columns = {"family": family, **verdict.columns}
+            if not rows:
+                rows.append(list(columns))
+            rows.append(list(columns.values()))
+    return rows
 
 
 def main() -> int:
@@ -84,28 +176,13 @@ def main() -> int:
     )
     parser.add_argument("--output", default="runs/verdicts", help="folder of the table")
     path = Path(parser.parse_args().output) / "verdicts.csv"
-    rows: list[list[object]] = []
-    columns: dict[str, object] = {}
-    for name, family in rows_of("verdicts").items():
-        lines = []
-        for row, reference, found, p_holm, s4 in comparisons(family):
-            line = [
-                f"{row} - {reference}",
-                f"{found.mean:+.1f}",
-                interval_text(found),
-                str(len(found.units)),
-            ]
-            lines.append(
-                [*line, each_text(found), p_text(p_holm), found.verdict(p_holm), s4]
-            )
-            columns = paired_columns(found, p_holm)
-            values = [
-                f"{value:.6g}" if isinstance(value, float) else value
-                for value in columns.values()
-            ]
-            rows.append([name, row, reference, *values, s4])
+    families = {
+        name: comparisons(family) for name, family in rows_of("verdicts").items()
+    }
+    for name, verdicts in families.items():
+        lines = [verdict.line for verdict in verdicts]
         print(f"\n{name}\n" + table(HEADER, lines))
-    write_csv(path, [["family", "row", "reference", *columns, "as_in_s4"], *rows])
+    write_csv(path, csv_rows_of(families))
     print(f"\nwritten: {path}")
     return 0
 

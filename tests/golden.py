@@ -1,9 +1,12 @@
 """Record what a rebuilding of the packages must not change, and compare with a recorded file.
 
-    python tests/golden.py record FILE --quick     # minutes: toy shapes, taught
-    learners, export python tests/golden.py record FILE             # ETH-80 with real
-    weights besides: hours on one core python tests/golden.py compare FILE --quick    #
-    compute again and print what differs; exit code 1 if anything does
+    python tests/golden.py record FILE --quick
+    python tests/golden.py record FILE
+    python tests/golden.py compare FILE --quick
+
+``--quick`` takes minutes: toy shapes, taught learners, export. Without it, ETH-80 with
+real weights takes hours on one core besides. ``compare`` computes again and prints what
+differs; its exit code is 1 if anything does.
 
 A name after the file limits either to the values below it: ``compare FILE methods/er
 eth80``. ``record`` keeps the values that the file has, so the same command resumes.

@@ -1,7 +1,8 @@
 """Do every script of experiments/ with --quick, then build the site; print the seconds of each.
 
-    python tests/quick_to_site.py build/job    # under an hour on one core; the same
-    command resumes
+    python tests/quick_to_site.py build/job
+
+It takes under an hour on one core; the same command resumes.
 
 What a step prints goes to a file of its name in the folder. Exit code 1 if a step
 failed.

@@ -4,88 +4,48 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
+from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from crumb_avalanche.report.pictures import COLOURS, LINES, MARKERS, STYLE
 
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
+# Values at each place of the x axis, by the name of the line.
+Lines = Mapping[str, Mapping[float, Sequence[float]]]
+BAR_HEIGHT = 0.7  # of all bars of a row
+MOST_COLUMNS = 3  # of panels of curves
 
 
 def bars(
     panels: Mapping[str, Series],
     title: str,
     label: str = "",
-    xlim: tuple = (None, None),
+    xlim: tuple[float | None, float | None] = (None, None),
 ) -> Figure:
-    """Plot panels of rows: a bar at the mean of the values of each series, with their deviation and a dot for each.
+    """Plot panels of rows.
 
-    A series of the paper has diamonds, no bars. Without a label of all x axes, the
-    titles of the panels are theirs.
+    A series has a bar at the mean of its values, with their deviation and a dot for
+    each. A series of the paper has diamonds, no bars.
+
+    Args:
+        panels: series by the title of the panel.
+        title: of the figure.
+        label: of all x axes; without one, the titles of the panels are theirs.
+        xlim: limits of all x axes.
     """
-    rows = list(
-        dict.fromkeys(
-            row
-            for series in panels.values()
-            for values in series.values()
-            for row in values
-        )
-    )
-    count = max(
-        sum("paper" not in name for name in series) for series in panels.values()
-    )
+    rows = rows_of(panels)
+    count = max(_bars_of_a_row(series) for series in panels.values())
     with matplotlib.rc_context(STYLE):
-        size = (3 + 4.2 * len(panels), 1.8 + max(0.28, 0.18 * count) * len(rows))
-        figure = Figure(figsize=size, layout="constrained")
+        height = 1.8 + max(0.28, 0.18 * count) * len(rows)
+        figure = Figure(figsize=(3 + 4.2 * len(panels), height), layout="constrained")
         set_title(figure, title)
-        for axes, (name, series) in zip(
-            figure.subplots(1, len(panels), sharey=True, squeeze=False)[0],
-            panels.items(),
-        ):
-            place = 0
-            for colour, (text, values) in zip(COLOURS, series.items()):
-                known = {row: list(some) for row, some in values.items() if len(some)}
-                means = [fmean(some) for some in known.values()]
-                if "paper" in text and count:
-                    axes.plot(
-                        means,
-                        [rows.index(row) for row in known],
-                        "D",
-                        ms=4,
-                        color=COLOURS[1],
-                        label=text,
-                    )
-                    continue
-                ys = [
-                    rows.index(row) + 0.7 * ((place + 0.5) / count - 0.5)
-                    for row in known
-                ]
-                error = [
-                    stdev(some) if len(some) > 1 else math.nan
-                    for some in known.values()
-                ]
-                style = dict(
-                    height=0.7 / count,
-                    color=colour,
-                    alpha=0.6,
-                    ecolor="0.3",
-                    capsize=2,
-                    label=text,
-                )
-                axes.barh(ys, means, xerr=error, **style)
-                for y, some in zip(ys, known.values()):
-                    axes.plot(
-                        some,
-                        np.full(len(some), y),
-                        "o",
-                        ms=2.5,
-                        mfc="white",
-                        mec="0.2",
-                        mew=0.6,
-                    )
-                place += 1
+        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (name, series) in zip(grid, panels.items()):
+            _plot_series(axes, series, rows, count)
             axes.set(
                 yticks=range(len(rows)),
                 yticklabels=rows,
@@ -96,62 +56,113 @@ def bars(
             axes.grid(axis="x", color="0.9", lw=0.6)
             axes.set_axisbelow(True)
         axes.set_ylim(len(rows) - 0.4, -0.6)
-        legend = {
-            text: handle
-            for one in figure.axes
-            for handle, text in zip(*one.get_legend_handles_labels())
-            if text
-        }
-        if len(legend) > 1:
-            figure.legend(
-                legend.values(), legend.keys(), loc="outside lower center", ncols=2
-            )
+        _add_legend_of_axes(figure)
     return figure
 
 
-def curves(
-    panels: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
-    title: str,
-    **settings,
-) -> Figure:
-    """Plot panels of lines through the mean of the values at each place, with their root-mean-square error.
+def rows_of(panels: Mapping[str, Series]) -> list[str]:
+    """Rows of all panels, in the order of their first series."""
+    rows: dict[str, None] = {}
+    for series in panels.values():
+        for values in series.values():
+            rows |= dict.fromkeys(values)
+    return list(rows)
 
-    A line of one place is horizontal. The settings are those of all axes; the label of
-    the y axis stands once.
-    """
-    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(
-            figsize=(1.5 + 4.3 * columns, 0.8 + 3.6 * rows), layout="constrained"
+
+def _is_of_paper(name: str) -> bool:
+    """Whether a series is of the paper."""
+    return "paper" in name
+
+
+def _bars_of_a_row(series: Series) -> int:
+    """Number of the series that have bars."""
+    return sum(not _is_of_paper(name) for name in series)
+
+
+def _plot_series(axes: Axes, series: Series, rows: Sequence[str], count: int) -> None:
+    """Plot the series of a panel, `count` bars to a row."""
+    number = 0
+    for colour, (name, by_row) in zip(COLOURS, series.items()):
+        values = {row: list(values) for row, values in by_row.items() if len(values)}
+        means = [fmean(values_of_row) for values_of_row in values.values()]
+        indices = [rows.index(row) for row in values]
+        if _is_of_paper(name) and count:
+            axes.plot(means, indices, "D", ms=4, color=COLOURS[1], label=name)
+            continue
+        offset = BAR_HEIGHT * ((number + 0.5) / count - 0.5)
+        heights = [index + offset for index in indices]
+        axes.barh(
+            heights,
+            means,
+            xerr=[_deviation(values_of_row) for values_of_row in values.values()],
+            height=BAR_HEIGHT / count,
+            color=colour,
+            alpha=0.6,
+            ecolor="0.3",
+            capsize=2,
+            label=name,
         )
+        for height, values_of_row in zip(heights, values.values()):
+            _plot_dots(axes, values_of_row, height)
+        number += 1
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Standard deviation; NaN for one value, which draws no error bar."""
+    return stdev(values) if len(values) > 1 else math.nan
+
+
+def _plot_dots(axes: Axes, values: Sequence[float], height: float) -> None:
+    """Plot a dot for each value of a bar."""
+    heights = np.full(len(values), height)
+    style = dict(ms=2.5, mfc="white", mec="0.2", mew=0.6)
+    axes.plot(values, heights, "o", **style)
+
+
+def _add_legend_of_axes(figure: Figure) -> None:
+    """Add one legend for the series of all panels, if there are several."""
+    legend: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, name in zip(*axes.get_legend_handles_labels()):
+            if name:
+                legend[name] = handle
+    if len(legend) > 1:
+        figure.legend(
+            legend.values(), legend.keys(), loc="outside lower center", ncols=2
+        )
+
+
+def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
+    """Plot panels of lines through means, with their root-mean-square error.
+
+    A line of one place is horizontal.
+
+    Args:
+        panels: lines by the title of the panel.
+        title: of the figure.
+        settings: of all axes; the label of the y axis stands once.
+    """
+    names: dict[str, None] = {}
+    for lines in panels.values():
+        names |= dict.fromkeys(lines)
+    styles = {name: _line_style(index) for index, name in enumerate(names)}
+    columns = min(MOST_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    handles: dict[str, Any] = {}
+    with matplotlib.rc_context(STYLE):
+        size = (1.5 + 4.3 * columns, 0.8 + 3.6 * rows)
+        figure = Figure(figsize=size, layout="constrained")
         set_title(figure, title)
-        grid, handles = figure.subplots(rows, columns, squeeze=False), {}
-        for axes in grid.flat[len(panels) :]:
+        grid = figure.subplots(rows, columns, squeeze=False).flat
+        for axes in grid[len(panels) :]:
             axes.set_axis_off()
-        for axes, (text, lines) in zip(grid.flat, panels.items()):
-            for name, points in lines.items():
-                place = names.index(name)
-                style = dict(
-                    color=COLOURS[place % len(COLOURS)],
-                    ls=LINES[place // len(COLOURS) % len(LINES)],
-                )
-                points = dict(sorted(points.items()))
-                means, errors = (
-                    [of(values) for values in points.values()] for of in (fmean, pstdev)
-                )
-                if len(points) == 1:
-                    handles[name] = axes.axhline(means[0], **style)
-                elif points:
-                    style |= dict(marker=MARKERS[place % len(MARKERS)], ms=4, capsize=2)
-                    handles[name] = axes.errorbar(
-                        list(points), means, yerr=errors, **style
-                    )
-            axes.locator_params(
-                "x", integer=True
-            )  # places are counts; a scale that is set brings ticks of its own
-            axes.set(title=text, **settings)
+        for axes, (name, lines) in zip(grid, panels.items()):
+            for line, points in lines.items():
+                if points:
+                    handles[line] = _plot_line(axes, points, styles[line])
+            # Places are counts; a scale that is set brings ticks of its own.
+            axes.locator_params("x", integer=True)
+            axes.set(title=name, **settings)
             axes.grid(axis="y", color="0.9", lw=0.6)
             axes.label_outer()
         if handles:
@@ -159,6 +170,28 @@ def curves(
                 handles.values(), handles.keys(), loc="outside lower center", ncols=5
             )
     return figure
+
+
+def _line_style(index: int) -> dict[str, Any]:
+    """Colour, dashes and marker of a line."""
+    return dict(
+        color=COLOURS[index % len(COLOURS)],
+        ls=LINES[index // len(COLOURS) % len(LINES)],
+        marker=MARKERS[index % len(MARKERS)],
+    )
+
+
+def _plot_line(
+    axes: Axes, points: Mapping[float, Sequence[float]], style: dict[str, Any]
+) -> Any:
+    """Plot a line through the means of its points; return its handle."""
+    places = sorted(points)
+    means = [fmean(points[place]) for place in places]
+    if len(places) == 1:
+        without_marker = {**style, "marker": ""}
+        return axes.axhline(means[0], **without_marker)
+    errors = [pstdev(points[place]) for place in places]
+    return axes.errorbar(places, means, yerr=errors, ms=4, capsize=2, **style)
 
 
 def set_title(figure: Figure, title: str) -> None:

@@ -1,12 +1,16 @@
-"""What a run of CRUMB costs beside REMIND: seconds of an image, bytes held, and the peak while tables are computed."""
+"""What a run of CRUMB costs beside REMIND: seconds of an image, and bytes.
+
+Bytes are those held, and the peak while tables are computed.
+"""
 
 import json
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,31 +20,43 @@ from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import table
 
-CRUMB, SINGLE, BATCHES = "crumb", "remind, one image at a time", "remind, mini-batches"
-ALL_MAPS, SAMPLE = "remind, tables from all maps", "remind, tables from a sample"
+CRUMB = "crumb"
+SINGLE = "remind, one image at a time"
+BATCHES = "remind, mini-batches"
+ALL_MAPS = "remind, tables from all maps"
+SAMPLE = "remind, tables from a sample"
+# Strategy and settings of the method of each learner.
 LEARNERS = {
     CRUMB: ("crumb", {}),
     SINGLE: ("remind", {"samples_at_a_time": True}),
     BATCHES: ("remind", {}),
 }
 COSTS = "cost_of_replay.csv"
-CHILD = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from support.replay_cost import child; "
+# Program of the process that computes a table.
+CHILD = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); "
+    "from support.replay_cost import child; child(sys.argv[1])"
+)
+MAPS_AT_A_TIME = 16
 Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a run that is measured; 0 takes all."""
+    """The part of a run that is measured; 0 takes all.
+
+    Attributes:
+        experiences: number of experiences.
+        stream_images: images of each experience. REMIND draws 100 memories for an
+            image, so give at least 100.
+        table_images: images of the first experience that REMIND's tables are fitted to.
+        measured_images: images that the codebook is computed from; `crumb run` takes 64.
+    """
 
     experiences: int = 0
-    # of each experience; REMIND draws 100 memories for an image, so give at least 100
     stream_images: int = 0
-    table_images: int = (
-        0  # of the first experience, which REMIND's tables are fitted to
-    )
-    measured_images: int = (
-        64  # that the codebook is computed from; `crumb run` takes 64
-    )
+    table_images: int = 0
+    measured_images: int = 64
 
     def __post_init__(self):
         if min(self.experiences, self.stream_images, self.table_images) < 0:
@@ -49,269 +65,403 @@ class Part:
             )
         if self.experiences == 1:
             raise ValueError(
-                "experiences=1 has no replay, which begins with the second; give 2 or more, or 0 for all"
+                "experiences=1 has no replay, which begins with the second; give 2 or "
+                "more, or 0 for all"
             )
 
 
-def sessions_of(settings: RunSettings, stream) -> dict:
-    """The sessions of all learners, with one feature cache."""
+@dataclass(frozen=True)
+class TableTask:
+    """Compute a codebook or REMIND's tables from maps in a file.
+
+    Attributes:
+        kind: CRUMB, ALL_MAPS or SAMPLE.
+        file: float32 maps ``(N, H, W, C)``.
+        shape: ``(N, H, W, C)``.
+        seed: of the run.
+        threads: CPU threads.
+        measured_images: images that the codebook is computed from.
+        codebook_size: number of memory blocks.
+        codebook_dim: values of a block.
+        codebook_init: how the codebook is initialised.
+        fit_vectors: locations that REMIND's tables are fitted to.
+        sub_quantizers: number of REMIND's tables.
+        bits: bits of a code of a table.
+    """
+
+    kind: str
+    file: str
+    shape: tuple[int, ...]
+    seed: int
+    threads: int
+    measured_images: int
+    codebook_size: int
+    codebook_dim: int
+    codebook_init: str
+    fit_vectors: int
+    sub_quantizers: int
+    bits: int
+
+    def read(self, first: int, images: int) -> np.ndarray:
+        """Read maps ``(images, H, W, C)``, beginning with the map `first`."""
+        values = int(np.prod(self.shape[1:]))
+        flat = np.fromfile(
+            self.file, np.float32, images * values, offset=4 * values * first
+        )
+        return flat.reshape(-1, *self.shape[1:])
+
+    def maps(self, starts: Sequence[int], images: int) -> Iterator[torch.Tensor]:
+        """Yield maps ``(images, C, H, W)`` from each start on."""
+        for start in starts:
+            count = min(images, self.shape[0] - start)
+            yield torch.from_numpy(self.read(start, count)).permute(0, 3, 1, 2)
+
+    def run(self) -> None:
+        """Compute the table, and forget it."""
+        if self.kind == CRUMB:
+            self._compute_codebook()
+        elif self.kind == ALL_MAPS:
+            self._fit_all_maps()
+        else:
+            self._fit_sample()
+
+    def _compute_codebook(self) -> None:
+        """Initialise CRUMB's codebook from maps spread over the experience."""
+        from crumb_avalanche.models.calibration import CHUNK, sample_of
+        from crumb_avalanche.models.codebook import INITIALISERS, Codebook
+
+        last = self.shape[0] - 1
+        rows = np.unique(np.linspace(0, last, self.measured_images).astype(int))
+        chunks = (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
+        sample = sample_of(
+            torch.cat(list(self.maps([int(row) for row in chunk], 1)))
+            for chunk in chunks
+        )
+        codebook = Codebook(self.codebook_size, self.codebook_dim)
+        generator = torch.Generator().manual_seed(self.seed)
+        INITIALISERS[self.codebook_init](codebook, sample, generator)
+
+    def _fit_all_maps(self) -> None:
+        """Fit REMIND's tables to all maps at once, as its authors do."""
+        import faiss
+
+        channels = self.shape[-1]
+        faiss.omp_set_num_threads(self.threads)
+        tables = faiss.ProductQuantizer(channels, self.sub_quantizers, self.bits)
+        tables.cp.min_points_per_centroid = 1  # only warns
+        tables.train(self.read(0, self.shape[0]).reshape(-1, channels))
+
+    def _fit_sample(self) -> None:
+        """Fit REMIND's tables to a sample of locations, as this library does."""
+        from crumb_avalanche.memory.product_quantizer import ProductQuantizer
+        from crumb_avalanche.methods.remind import some_locations
+
+        count = self.shape[0]
+        maps = self.maps(range(0, count, MAPS_AT_A_TIME), MAPS_AT_A_TIME)
+        generator = np.random.default_rng(self.seed)
+        vectors = some_locations(maps, count, self.fit_vectors, generator)
+        tables = ProductQuantizer(self.shape[-1], self.sub_quantizers, 2**self.bits)
+        tables.fit(vectors, self.seed)
+
+
+def child(text: str) -> None:
+    """Print the cost of a task in this process, as JSON.
+
+    Seconds, and peak resident memory minus resident memory before. The task is done on
+    small maps first, since the first call of a library allocates more.
+    """
+    task = TableTask(**json.loads(text))
+    torch.set_num_threads(task.threads)
+    with tempfile.NamedTemporaryFile() as file:
+        shape = (20, 4, 4, task.shape[-1])
+        np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
+        replace(task, file=file.name, shape=shape).run()
+    reset_peak()
+    before = resident("VmRSS")
+    start = time.perf_counter()
+    task.run()
+    seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "bytes": resident("VmHWM") - before}))
+
+
+def sessions_of(settings: RunSettings, stream: Any) -> dict[str, Any]:
+    """Build the sessions of all learners, with one feature cache."""
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.session import Session
     from crumb_avalanche.system.process import set_up_process
 
-    sessions, cache = {}, None
+    sessions: dict[str, Any] = {}
+    cache = None
     for name, (strategy, method) in LEARNERS.items():
         plan = RunPlan.of(replace(settings, strategy=strategy, method=method))
         set_up_process(plan.threads, plan.run)
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "No loggers specified"
-            )  # nothing is evaluated
-            sessions[name] = Session.build(
-                plan, stream, cache=cache, evaluator=EvaluationPlugin(loggers=[])
-            )
-        cache = sessions[name].cache
+            # Nothing is evaluated.
+            warnings.filterwarnings("ignore", "No loggers specified")
+            evaluator = EvaluationPlugin(loggers=[])
+            session = Session.build(plan, stream, cache=cache, evaluator=evaluator)
+        sessions[name] = session
+        cache = session.cache
     return sessions
 
 
-def read_through(dataset, cache):
-    """A data set of images, or with a cache of their maps."""
+def read_through(dataset: Any, cache: Any) -> Any:
+    """Return a data set of images, or with a cache of their maps."""
     if cache is None:
         return dataset
-    return cache.store.dataset(
-        dataset, np.asarray(list(dataset.frame_row)), list(map(int, dataset.targets))
-    )
+    rows = np.asarray(list(dataset.frame_row))
+    labels = [int(label) for label in dataset.targets]
+    return cache.store.dataset(dataset, rows, labels)
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Learners that were trained in turns.
+
+    Attributes:
+        seconds: of each experience, by learner.
+        memories: REMIND's memories when replay began.
+    """
+
+    seconds: dict[str, list[float]]
+    memories: int
 
 
 def streamed(
-    learners: Mapping, experiences: list, cache, workers: int
-) -> tuple[dict[str, list[float]], int]:
-    """Train all learners in turns; return seconds of each experience, and REMIND's memories at the start of replay."""
-    seconds, held = {name: [] for name in learners}, 0
-    for number, experience in enumerate(experiences):
-        for _ in read_through(
-            experience.dataset, cache
-        ):  # the first learner would pay for a cold disk
+    learners: Mapping[str, Any], experiences: Sequence[Any], cache: Any, workers: int
+) -> Streamed:
+    """Train all learners in turns, experience by experience."""
+    seconds: dict[str, list[float]] = {name: [] for name in learners}
+    memories = 0
+    for number, experience in enumerate(experiences, start=1):
+        # The first learner would pay for a cold disk.
+        for _ in read_through(experience.dataset, cache):
             pass
         for name, strategy in learners.items():
             start = time.perf_counter()
             strategy.train(experience, eval_streams=[], num_workers=workers)
-            seconds[name].append(time.perf_counter() - start)
-            print(
-                f"experience {number + 1}/{len(experiences)}, {name}: {seconds[name][-1]:.1f} s",
-                flush=True,
-            )
-        held = held or len(learners[SINGLE].storage_policy)
-    return seconds, held
+            elapsed = time.perf_counter() - start
+            seconds[name].append(elapsed)
+            position = f"experience {number}/{len(experiences)}"
+            print(f"{position}, {name}: {elapsed:.1f} s", flush=True)
+        memories = memories or len(learners[SINGLE].storage_policy)
+    return Streamed(seconds, memories)
 
 
-def write_maps(path: Path, model, dataset) -> tuple[int, ...]:
-    """Write the maps of a data set as float32 `(N, H, W, C)`; returns that shape."""
+def write_maps(path: Path, model: Any, dataset: Any) -> tuple[int, ...]:
+    """Write the maps of a data set as float32 ``(N, H, W, C)``; return that shape."""
+    count = len(dataset)
     with open(path, "wb") as file:
-        for start in range(0, len(dataset), 16):
-            images = torch.stack(
-                [
-                    dataset[place][0]
-                    for place in range(start, min(start + 16, len(dataset)))
-                ]
-            )
-            images = images.to(model.pixel_mean.device)
-            model.features(images).permute(
-                0, 2, 3, 1
-            ).contiguous().cpu().numpy().tofile(file)
+        for start in range(0, count, MAPS_AT_A_TIME):
+            indices = range(start, min(start + MAPS_AT_A_TIME, count))
+            images = torch.stack([dataset[index][0] for index in indices])
+            maps_bchw = model.features(images.to(model.pixel_mean.device))
+            maps_bhwc = maps_bchw.permute(0, 2, 3, 1).contiguous()
+            maps_bhwc.cpu().numpy().tofile(file)
     channels, height, width = model.map_shape
-    return len(dataset), height, width, channels
+    return count, height, width, channels
 
 
-def make_table(task: dict, shape: tuple[int, ...]) -> None:
-    """Compute the codebook, or fit the tables, from maps of a shape `(N, H, W, C)` in the file of a task."""
-    count, *_, channels = shape
-    each = int(np.prod(shape[1:]))
+@dataclass(frozen=True)
+class Ratio:
+    """A quantity of a learner by that of another.
 
-    def read(first: int, images: int) -> np.ndarray:
-        return np.fromfile(
-            task["file"], np.float32, images * each, offset=4 * each * first
-        ).reshape(-1, *shape[1:])
+    Attributes:
+        quantity: what is compared.
+        learner: whose quantity.
+        other: by whose quantity.
+        value: the ratio.
+    """
 
-    if task["kind"] == CRUMB:
-        from crumb_avalanche.models.calibration import CHUNK, sample_of
-        from crumb_avalanche.models.codebook import INITIALISERS, Codebook
-
-        places = np.unique(
-            np.linspace(0, count - 1, task["measured_images"]).astype(int)
-        )
-        some = (
-            np.concatenate([read(place, 1) for place in places[i : i + CHUNK]])
-            for i in range(0, len(places), CHUNK)
-        )
-        sample = sample_of(torch.from_numpy(maps).permute(0, 3, 1, 2) for maps in some)
-        codebook = Codebook(task["codebook_size"], task["codebook_dim"])
-        INITIALISERS[task["codebook_init"]](
-            codebook, sample, torch.Generator().manual_seed(task["seed"])
-        )
-    elif task["kind"] == ALL_MAPS:
-        import faiss
-
-        faiss.omp_set_num_threads(task["threads"])
-        tables = faiss.ProductQuantizer(channels, task["sub_quantizers"], task["bits"])
-        tables.cp.min_points_per_centroid = 1  # only warns
-        tables.train(read(0, count).reshape(-1, channels))
-    else:
-        from crumb_avalanche.memory.product_quantizer import ProductQuantizer
-        from crumb_avalanche.methods.remind import some_locations
-
-        starts = range(0, count, 16)
-        maps = (
-            torch.from_numpy(read(start, min(16, count - start))).permute(0, 3, 1, 2)
-            for start in starts
-        )
-        vectors = some_locations(
-            maps, count, task["fit_vectors"], np.random.default_rng(task["seed"])
-        )
-        tables = ProductQuantizer(channels, task["sub_quantizers"], 2 ** task["bits"])
-        tables.fit(vectors, task["seed"])
+    quantity: str
+    learner: str
+    other: str
+    value: float
 
 
-def child(text: str) -> None:
-    """Print seconds, and peak resident memory minus resident memory before, of a task in this process."""
-    task = json.loads(text)
-    torch.set_num_threads(task["threads"])
-    with (
-        tempfile.NamedTemporaryFile() as file
-    ):  # the first call of a library allocates more
-        shape = (20, 4, 4, task["shape"][-1])
-        np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
-        make_table({**task, "file": file.name}, shape)
-    reset_peak()
-    before, start = resident("VmRSS"), time.perf_counter()
-    make_table(task, tuple(task["shape"]))
-    print(
-        json.dumps(
-            {
-                "seconds": time.perf_counter() - start,
-                "bytes": resident("VmHWM") - before,
-            }
-        )
-    )
+def ratios(image: Values, whole: Values, memory: Values) -> list[Ratio]:
+    """Compare learners.
 
-
-def ratios(
-    image: Values, whole: Values, memory: Values
-) -> list[tuple[str, str, str, float]]:
-    """Quantity, method, by which other method, and the ratio."""
-    pairs = [(CRUMB, SINGLE), (CRUMB, BATCHES), (BATCHES, SINGLE)]
-    lines = [
-        ("time of an image", one, other, image[one] / image[other])
-        for one, other in pairs
+    Args:
+        image: seconds of an image by learner.
+        whole: seconds of the whole run by learner.
+        memory: bytes by way of making tables.
+    """
+    in_time = [(CRUMB, SINGLE), (CRUMB, BATCHES), (BATCHES, SINGLE)]
+    in_bytes = [(CRUMB, ALL_MAPS), (CRUMB, SAMPLE), (SAMPLE, ALL_MAPS)]
+    return [
+        *_ratios("time of an image", image, in_time),
+        *_ratios("time of the whole run", whole, in_time),
+        *_ratios("memory", memory, in_bytes),
     ]
-    lines += [
-        ("time of the whole run", one, other, whole[one] / whole[other])
-        for one, other in pairs
+
+
+def _ratios(
+    quantity: str, values: Values, pairs: Sequence[tuple[str, str]]
+) -> list[Ratio]:
+    """Compare the values of pairs."""
+    return [
+        Ratio(quantity, learner, other, values[learner] / values[other])
+        for learner, other in pairs
     ]
-    pairs = [(CRUMB, ALL_MAPS), (CRUMB, SAMPLE), (SAMPLE, ALL_MAPS)]
-    return lines + [
-        ("memory", one, other, memory[one] / memory[other]) for one, other in pairs
-    ]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured of a run.
+
+    Attributes:
+        seconds_per_image: after the first experience, by learner.
+        seconds_whole_run: without evaluation, by learner.
+        peak_bytes: while tables are computed, by way of making them.
+        held_bytes: codes, labels and tables, by way of making them.
+    """
+
+    seconds_per_image: dict[str, float]
+    seconds_whole_run: dict[str, float]
+    peak_bytes: dict[str, float]
+    held_bytes: dict[str, float]
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """CRUMB's costs by those of REMIND."""
+        memory = {
+            kind: self.peak_bytes[kind] + held for kind, held in self.held_bytes.items()
+        }
+        return ratios(self.seconds_per_image, self.seconds_whole_run, memory)
+
+    @property
+    def csv_rows(self) -> list[list[object]]:
+        """Header, and a row for each quantity of each learner."""
+        rows: list[list[object]] = [["quantity", "method", "by", "value"]]
+        for quantity, values in asdict(self).items():
+            for method, value in values.items():
+                rows.append([quantity, method, "", value])
+        for ratio in self.ratios:
+            quantity = f"ratio, {ratio.quantity}"
+            rows.append([quantity, ratio.learner, ratio.other, ratio.value])
+        return rows
+
+
+def first_images(dataset: Any, count: int) -> Any:
+    """The first images of a data set; all of them if `count` is 0."""
+    return dataset.subset(range(min(count or len(dataset), len(dataset))))
 
 
 def measure(settings: RunSettings, part: Part) -> None:
-    """Measure a run; print the ratios, and write seconds, bytes and ratios to `cost_of_replay.csv` in its folder."""
+    """Measure a run.
+
+    Prints the ratios, and writes seconds, bytes and ratios to `cost_of_replay.csv` in
+    the folder of the run.
+    """
     from crumb_avalanche.methods.registry import get_strategy
     from crumb_avalanche.runs.plan import RunPlan
     from crumb_avalanche.runs.session import open_stream
     from crumb_avalanche.system.process import set_up_process
-    from crumb_avalanche.training.ledger import LedgerMetric
 
-    plan, output, usual = (
-        RunPlan.of(settings),
-        Path(settings.output),
-        get_strategy("remind").settings(),
-    )
+    plan = RunPlan.of(settings)
+    output = Path(settings.output)
     output.mkdir(parents=True, exist_ok=True)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan, joint=False)
     experiences = list(stream.benchmark.train_stream)[: part.experiences or None]
-    first = experiences[0].dataset
-    first = first.subset(range(min(part.table_images or len(first), len(first))))
-    for experience in experiences if part.stream_images else ():
-        experience.dataset = experience.dataset.subset(
-            range(min(part.stream_images, len(experience.dataset)))
+    table_images = first_images(experiences[0].dataset, part.table_images)
+    if part.stream_images:
+        for experience in experiences:
+            experience.dataset = first_images(experience.dataset, part.stream_images)
+    sessions = sessions_of(settings, stream)
+    cache = sessions[CRUMB].cache
+    learners = {name: session.strategy for name, session in sessions.items()}
+    prepared = {name: session.calibration_seconds for name, session in sessions.items()}
+    trained = streamed(learners, experiences, cache, plan.workers)
+    replays = get_strategy("remind").settings().replays
+    if trained.memories < 2 * replays:
+        print(
+            f"note: REMIND began with {trained.memories} memories, too few for "
+            f"{replays} mixtures: it costs more"
         )
     images = sum(len(experience.dataset) for experience in experiences[1:])
-    sessions = sessions_of(settings, stream)
-    cache, learners = (
-        sessions[CRUMB].cache,
-        {name: session.strategy for name, session in sessions.items()},
+    costs = Costs(
+        seconds_per_image={
+            name: sum(seconds[1:]) / images for name, seconds in trained.seconds.items()
+        },
+        seconds_whole_run={
+            name: prepared[name] + sum(seconds)
+            for name, seconds in trained.seconds.items()
+        },
+        peak_bytes=peak_bytes_of_tables(
+            plan, part, learners, read_through(table_images, cache), output
+        ),
+        held_bytes=held_bytes_of(learners),
     )
-    prepared = {name: session.calibration_seconds for name, session in sessions.items()}
-    seconds, drawable = streamed(learners, experiences, cache, plan.workers)
-    if drawable < 2 * usual.replays:
-        print(
-            f"note: REMIND began with {drawable} memories, too few for {usual.replays} mixtures: it costs more"
-        )
+    source = "images" if cache is None else "a cache"
+    frames = f"{len(experiences[0].dataset)} + {images} frames, F from {source}"
+    print(f"\n{plan.benchmark}, {plan.protocol}, run {plan.run}: {frames}")
+    lines = [
+        [ratio.quantity, ratio.learner, ratio.other, f"{100 * ratio.value:.1f}"]
+        for ratio in costs.ratios
+    ]
+    print(table(["quantity", "of", "by", "%"], lines))
+    write_csv(output / COSTS, costs.csv_rows)
+
+
+def held_bytes_of(learners: Mapping[str, Any]) -> dict[str, float]:
+    """Bytes of codes, labels and tables, by way of making the tables."""
+    from crumb_avalanche.training.ledger import LedgerMetric
 
     counted = {
         name: LedgerMetric().count(strategy)["memory_bytes"]
         for name, strategy in learners.items()
     }
-    held = {CRUMB: counted[CRUMB], ALL_MAPS: counted[BATCHES], SAMPLE: counted[BATCHES]}
+    return {
+        CRUMB: counted[CRUMB],
+        ALL_MAPS: counted[BATCHES],
+        SAMPLE: counted[BATCHES],
+    }
+
+
+def peak_bytes_of_tables(
+    plan: Any, part: Part, learners: Mapping[str, Any], dataset: Any, output: Path
+) -> dict[str, float]:
+    """Peak bytes while tables are computed, each in a new process.
+
+    Args:
+        plan: of the run.
+        part: that is measured.
+        learners: trained strategies.
+        dataset: images or maps that the tables are computed from.
+        output: folder for the file of maps, which is removed.
+    """
+    from crumb_avalanche.methods.registry import get_strategy
+
     quantizer = learners[BATCHES].storage_policy.quantizer
-    task = {
-        name: getattr(plan, name)
-        for name in ("codebook_size", "codebook_dim", "codebook_init")
+    threads = torch.get_num_threads()
+    # A new process has no earlier peak, and gives larger freed blocks back to the
+    # system at once.
+    variables = {
+        "OMP_NUM_THREADS": str(threads),
+        "MALLOC_MMAP_THRESHOLD_": "65536",
     }
-    task |= dict(
-        seed=plan.run,
-        measured_images=part.measured_images,
-        fit_vectors=usual.fit_vectors,
-    )
-    task |= dict(
-        sub_quantizers=quantizer.sub_quantizers,
-        bits=quantizer.bits,
-        threads=torch.get_num_threads(),
-    )
+    peaks = {}
     with tempfile.TemporaryDirectory(dir=output) as folder:
-        task["file"] = str(Path(folder) / "maps")
-        task["shape"] = write_maps(
-            Path(task["file"]), learners[CRUMB].model, read_through(first, cache)
+        file = Path(folder) / "maps"
+        task = TableTask(
+            kind=CRUMB,
+            file=str(file),
+            shape=write_maps(file, learners[CRUMB].model, dataset),
+            seed=plan.run,
+            threads=threads,
+            measured_images=part.measured_images,
+            codebook_size=plan.codebook_size,
+            codebook_dim=plan.codebook_dim,
+            codebook_init=plan.codebook_init,
+            fit_vectors=get_strategy("remind").settings().fit_vectors,
+            sub_quantizers=quantizer.sub_quantizers,
+            bits=quantizer.bits,
         )
-        # A new process has no earlier peak, and gives larger freed blocks back to the
-        # system at once.
-        variables = {
-            "OMP_NUM_THREADS": str(task["threads"]),
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-        }
-        code = CHILD + "child(sys.argv[1])"
-        made = {
-            kind: in_new_process(
-                "-c", code, json.dumps({**task, "kind": kind}), **variables
-            )
-            for kind in held
-        }
-    image = {name: sum(values[1:]) / images for name, values in seconds.items()}
-    whole = {name: prepared[name] + sum(values) for name, values in seconds.items()}
-    peak = {kind: figures["bytes"] for kind, figures in made.items()}
-    lines = ratios(image, whole, {kind: peak[kind] + held[kind] for kind in held})
-    frames = f"{len(experiences[0].dataset)} + {images} frames, F from {'images' if cache is None else 'a cache'}"
-    print(f"\n{plan.benchmark}, {plan.protocol}, run {plan.run}: {frames}")
-    print(
-        table(
-            ["quantity", "of", "by", "%"],
-            [[*names, f"{100 * ratio:.1f}"] for *names, ratio in lines],
-        )
-    )
-    columns = {
-        "seconds_per_image": image,
-        "seconds_whole_run": whole,
-        "peak_bytes": peak,
-        "held_bytes": held,
-    }
-    rows = [
-        [name, method, "", value]
-        for name, column in columns.items()
-        for method, value in column.items()
-    ]
-    rows += [[f"ratio, {what}", one, other, ratio] for what, one, other, ratio in lines]
-    write_csv(output / COSTS, [["quantity", "method", "by", "value"], *rows])
+        for kind in (CRUMB, ALL_MAPS, SAMPLE):
+            text = json.dumps(asdict(replace(task, kind=kind)))
+            peaks[kind] = in_new_process("-c", CHILD, text, **variables)["bytes"]
+    return peaks

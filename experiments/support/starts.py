@@ -11,17 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-OURS, FRESH, STOCK = "ours", "fresh", "stock"  # stock: no file
-MIXED = {
-    "ours_weights": (OURS, FRESH),
-    "ours_blocks": (FRESH, OURS),
-}  # (weights, codebook)
-CIFAR100, TINY_IMAGENET = "cifar100", "tiny_imagenet"
-OTHER_IMAGES = (
-    CIFAR100,
-    TINY_IMAGENET,
-)  # starts from other images than those of `ours`
-OWN = {  # options of some starts
+OURS = "ours"
+FRESH = "fresh"
+STOCK = "stock"  # no file
+# Starts that combine two files, those of the weights and of the codebook.
+MIXED = {"ours_weights": (OURS, FRESH), "ours_blocks": (FRESH, OURS)}
+CIFAR100 = "cifar100"
+TINY_IMAGENET = "tiny_imagenet"
+OTHER_IMAGES = (CIFAR100, TINY_IMAGENET)  # starts from other images than those of OURS
+SHARED_OPTIONS = {"data": "IMAGENET/train", "codebook_dim": 8}  # of `crumb pretrain`
+OWN_OPTIONS = {
     FRESH: {"epochs": 1, "learning_rate": 0, "seed": 1},  # nothing is learned
     CIFAR100: {"data": "torchvision:CIFAR100"},
     TINY_IMAGENET: {"data": "TINY_IMAGENET/train"},
@@ -30,7 +29,13 @@ OWN = {  # options of some starts
 
 @dataclass(frozen=True)
 class Starts:
-    """A folder of pretrained files, or None, the weights of MobileNetV2, and files elsewhere by name."""
+    """The pretrained files that rows start from.
+
+    Attributes:
+        folder: has `NAME.safetensors` for each start; None without one.
+        mobilenet_weights: weights of MobileNetV2, as for `crumb run`.
+        given: files elsewhere, by name of the start.
+    """
 
     folder: Path | None
     mobilenet_weights: str
@@ -40,70 +45,77 @@ class Starts:
     def described(self) -> str:
         """Describe what "Ours" starts from."""
         if self.folder is None:
-            but = ", but where the row says otherwise" * bool(self.given)
-            return f"all rows start from stock weights, without CRUMB pretraining{but}"
-        if (file := self.file(OURS)) is None:
+            text = "all rows start from stock weights, without CRUMB pretraining"
+            return f"{text}, but where the row says otherwise" if self.given else text
+        file = self.file(OURS)
+        if file is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"
         from crumb_avalanche.training.pretraining import read_pretrained
 
-        made = read_pretrained(file)[1]
-        images = f"{made.get('images')} images of {'/'.join(Path(str(made.get('data'))).parts[-2:])}"
-        return f"Ours starts from CRUMB pretraining on {images}, {made.get('epochs')} epochs"
+        made_with = read_pretrained(file)[1]
+        data = "/".join(Path(str(made_with.get("data"))).parts[-2:])
+        return (
+            f"Ours starts from CRUMB pretraining on {made_with.get('images')} images of "
+            f"{data}, {made_with.get('epochs')} epochs"
+        )
 
     def file(self, name: str) -> Path | None:
         """The file of a start; None if it does not exist."""
-        path = self.given.get(name) or (
-            self.folder / f"{name}.safetensors" if self.folder else None
-        )
+        path = self.given.get(name)
+        if path is None and self.folder is not None:
+            path = self.folder / f"{name}.safetensors"
         return path if path and path.is_file() else None
 
     def commands(self, rows: Iterable[dict]) -> list[str]:
-        """The commands that make what is missing, without the options of all; files that combine others are made."""
-        wanted: dict[str, dict] = {}
+        """The commands that make what is missing, without the options of all.
+
+        Files that combine others are made at once.
+        """
+        pretraining: dict[str, dict] = {}  # options by name of the missing start
         for row in rows:
             start = row.get("start", OURS)
-            for name in MIXED.get(start, (start,)):
-                if name != STOCK and not self.file(name):
-                    wanted.setdefault(
-                        name, row.get("pretraining", {}) if name == start else {}
-                    )
             if start in MIXED:
                 self.mix(start)
-        commands = []
-        for name, changes in wanted.items():
-            options = {
-                "data": "IMAGENET/train",
-                "codebook_dim": 8,
-                **changes,
-                **OWN.get(name, {}),
-            }
-            options["output"] = self.folder / f"{name}.safetensors"
-            words = [
-                f"--{option.replace('_', '-')} {str(value).lower() if value is False else value}"
-                for option, value in options.items()
-            ]
-            commands.append(" ".join(["crumb pretrain", *words]))
-        return commands
+            for name in MIXED.get(start, (start,)):
+                if name != STOCK and not self.file(name):
+                    own = row.get("pretraining", {}) if name == start else {}
+                    pretraining.setdefault(name, own)
+        return [self._command(name, own) for name, own in pretraining.items()]
+
+    def _command(self, name: str, own: dict) -> str:
+        """The command that makes a start."""
+        options = {**SHARED_OPTIONS, **own, **OWN_OPTIONS.get(name, {})}
+        options["output"] = self.folder / f"{name}.safetensors"
+        words = ["crumb pretrain"]
+        for option, value in options.items():
+            text = "false" if value is False else str(value)
+            words.append(f"--{option.replace('_', '-')} {text}")
+        return " ".join(words)
 
     def mix(self, name: str) -> None:
-        """Combine a file from its parts if they exist, always anew, as the parts may have changed."""
+        """Combine a file from its parts if they exist.
+
+        It is made anew each time, as the parts may have changed.
+
+        Raises:
+            ValueError: the codebooks of the parts have different shapes.
+        """
         from crumb_avalanche.system.tensor_file import write_tensors
         from crumb_avalanche.training.pretraining import FORMAT, read_pretrained
 
-        weights, codebook = (self.file(part) for part in MIXED[name])
+        weights, codebook = (self.file(source) for source in MIXED[name])
         if not weights or not codebook:
             return
         state, notes = read_pretrained(weights)
         blocks = read_pretrained(codebook)[0]["codebook.blocks"]
-        if blocks.shape != state["codebook.blocks"].shape:
+        own_shape = tuple(state["codebook.blocks"].shape)
+        shape = tuple(blocks.shape)
+        if shape != own_shape:
             raise ValueError(
-                f"the codebooks of {weights} and {codebook} are of shapes {tuple(state['codebook.blocks'].shape)} "
-                f"and {tuple(blocks.shape)}; make both with the same settings"
+                f"the codebooks of {weights} and {codebook} are of shapes {own_shape} "
+                f"and {shape}; make both with the same settings"
             )
         state["codebook.blocks"] = blocks
-        notes = json.dumps({**notes, "codebook_from": codebook.name})
-        write_tensors(
-            self.folder / f"{name}.safetensors",
-            state,
-            {"format": FORMAT, "made_with": notes},
-        )
+        made_with = json.dumps({**notes, "codebook_from": codebook.name})
+        header = {"format": FORMAT, "made_with": made_with}
+        write_tensors(self.folder / f"{name}.safetensors", state, header)

@@ -15,7 +15,7 @@ from scipy import stats
 
 LEAST_UNITS = 5  # runs or splits before a verdict
 LEVEL = 0.05  # of Holm's p-values, for a verdict
-BATCH = 100
+BATCH = 100  # test images
 FIRST_TASK_CUTS = (80.0, 60.0, 40.0)  # percent
 
 Columns = Mapping[
@@ -25,7 +25,12 @@ Columns = Mapping[
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences in points of two methods by run, second minus first, and the independent ones among them (units)."""
+    """Differences in points of two methods, second minus first.
+
+    Attributes:
+        differences: by number of the run.
+        units: the independent ones among them.
+    """
 
     differences: dict[int, float]
     units: tuple[float, ...]
@@ -53,7 +58,11 @@ class Paired:
         return float(stats.ttest_1samp(self.units, 0.0).pvalue)
 
     def verdict(self, p_holm: float | None) -> str:
-        """What the comparison decides at a p-value that is corrected for the family that it is claimed with."""
+        """What the comparison decides.
+
+        Args:
+            p_holm: p-value, corrected for the family that it is claimed with.
+        """
         if len(self.units) < LEAST_UNITS or p_holm is None:
             return "not decided"
         if p_holm >= LEVEL:
@@ -66,51 +75,71 @@ def paired(
     others: Mapping[int, float],
     splits: Mapping[int, Hashable],
 ) -> Paired | None:
-    """Compare accuracies in percent of two methods by run number; None without a run that both have.
+    """Compare two methods by number of the run.
 
-    Runs of one split, such as the hash of a table of frames, count as one unit, unless
-    all runs have the same: then the test set is fixed, and what differs between runs is
-    the unit.
+    Runs of one split count as one unit, unless all runs have the same: then the test
+    set is fixed, and what differs between runs is the unit.
+
+    Args:
+        ours: accuracy in percent of the first method.
+        others: accuracy in percent of the second.
+        splits: what runs of one split share, such as the hash of a table of frames.
+
+    Returns:
+        The comparison; None without a run that both have.
     """
     differences = {
-        number: others[number] - value
-        for number, value in ours.items()
+        number: others[number] - accuracy
+        for number, accuracy in ours.items()
         if number in others
     }
     if not differences:
         return None
-    groups: dict[Hashable, list[float]] = {}
+    by_split: dict[Hashable, list[float]] = {}
     for number, difference in differences.items():
-        groups.setdefault(splits[number], []).append(difference)
-    units = (
-        list(differences.values()) if len(groups) == 1 else map(fmean, groups.values())
-    )
-    return Paired(differences, tuple(units))
+        by_split.setdefault(splits[number], []).append(difference)
+    if len(by_split) == 1:
+        units = tuple(differences.values())
+    else:
+        units = tuple(fmean(same) for same in by_split.values())
+    return Paired(differences, units)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval (Student's t over runs; nan for one run)."""
+    """Return the mean and half of its 95 % interval.
+
+    The interval is Student's t over runs; its half is NaN for one run.
+    """
+    mean = fmean(values)
     if len(values) < 2:
-        return fmean(values), float("nan")
-    return fmean(values), float(
-        stats.t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    )
+        return mean, float("nan")
+    quantile = stats.t.ppf(0.975, len(values) - 1)
+    return mean, float(quantile * stdev(values) / len(values) ** 0.5)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Correct p-values for their number by Holm's step-down rule; None stays None and does not count."""
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    """Correct p-values for their number by Holm's step-down rule.
+
+    None stays None and does not count.
+    """
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(known):
+    for rank, (p, index) in enumerate(known):
         largest = max(largest, min(1.0, (len(known) - rank) * p))
-        corrected[place] = largest
+        corrected[index] = largest
     return corrected
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A test of the paper: number of pairs, mean of second minus first, two-sided p-value; None with too few pairs."""
+    """A test of the paper.
+
+    Attributes:
+        pairs: number of pairs.
+        difference: mean of second minus first.
+        p: two-sided p-value; None with too few pairs.
+    """
 
     pairs: int
     difference: float
@@ -118,20 +147,26 @@ class Comparison:
 
 
 def paired_t_test(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Student's t-test on the differences of pairs; equal ones other than zero have no variance, and a p of 0."""
+    """Do Student's t-test on the differences of pairs.
+
+    Equal differences other than zero have no variance, and a p of 0.
+    """
     difference = np.asarray(second, float) - np.asarray(first, float)
     mean = float(difference.mean()) if len(difference) else 0.0
     if len(difference) < 2:
-        return Comparison(len(difference), mean, None)
-    if np.ptp(difference) == 0:
-        return Comparison(len(difference), mean, 1.0 if mean == 0 else 0.0)
-    return Comparison(
-        len(difference), mean, float(stats.ttest_rel(second, first).pvalue)
-    )
+        p = None
+    elif np.ptp(difference) == 0:
+        p = float(mean == 0)
+    else:
+        p = float(stats.ttest_rel(second, first).pvalue)
+    return Comparison(len(difference), mean, p)
 
 
 def wilcoxon_test(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Wilcoxon's signed-rank test on pairs (shape bias), without pairs of equal values."""
+    """Do Wilcoxon's signed-rank test on pairs (shape bias).
+
+    Pairs of equal values are left out.
+    """
     difference = np.asarray(second, float) - np.asarray(first, float)
     if not difference.any():
         return Comparison(len(difference), 0.0, 1.0 if len(difference) else None)
@@ -153,10 +188,14 @@ def batch_accuracies(columns: Columns) -> np.ndarray:
 
 
 def relative_drops(accuracies: np.ndarray, perturbed: np.ndarray) -> np.ndarray:
-    """(unperturbed - perturbed) / unperturbed for each batch; NaN where the unperturbed accuracy is 0."""
-    accuracies, perturbed = np.asarray(accuracies, float), np.asarray(perturbed, float)
+    """Compute (unperturbed - perturbed) / unperturbed for each batch.
+
+    NaN where the unperturbed accuracy is 0.
+    """
+    before = np.asarray(accuracies, float)
+    after = np.asarray(perturbed, float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(accuracies > 0, (accuracies - perturbed) / accuracies, np.nan)
+        return np.where(before > 0, (before - after) / before, np.nan)
 
 
 def first_task_filter(
@@ -164,14 +203,16 @@ def first_task_filter(
 ) -> tuple[tuple[int, ...], float | None]:
     """Leave out runs that failed on their first task (supplement, "Data cleaning").
 
-    A run of a method has to reach 80 % after the first experience; if no run does, 60
-    %; if none does, 40 %. Returns the indices of the kept runs, and the required
-    accuracy; None if none is kept.
+    A run of a method has to reach 80 % after the first experience; if no run does,
+    60 %; if none does, 40 %.
+
+    Returns:
+        Indices of the runs that pass, and the required accuracy; None if none passes.
     """
     for cut in FIRST_TASK_CUTS:
-        kept = tuple(
-            place for place, accuracy in enumerate(first_accuracies) if accuracy >= cut
+        passed = tuple(
+            index for index, accuracy in enumerate(first_accuracies) if accuracy >= cut
         )
-        if kept:
-            return kept, cut
+        if passed:
+            return passed, cut
     return (), None

@@ -23,8 +23,7 @@ from support.rows import chosen_rows, rows_of
 from support.statistics import holm
 from support.tables import csv_columns, publish, text_tables
 from table1_accuracy import METHODS, cells_of
-from table2_cost import lines_of as lines_of_table2
-from table2_cost import measure_once, measured
+from table2_cost import measure_once, measured, quantities_of
 from table3_codes_vs_images import COUNTS, paper_row
 from table3_codes_vs_images import cells_of as cells_of_table3
 from taught_learner import halves
@@ -348,9 +347,9 @@ def test_counts_and_bytes_of_buffers():
     model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, 16))
     for name in ("core50", "icub", "cifar100", "imagenet"):
         size = size_of(name, model, PAPER)
-        assert size["ours"] == size["paper"], name
-        assert size["true_bytes"] == size["ours"] * (5408 + 2) + 4 * 256 * 16
-        assert size["exact_bytes"] <= size["budget"] < size["exact_bytes"] + 5408
+        assert size.ours == size.paper, name
+        assert size.true_bytes == size.ours * (5408 + 2) + 4 * 256 * 16
+        assert size.exact_bytes <= size.budget < size.exact_bytes + 5408
     remind = PAPER.find("s5", "imagenet", "", "remind", "n_x").value
     assert remind_formula(10_000, (512, 13, 13), PAPER) == pytest.approx(remind, abs=1)
 
@@ -429,18 +428,14 @@ def test_ratios_by_hand():
         {CRUMB: 2.0, SINGLE: 20.0, BATCHES: 4.0},
         {CRUMB: 1.0, ALL_MAPS: 8.0, SAMPLE: 4.0},
     )
-    found = {
-        (what, one, other): ratio
-        for what, one, other, ratio in ratios(times, times, memory)
+    by_names = {
+        (ratio.quantity, ratio.learner, ratio.other): ratio.value
+        for ratio in ratios(times, times, memory)
     }
-    assert (
-        found["time of an image", CRUMB, SINGLE] == 0.1
-        and found["time of the whole run", CRUMB, BATCHES] == 0.5
-    )
-    assert (
-        found["memory", CRUMB, ALL_MAPS] == 0.125
-        and found["memory", SAMPLE, ALL_MAPS] == 0.5
-    )
+    assert by_names["time of an image", CRUMB, SINGLE] == 0.1
+    assert by_names["time of the whole run", CRUMB, BATCHES] == 0.5
+    assert by_names["memory", CRUMB, ALL_MAPS] == 0.125
+    assert by_names["memory", SAMPLE, ALL_MAPS] == 0.5
 
 
 def costs(path, crumb_seconds):
@@ -460,53 +455,66 @@ def costs(path, crumb_seconds):
     return path
 
 
-def test_lines_of_table_2(tmp_path):
-    files = [
+@pytest.fixture
+def cost_files(tmp_path):
+    """Two measured runs, and the file of one that was not measured."""
+    return [
         costs(tmp_path / "a.csv", 1800),
         costs(tmp_path / "b.csv", 5400),
         tmp_path / "none.csv",
     ]
-    assert measured(files[0]) == {
-        "peak_ram_gb": (0.04, 1.0),
-        "runtime_hours": (0.5, 2.0),
-    }
-    memory, time = lines_of_table2("cifar100", files, PAPER)
-    assert memory["ratios"][1] == pytest.approx(4) and time["ratios"][
-        1
-    ] == pytest.approx(50)
-    assert list(time.values())[3:11] == [
-        "0.29",
-        "1",
-        "1.91",
-        "2",
-        "15.2 %",
-        "50.0 %",
-        "+34.8",
-        "2",
-    ]
-    for line in lines_of_table2("imagenet", files[2:], PAPER):
-        assert (
-            line["ratios"][1] is None
-            and line["ours"] == line["runs"] == line["difference"] == ""
+
+
+def test_costs_are_read_in_the_papers_units(cost_files):
+    memory, time = measured(cost_files[0])
+    assert (memory.crumb, memory.remind) == (0.04, 1.0)
+    assert (time.crumb, time.remind) == (0.5, 2.0)
+
+
+def test_costs_stand_beside_the_papers(cost_files):
+    memory, time = quantities_of("cifar100", cost_files, PAPER)
+    assert memory.ours.ratio == pytest.approx(4)
+    assert time.ours.ratio == pytest.approx(50)
+    cells = ["0.29", "1", "1.91", "2", "15.2 %", "50.0 %", "+34.8", "2"]
+    assert time.line[3:11] == cells
+
+
+def test_a_benchmark_that_was_not_measured_is_empty(cost_files):
+    for quantity in quantities_of("imagenet", cost_files[2:], PAPER):
+        assert quantity.ours is None
+        assert quantity.cell("ours") == ""
+        assert quantity.cell("runs") == ""
+        assert quantity.cell("difference") == ""
+
+
+def test_another_benchmark_has_no_difference(cost_files):
+    memory, _ = quantities_of("eth80", cost_files[:1], PAPER)
+    assert memory.cell("paper's data set") == "cifar100"
+    assert memory.cell("difference") == ""
+    assert memory.cell("ours") == "4.0 %"
+
+
+@pytest.fixture
+def measured_part(tmp_path):
+    """A run of which a part was measured."""
+    part = Part(stream_images=100, experiences=2, table_images=80)
+    write_json(tmp_path / "made_with.json", asdict(part))
+    return costs(tmp_path / "cost_of_replay.csv", 1800)
+
+
+def test_a_part_is_said_and_has_no_difference(measured_part):
+    for quantity in quantities_of("cifar100", [measured_part], PAPER):
+        assert quantity.part == (
+            "100 images of each experience, the first 2 experiences, REMIND's tables "
+            "of 80 maps"
         )
-    (memory, _) = lines_of_table2("eth80", files[:1], PAPER)
-    assert (
-        memory["paper's data set"] == "cifar100"
-        and memory["difference"] == ""
-        and memory["ours"] == "4.0 %"
-    )
-    part = costs(tmp_path / "cost_of_replay.csv", 1800)
-    write_json(
-        tmp_path / "made_with.json",
-        asdict(Part(stream_images=100, experiences=2, table_images=80)),
-    )
-    for line in lines_of_table2("cifar100", [part], PAPER):
-        words = "100 images of each experience, the first 2 experiences, REMIND's tables of 80 maps"
-        assert line["measured on a part only"] == words and line["difference"] == ""
-    with pytest.raises(
-        FinishedRunError, match="measured with other settings; choose another --output"
-    ):
-        measure_once(RunSettings(output=str(tmp_path)), Part())
+        assert quantity.cell("difference") == ""
+
+
+def test_another_part_is_not_measured_over(measured_part):
+    settings = RunSettings(output=str(measured_part.parent))
+    with pytest.raises(FinishedRunError, match="other settings; choose another"):
+        measure_once(settings, Part())
 
 
 def test_each_half_has_objects_of_every_class():
