@@ -1,7 +1,7 @@
-"""Adaptive aggregation networks: a stable and a plastic branch, blended by a share that is trained on exemplars.
+"""Adaptive aggregation networks: a stable and a plastic branch, blended by a share.
 
-One level is blended: all plastic layers before the head. Training is a single pass
-instead of many epochs.
+Liu et al., CVPR 2021. The share is trained on exemplars. One level is blended: all
+plastic layers before the head. Training is a single pass instead of many epochs.
 """
 
 import copy
@@ -35,15 +35,23 @@ def put(network: nn.Module, name: str, module: nn.Module) -> None:
 
 
 class ScaledConv(nn.Module):
-    """A frozen convolution with trainable factors ``scale``, ``(O, I, 1, 1)``, and shifts of its biases, if any."""
+    """A frozen convolution with trainable factors and shifts (paper, eq. 4).
+
+    Args:
+        conv: the convolution.
+
+    Attributes:
+        scale: ``(O, I, 1, 1)``, factors of the weights.
+        shift: ``(O,)``, summands of the biases; ``None`` if there are none.
+    """
 
     def __init__(self, conv: nn.Conv2d):
         super().__init__()
         self.conv = conv.requires_grad_(False)
         self.scale = nn.Parameter(torch.ones_like(conv.weight[:, :, :1, :1]))
-        self.shift = (
-            None if conv.bias is None else nn.Parameter(torch.zeros_like(conv.bias))
-        )
+        self.shift: nn.Parameter | None = None
+        if conv.bias is not None:
+            self.shift = nn.Parameter(torch.zeros_like(conv.bias))
 
     def forward(self, maps: Tensor) -> Tensor:
         weights = {"weight": self.conv.weight * self.scale}
@@ -62,12 +70,18 @@ class Catch(nn.Module):
         return values
 
     def release(self) -> Tensor:
-        caught, self.caught = self.caught, None
+        """Return the latest input, and forget it."""
+        caught = self.caught
+        assert caught is not None, "the layers ran before"
+        self.caught = None
         return caught
 
 
 class BlendedHead(nn.Module):
-    """The head after ``a * stable + (1 - a) * plastic``.
+    """The head after ``a * stable + (1 - a) * plastic`` (paper, eq. 2).
+
+    Args:
+        layer: the head.
 
     Attributes:
         share: ``a``, initially one half; the caller keeps it within [0, 1].
@@ -80,7 +94,8 @@ class BlendedHead(nn.Module):
     def __init__(self, layer: nn.Module):
         super().__init__()
         self.layer = layer
-        self.share = nn.Parameter(torch.full((), 0.5, device=layer.weight.device))
+        half = torch.full((), 0.5, dtype=torch.float32, device=layer.weight.device)
+        self.share = nn.Parameter(half)
 
     def forward(self, plastic: Tensor) -> Tensor:
         if self.stable is not None:
@@ -89,17 +104,23 @@ class BlendedHead(nn.Module):
 
 
 class AggregatedLayers(nn.Module):
-    """Plastic layers with two branches before one head; the stable branch is used after ``aggregate``.
+    """Plastic layers with two branches before one head.
 
-    The stable branch is a copy, whose head only returns its input, frozen except for
-    the factors of its convolutions (``ScaledConv``); its batch norms stay in evaluation
-    mode. ``layers`` become the plastic branch and the head, whose qualified name
-    ``head`` is another one in this module.
+    The stable branch is used after ``aggregate``. It is a copy, whose head only returns
+    its input, frozen except for the factors of its convolutions (``ScaledConv``); its
+    batch norms stay in evaluation mode.
+
+    Args:
+        layers: they become the plastic branch and the head.
+        head: qualified name of the head in ``layers``.
+
+    Attributes:
+        head: its qualified name in this module.
     """
 
     def __init__(self, layers: nn.Module, head: str):
         super().__init__()
-        self._place = head
+        self._head_in_branch = head
         self.head = f"plastic.{head}.layer"
         self.stable = copy.deepcopy(layers).requires_grad_(False)
         put(self.stable, head, Catch())
@@ -117,11 +138,14 @@ class AggregatedLayers(nn.Module):
     @property
     def blended(self) -> BlendedHead:
         """The head, with the share of the stable branch."""
-        return self.plastic.get_submodule(self._place)
+        return self.plastic.get_submodule(self._head_in_branch)
 
     @property
     def stable_bytes(self) -> int:
-        """Bytes of the stable branch: frozen weights, factors and summands, statistics of batch norms."""
+        """Bytes of the stable branch.
+
+        They are frozen weights, factors and summands, and statistics of batch norms.
+        """
         return tensor_bytes([*self.stable.parameters(), *self.stable.buffers()])
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -129,14 +153,17 @@ class AggregatedLayers(nn.Module):
         head = self.blended
         if self.aggregating:
             self.stable(maps)
-            head.stable = self.stable.get_submodule(self._place).release()
+            head.stable = self.stable.get_submodule(self._head_in_branch).release()
         try:
             return self.plastic(maps)
         finally:
             head.stable = None
 
     def train(self, mode: bool = True) -> "AggregatedLayers":
-        """Set the mode as ``nn.Module.train`` does; batch norms of the stable branch stay in evaluation mode."""
+        """Set the mode as ``nn.Module.train`` does.
+
+        Batch norms of the stable branch stay in evaluation mode.
+        """
         super().train(mode)
         for module in self.stable.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -145,29 +172,38 @@ class AggregatedLayers(nn.Module):
 
     @torch.no_grad()
     def aggregate(self) -> None:
-        """Use both branches from now on; the stable one gets the current weights of the plastic one."""
+        """Use both branches from now on.
+
+        The stable one gets the current weights of the plastic one.
+        """
         for name, module in self.plastic.named_modules():
-            if f"{name}.".startswith(f"{self._place}."):
+            if f"{name}.".startswith(f"{self._head_in_branch}."):
                 continue
-            twin = self.stable.get_submodule(name)
-            twin = twin.conv if isinstance(twin, ScaledConv) else twin
-            for source, target in (
-                (module._parameters, twin._parameters),
-                (module._buffers, twin._buffers),
-            ):
-                for key, tensor in source.items():
-                    if tensor is not None:
-                        target[key].copy_(tensor)
+            stable = self.stable.get_submodule(name)
+            if isinstance(stable, ScaledConv):
+                stable = stable.conv
+            _copy_own_tensors(module._parameters, stable._parameters)
+            _copy_own_tensors(module._buffers, stable._buffers)
         self.aggregating.fill_(True)
 
     def changing(self) -> set[str]:
-        """Return the names in the state dict that training changes: all but the stable branch's own weights."""
+        """Return the names in the state dict that training changes.
+
+        They are all but those of the stable branch's own weights.
+        """
         learned = {
             name
             for name, parameter in self.named_parameters()
             if parameter.requires_grad
         }
         return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
+
+
+def _copy_own_tensors(source: dict, target: dict) -> None:
+    """Copy the tensors of a module, not of its submodules."""
+    for name, tensor in source.items():
+        if tensor is not None:
+            target[name].copy_(tensor)
 
 
 class OldBranches(OldNetwork):
@@ -184,27 +220,36 @@ class OldBranches(OldNetwork):
 def fixed_bytes(model: SplitModel, method: Any, n_classes: int) -> int:
     """Return the bytes of the old network and of the stable branch."""
     layers = AggregatedLayers(copy.deepcopy(model.plastic_layers), model.head)
-    return (
-        OldBranches.bytes_of(SimpleNamespace(plastic_layers=layers))
-        + layers.stable_bytes
-    )
+    old_network = OldBranches.bytes_of(SimpleNamespace(plastic_layers=layers))
+    return old_network + layers.stable_bytes
 
 
 @register(
     "aanets",
-    summary="a stable and a plastic branch, blended by a learned share; herded exemplars, distillation",
-    source="Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, CVPR 2021",
-    stores="raw images, and a copy of the old plastic layers; its network has a second branch besides",
+    summary=(
+        "a stable and a plastic branch, blended by a learned share; herded exemplars, "
+        "distillation"
+    ),
+    source=(
+        "Liu et al., Adaptive Aggregation Networks for Class-Incremental Learning, "
+        "CVPR 2021"
+    ),
+    stores=(
+        "raw images, and a copy of the old plastic layers; its network has a second "
+        "branch besides"
+    ),
     fixed_bytes=fixed_bytes,
 )
 class AANetsPlugin(HerdingPlugin):
-    """Inner steps on new and stored images, outer steps of the share on a class-balanced batch, herded exemplars.
+    """Inner steps on new and stored images, outer steps of the share (algorithm 1).
 
-    An outer step uses the batch's own frames for the classes of the batch, which have
-    no exemplars yet. It runs in evaluation mode, so that only the share changes.
-    Settings of the authors that fail in a single pass are others.
+    An outer step is on a class-balanced batch: of the batch's own frames for its
+    classes, which have no exemplars yet, and of herded exemplars for the others. It
+    runs in evaluation mode, so that only the share changes. Settings of the authors
+    that fail in a single pass are others.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         outer_every: inner steps between two updates of the share of the stable branch;
             there is at least one update in an experience.
         a_learning_rate: learning rate of these updates (the authors' 1e-8, for many
@@ -213,29 +258,38 @@ class AANetsPlugin(HerdingPlugin):
         temperature: temperature of the distillation.
     """
 
-    outer_every: Count = 50
-    a_learning_rate: NotNegative = 1e-2
-    distillation: NotNegative = 0.25
-    temperature: Positive = 2.0
-
     kept = ("random", "_old", "_steps", "_branch_bytes", "old_network")
 
-    def __init__(self, recipe: Recipe):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        outer_every: Count = 50,
+        a_learning_rate: NotNegative = 1e-2,
+        distillation: NotNegative = 0.25,
+        temperature: Positive = 2.0,
+    ):
         super().__init__(recipe)
+        self.outer_every = outer_every
+        self.a_learning_rate = a_learning_rate
+        self.distillation = distillation
+        self.temperature = temperature
+        # Before the optimiser is made, which trains the factors and the share, too.
         layers = AggregatedLayers(recipe.model.plastic_layers, recipe.model.head)
-        recipe.model.plastic_layers, recipe.model.head = (
-            layers,
-            layers.head,
-        )  # before the optimiser is made
+        recipe.model.plastic_layers = layers
+        recipe.model.head = layers.head
         self.random = np.random.default_rng(recipe.seed)
         self.old_network = OldBranches()
         self._old: list[int] = []  # classes of earlier experiences
-        self._steps = 0
+        self._steps = 0  # inner steps in this experience
         self._branch_bytes = 0
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the old network, and of the stable branch, since no other method has one."""
+        """Bytes of the old network, and of the stable branch.
+
+        No other method has such a branch.
+        """
         return super().statistics_bytes + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
@@ -249,31 +303,27 @@ class AANetsPlugin(HerdingPlugin):
         model = strategy.model
         with model.stopwatch.measure("replay"):
             slots = draw(self.storage_policy, len(strategy.mb_y))
-            maps, labels = self.storage_policy.replay(slots, model)
-            logits = self.logits(model, maps)
-            strategy.loss = (strategy.loss + strategy._criterion(logits, labels)) / 2
-            logits, maps = (
-                torch.cat([strategy.mb_output, logits]),
-                torch.cat([self.batch.feature_map, maps]),
-            )
+            memory_maps, labels = self.storage_policy.replay(slots, model)
+            memory_logits = self.logits(model, memory_maps)
+            memory_loss = strategy._criterion(memory_logits, labels)
+            strategy.loss = (strategy.loss + memory_loss) / 2
+            logits = torch.cat([strategy.mb_output, memory_logits])
+            maps = torch.cat([self.current.feature_map, memory_maps])
             old_logits = self.old_network.logits(model, maps)
             loss = distillation_loss(logits, old_logits, self._old, self.temperature)
-            strategy.loss = (
-                strategy.loss + self.distillation * self.temperature**2 * loss
-            )
+            weight = self.distillation * self.temperature**2
+            strategy.loss = strategy.loss + weight * loss
 
     def after_backward(self, strategy, **kwargs):
-        strategy.model.plastic_layers.blended.share.grad = (
-            None  # inner steps do not change it
-        )
+        # Inner steps do not change the share.
+        strategy.model.plastic_layers.blended.share.grad = None
 
     def after_training_iteration(self, strategy, **kwargs):
         if self._old:
             self._steps += 1
             if self._steps % self.outer_every == 0:
-                self._outer_step(
-                    strategy, self.batch.feature_map, self.batch.labels, **kwargs
-                )
+                batch = self.current
+                self._outer_step(strategy, batch.feature_map, batch.labels, **kwargs)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
@@ -283,38 +333,56 @@ class AANetsPlugin(HerdingPlugin):
                 model.plastic_layers.aggregate()
             self.herd(strategy)
             if self._old and self._steps < self.outer_every:
-                nothing = torch.empty(0, dtype=torch.int64)
-                self._outer_step(
-                    strategy, torch.empty(0, *model.map_shape), nothing, **kwargs
-                )
+                no_maps = torch.empty(0, *model.map_shape, dtype=torch.float32)
+                no_labels = torch.empty(0, dtype=torch.int64)
+                self._outer_step(strategy, no_maps, no_labels, **kwargs)
         self._old = list(strategy.seen_classes.seen)
         self.old_network.take(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
-        """Take a step of the share alone, on equally many images of each class: of the batch, or of the exemplars."""
-        model, buffer = strategy.model, self.storage_policy
-        fresh = set(labels.tolist())
-        rounds = -(-strategy.train_mb_size // len(fresh | set(buffer.classes)))
-        stored = len(set(buffer.classes) - fresh)
-        places = [
-            draw_from(
-                self.random, (labels == label).nonzero().flatten().tolist(), rounds
-            )
-            for label in sorted(fresh)
-        ]
-        slots = buffer.sample(fresh, rounds * stored)
+        """Take a step of the share alone, on equally many images of each class.
+
+        Args:
+            strategy: gives model, criterion and size of the batch.
+            maps: ``(B, C, H, W)``, of a batch; the classes without an image in it come
+                from the exemplars.
+            labels: ``(B,)`` int64.
+            kwargs: those of the hook.
+        """
+        model = strategy.model
         with model.stopwatch.measure("replay"), evaluating(model):
-            parts = [buffer.replay(slots, model)] if len(slots) else []
-            if places:
-                where = torch.cat(places).to(labels.device)
-                parts.append((maps[where], labels[where]))
-            balanced, targets = (torch.cat(part) for part in zip(*parts))
-            strategy.replay_loss = strategy._criterion(
-                self.logits(model, balanced), targets
-            )
+            balanced, targets = self._balanced_batch(strategy, maps, labels)
+            logits = self.logits(model, balanced)
+            strategy.replay_loss = strategy._criterion(logits, targets)
             trigger_plugins(strategy, "on_replay_loss", **kwargs)
             share = model.plastic_layers.blended.share
             (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])
         strategy.replay_loss = strategy.replay_loss.detach()
         with torch.no_grad():
             share.sub_(self.a_learning_rate * gradient).clamp_(0, 1)
+
+    def _balanced_batch(
+        self, strategy, maps: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Draw maps and labels, equally many of each class; see ``_outer_step``."""
+        buffer = self.storage_policy
+        fresh = set(labels.tolist())
+        all_classes = fresh | set(buffer.classes)
+        stored = len(all_classes - fresh)
+        rounds = -(-strategy.train_mb_size // len(all_classes))
+        positions = []
+        for label in sorted(fresh):
+            members = (labels == label).nonzero().flatten().tolist()
+            positions.append(draw_from(self.random, members, rounds))
+        slots = buffer.sample(fresh, rounds * stored)
+        balanced = []
+        targets = []
+        if len(slots):
+            memory_maps, memory_labels = buffer.replay(slots, strategy.model)
+            balanced.append(memory_maps)
+            targets.append(memory_labels)
+        if positions:
+            index = torch.cat(positions).to(labels.device)
+            balanced.append(maps[index])
+            targets.append(labels[index])
+        return torch.cat(balanced), torch.cat(targets)

@@ -1,6 +1,7 @@
 """Bounds: fine-tuning, training on everything at once, and guessing."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -30,64 +31,84 @@ def build_finetune(recipe: Recipe) -> StreamStrategy:
     own_rate=lambda method: method.peak_rate > 0,
 )
 class OneCycle(StatefulPlugin):
-    """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does; it has no state but the clock's.
+    """Sets learning rate and momentum of each step as torch's ``OneCycleLR`` does.
 
     Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using
-    Large Learning Rates", 2018.
+    Large Learning Rates", 2018. It has no state but the clock's.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         peak_rate: largest learning rate of one cycle over all epochs, in which the rate
             rises and falls to almost 0; learning rate and momentum of the run are then
             not used. With 0 the rate of the run is kept throughout.
     """
 
-    peak_rate: NotNegative = 1e-2
-
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: Recipe, *, peak_rate: NotNegative = 1e-2):
         super().__init__()
+        self.peak_rate = peak_rate
 
     def before_update(self, strategy, **kwargs):
         if not self.peak_rate:
             return
         steps = strategy.train_epochs * len(strategy.dataloader)
-        rate, momentum = one_cycle(
-            strategy.clock.train_exp_iterations, steps, self.peak_rate
-        )
+        step = strategy.clock.train_exp_iterations
+        cycle = one_cycle(step, steps, self.peak_rate)
         for group in strategy.optimizer.param_groups:
-            group.update(lr=rate, momentum=momentum)
+            group.update(lr=cycle.rate, momentum=cycle.momentum)
 
 
-def one_cycle(step: int, steps: int, peak: float) -> tuple[float, float]:
-    """Return learning rate and momentum of a step, counted from 0, with the defaults of torch's ``OneCycleLR``."""
-    first, low = peak / 25, peak / 25 / 1e4
-    top = 0.3 * steps - 1
-    if step <= top:
-        share, rates, momenta = step / top, (first, peak), (0.95, 0.85)
-    else:
-        share, rates, momenta = (
-            (step - top) / (steps - 1 - top),
-            (peak, low),
-            (0.85, 0.95),
-        )
-    rate, momentum = (
-        end + (start - end) / 2 * (1 + math.cos(math.pi * share))
-        for start, end in (rates, momenta)
+@dataclass(frozen=True)
+class CycleStep:
+    """Learning rate and momentum of a step."""
+
+    rate: float
+    momentum: float
+
+
+def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
+    """Return rate and momentum of a step, with the defaults of torch's ``OneCycleLR``.
+
+    Args:
+        step: number of the step, from 0.
+        steps: number of all steps.
+        peak: largest learning rate.
+    """
+    first = CycleStep(rate=peak / 25, momentum=0.95)
+    top = CycleStep(rate=peak, momentum=0.85)
+    last = CycleStep(rate=peak / 25 / 1e4, momentum=0.95)
+    top_step = 0.3 * steps - 1
+    if step <= top_step:
+        return _between(first, top, step / top_step)
+    return _between(top, last, (step - top_step) / (steps - 1 - top_step))
+
+
+def _between(start: CycleStep, end: CycleStep, share: float) -> CycleStep:
+    """Go from one step to another along a cosine."""
+    weight = 1 + math.cos(math.pi * share)  # 2 at the start, 0 at the end
+    return CycleStep(
+        rate=end.rate + (start.rate - end.rate) / 2 * weight,
+        momentum=end.momentum + (start.momentum - end.momentum) / 2 * weight,
     )
-    return rate, momentum
 
 
 class ChanceStrategy(StreamStrategy):
-    """Answers with a random class of those seen so far; training only records which classes were seen."""
+    """Answers with a random class of those seen so far.
+
+    Training only records which classes were seen.
+
+    Args:
+        seed: of the answers.
+        stream_arguments: see ``StreamStrategy``.
+    """
 
     def __init__(self, *, seed: int = 0, **stream_arguments):
         super().__init__(**stream_arguments)
         self._random = torch.Generator().manual_seed(seed)
 
     def forward(self):
-        logits = torch.rand(
-            len(self.mb_x), self.model.n_classes, generator=self._random
-        ).to(self.mb_x.device)
-        return logits.requires_grad_(self.is_training)
+        shape = (len(self.mb_x), self.model.n_classes)
+        logits = torch.rand(shape, generator=self._random, dtype=torch.float32)
+        return logits.to(self.mb_x.device).requires_grad_(self.is_training)
 
     def optimizer_step(self):
         """Do nothing: there is nothing to train."""
@@ -107,14 +128,15 @@ class ChanceStrategy(StreamStrategy):
         self._random.set_state(state["method"]["random"])
 
 
-register(
+@register(
     "chance",
     summary="a random class of those seen so far",
     source="Talbot et al., figure 3",
     stores="nothing",
     gradient=False,
-)(
-    lambda recipe: ChanceStrategy(
+)
+def build_chance(recipe: Recipe) -> ChanceStrategy:
+    """Build guessing, from the seed of the run."""
+    return ChanceStrategy(
         seed=recipe.seed, optimizer=recipe.optimizer(), **recipe.common()
     )
-)

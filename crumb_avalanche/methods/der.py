@@ -1,12 +1,16 @@
-"""Dark experience replay (DER++): raw images and the logits that the network had for them."""
+"""Dark experience replay (DER++): raw images and the logits that the network had.
+
+Buzzega et al., NeurIPS 2020.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from crumb_avalanche.memory.buffers import ImageBuffer
-from crumb_avalanche.methods.registry import register
+from crumb_avalanche.memory.buffers import ImageBuffer, StreamBatch
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
@@ -15,14 +19,14 @@ from crumb_avalanche.training.plugins import UNSEEN_LOGIT
 
 
 class LogitImageBuffer(ImageBuffer):
-    """Raw images and their logits when they were seen, ``3 * h * w + 4 * classes`` bytes each.
+    """Raw images and their logits when they were seen.
 
-    A row has the pixels, then the float32 logits; those of classes not seen by then are
-    -10,000.
+    ``3 * h * w + 4 * classes`` bytes each. A row has the pixels, then the float32
+    logits; those of classes not seen by then are -10,000.
 
     Attributes:
         offered: function from positions in the batch that is stored next to their ``(n,
-            classes)`` logits.
+            classes)`` logits; set while a batch is stored.
     """
 
     offered: Callable[[Sequence[int]], Tensor]
@@ -37,64 +41,85 @@ class LogitImageBuffer(ImageBuffer):
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
     def to_maps(self, rows, model):
-        size = model.image_size
-        return super().to_maps(
-            rows[:, : 3 * size**2].unflatten(1, (3, size, size)), model
-        )
+        side = model.image_size
+        pixels = rows[:, : 3 * side**2].unflatten(1, (3, side, side))
+        return super().to_maps(pixels, model)
 
     def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
         """Return ``(n, classes)`` float32 logits of some slots, on the model's device."""
-        tail = self.rows[slots][:, 3 * model.image_size**2 :]
+        assert self.rows is not None, "these slots hold memories"
+        stored = self.rows[slots][:, 3 * model.image_size**2 :]
         # A copy, since a view of a part of a row may not be aligned.
-        return (
-            tail.clone(memory_format=torch.contiguous_format)
-            .view(torch.float32)
-            .to(model.pixel_mean.device)
-        )
+        aligned = stored.clone(memory_format=torch.contiguous_format)
+        return aligned.view(torch.float32).to(model.pixel_mean.device)
 
 
 @register(
     "der",
     summary="raw images and their logits from a reservoir (DER++)",
-    source="Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020",
+    source=(
+        "Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020"
+    ),
     stores="raw images, and a float32 logit of each for every class",
 )
 class DarkReplayPlugin(ImageMemoryPlugin):
-    """Trains on ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another draw)``, in one step.
+    """Trains on new images and two draws of memories, in one step (DER++, eq. 6).
 
-    Attributes:
+    The loss is ``CE(new) + alpha * MSE(logits of a draw, as stored) + beta * CE(another
+    draw)``.
+
+    Args:
+        recipe: what the strategy is built from.
         alpha: weight of the loss of the stored logits, with its authors' value.
         beta: weight of the loss of the stored labels, likewise; 0 is plain DER.
     """
 
-    alpha: NotNegative = 0.1
-    beta: NotNegative = 0.5
+    buffer: ClassVar[type[ImageBuffer]] = LogitImageBuffer
+    storage_policy: LogitImageBuffer
 
-    buffer = LogitImageBuffer
+    def __init__(
+        self, recipe: Recipe, *, alpha: NotNegative = 0.1, beta: NotNegative = 0.5
+    ):
+        super().__init__(recipe)
+        self.alpha = alpha
+        self.beta = beta
 
     def before_backward(self, strategy, **kwargs):
-        first = draw(self.storage_policy, len(strategy.mb_y))
-        second = draw(self.storage_policy, len(strategy.mb_y))
-        if len(first) == 0:
+        dark_slots = draw(self.storage_policy, len(strategy.mb_y))
+        label_slots = draw(self.storage_policy, len(strategy.mb_y))
+        count = len(dark_slots)
+        if count == 0:
             return
         with strategy.model.stopwatch.measure("replay"):
-            logits, labels = self.memory_logits(strategy, torch.cat([first, second]))
-            stored = self.storage_policy.logits(first, strategy.model)
-            known = stored != UNSEEN_LOGIT  # the mean is over the classes seen then
-            dark = (logits[: len(first)] - stored).masked_fill(
-                ~known, 0.0
-            ).square().sum() / known.sum()
-            again = strategy._criterion(logits[len(first) :], labels[len(first) :])
-        strategy.loss = strategy.loss + self.alpha * dark + self.beta * again
+            slots = torch.cat([dark_slots, label_slots])
+            logits, labels = self.memory_logits(strategy, slots)
+            stored = self.storage_policy.logits(dark_slots, strategy.model)
+            dark_loss = _squared_difference(logits[:count], stored)
+            label_loss = strategy._criterion(logits[count:], labels[count:])
+        strategy.loss = strategy.loss + self.alpha * dark_loss + self.beta * label_loss
 
     def offer(self, strategy, batch):
-        # Those of the step, as the authors store, have dropout noise, which the network
-        # would have to reproduce.
-        @torch.no_grad()
-        def logits(positions: Sequence[int]) -> Tensor:
-            with evaluating(strategy.model):
-                return self.logits(strategy.model, batch.feature_map[positions])
-
-        self.storage_policy.offered = logits
+        self.storage_policy.offered = lambda positions: self._logits_without_noise(
+            strategy, batch, positions
+        )
         super().offer(strategy, batch)
         del self.storage_policy.offered  # it holds the batch
+
+    @torch.no_grad()
+    def _logits_without_noise(
+        self, strategy, batch: StreamBatch, positions: Sequence[int]
+    ) -> Tensor:
+        """Compute the logits of images of a batch in evaluation mode.
+
+        Those of the step, as the authors store, have dropout noise, which the network
+        would have to reproduce.
+        """
+        with evaluating(strategy.model):
+            return self.logits(strategy.model, batch.feature_map[positions])
+
+
+def _squared_difference(logits: Tensor, stored: Tensor) -> Tensor:
+    """Return the mean square over the classes that were seen when logits were stored."""
+    known = stored != UNSEEN_LOGIT
+    difference = (logits - stored).masked_fill(~known, 0.0)
+    return difference.square().sum() / known.sum()

@@ -1,7 +1,7 @@
 """Feature vectors of images: averages or moments of feature maps over locations."""
 
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,25 +20,35 @@ from crumb_avalanche.system.setting_ranges import Factor, InRange, Range
 def feature_length(model: SplitModel) -> int:
     """Return ``D``, the number of features of ``pooled_features``."""
     head = model.plastic_layers.get_submodule(model.head)
-    return head.in_channels if hasattr(head, "in_channels") else head.in_features
+    if hasattr(head, "in_channels"):
+        return head.in_channels
+    return head.in_features
 
 
 @torch.no_grad()
 def pooled_features(model: SplitModel, images: Tensor) -> Tensor:
-    """Compute the input of the head, in evaluation mode, averaged over locations: ``(B, D)`` float32.
+    """Compute the input of the head, averaged over locations: ``(B, D)`` float32.
 
     Args:
-        model: a model in any mode, which is restored.
+        model: a model in any mode, which is restored; it runs in evaluation mode.
         images: as for ``SplitModel.features``.
     """
     with evaluating(model):
         return penultimate(model, model.features(images))
 
 
+class Moments(NamedTuple):
+    """Means over locations, ``(B, K)``, and deviations, ``(B, C)``, of maps."""
+
+    means: Tensor
+    deviations: Tensor
+
+
 @dataclass(frozen=True)
 class FeatureMoments(InRange):
-    """Compute means and deviations over locations, of the feature map and of the head's input; default its means.
+    """Computes means and deviations over locations; by default means of the head's input.
 
+    They are of the feature map that enters the plastic layers, and of the head's input.
     Of a transformer's map, class token and registers do not count; its class token is
     the head's input, if the network has one.
 
@@ -70,14 +80,18 @@ class FeatureMoments(InRange):
 
     @torch.no_grad()
     def __call__(self, model: SplitModel, images: Tensor) -> Tensor:
-        """Compute ``(B, D)`` float32 features of images as for ``SplitModel.features``, with P in evaluation mode."""
+        """Compute ``(B, D)`` float32 features, with P in evaluation mode.
+
+        Args:
+            model: a model in any mode, which is restored.
+            images: as for ``SplitModel.features``.
+        """
         return self.of_maps(model, model.features(images))
 
     def length(self, model: SplitModel) -> int:
         """Return ``D``, the number of features."""
-        return self.of_maps(
-            model, model.pixel_mean.new_zeros(1, *model.map_shape)
-        ).shape[1]
+        maps = model.pixel_mean.new_zeros(1, *model.map_shape)
+        return self.of_maps(model, maps).shape[1]
 
     def of_head(self) -> "FeatureMoments":
         """Return the moments of the head's input alone: the last ones of these."""
@@ -85,19 +99,26 @@ class FeatureMoments(InRange):
 
     @torch.no_grad()
     def of_maps(self, model: SplitModel, maps: Tensor) -> Tensor:
-        """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps, with P in evaluation mode."""
+        """Compute ``(B, D)`` float32 features of ``(B, C, H, W)`` maps.
+
+        P is in evaluation mode.
+        """
         return self.of_layers(self.layers(model, maps))
 
     @torch.no_grad()
     def layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
-        """Compute what ``of_layers`` takes of ``(B, C, H, W)`` maps, with P in evaluation mode."""
+        """Compute what ``of_layers`` takes of ``(B, C, H, W)`` maps.
+
+        P is in evaluation mode.
+        """
         with evaluating(model):
-            before_head = (
-                unpooled_head_input(model, maps)[0]
-                if self.window
-                else head_input(model, maps)
-            )
-        return [model.places(maps), before_head] if self.maps else [before_head]
+            if self.window:
+                before_head, _ = unpooled_head_input(model, maps)
+            else:
+                before_head = head_input(model, maps)
+        if self.maps:
+            return [model.places(maps), before_head]
+        return [before_head]
 
     def of_layers(
         self, layers: list[Tensor], no_deviation: bool = False, tiny: float = 0.0
@@ -113,23 +134,15 @@ class FeatureMoments(InRange):
                 a derivative at 0.
         """
         kinds: list[Tensor] = []
-        for place, values in enumerate(layers):
+        for index, values in enumerate(layers):
             if values.dim() == 2:
                 kinds.append(values)
                 continue
-            of_map = place == 0 and self.maps
+            of_map = self.maps and index == 0
             deviates = self.deviations and (of_map or not no_deviation)
-            mean = self.means(values, of_map)
-            if deviates or mean is None:
-                plain, deviation = mean_and_deviation(
-                    self.middle(values) if of_map else values, tiny
-                )
-                mean = plain if mean is None else mean
-            kinds += [mean, deviation] if deviates else [mean]
+            kinds += self._kinds(values, of_map, deviates, tiny)
         if self.power != 1:
-            kinds = [
-                values.sign() * (values.abs() + tiny) ** self.power for values in kinds
-            ]
+            kinds = [self._raised(values, tiny) for values in kinds]
         if self.equal_lengths:
             kinds = [
                 functional.normalize(values) * values.shape[1] ** 0.5
@@ -137,67 +150,109 @@ class FeatureMoments(InRange):
             ]
         return torch.cat(kinds, 1)
 
-    def means(self, values: Tensor, of_map: bool) -> Tensor | None:
-        """Compute means of ``(B, C, H, W)`` over cells, or weighted by the window; ``None`` for plain means."""
+    def _kinds(
+        self, values: Tensor, of_map: bool, deviates: bool, tiny: float
+    ) -> list[Tensor]:
+        """Return the means of a layer with locations, and its deviations if wanted."""
+        means = self.means(values, of_map)
+        if means is not None and not deviates:
+            return [means]
         if of_map:
-            return (
-                cell_means(self.middle(values), self.cells) if self.cells > 1 else None
-            )
+            values = self.middle(values)
+        moments = mean_and_deviation(values, tiny)
+        if means is None:
+            means = moments.means
+        if deviates:
+            return [means, moments.deviations]
+        return [means]
+
+    def _raised(self, values: Tensor, tiny: float) -> Tensor:
+        return values.sign() * (values.abs() + tiny) ** self.power
+
+    def means(self, values: Tensor, of_map: bool) -> Tensor | None:
+        """Compute means of ``(B, C, H, W)`` over cells, or weighted by the window.
+
+        Returns:
+            ``(B, K)``; ``None`` where plain means are wanted.
+        """
+        if of_map:
+            if self.cells == 1:
+                return None
+            return cell_means(self.middle(values), self.cells)
         if not self.window:
             return None
-        rows, columns = (
-            _gaussian(length, self.window).to(values) for length in values.shape[2:]
-        )
+        height, width = values.shape[2:]
+        rows = _gaussian(height, self.window).to(values)
+        columns = _gaussian(width, self.window).to(values)
         # Not a product of matrices, which copies channels-last maps first and takes 20
         # times as long.
         return (values * (rows.unsqueeze(1) * columns)).sum((2, 3))
 
     def middle(self, values: Tensor) -> Tensor:
         """Return the locations of ``(B, C, H, W)`` that count."""
-        (top, bottom), (left, right) = (
-            middle_of(length, self.inner) for length in values.shape[2:]
-        )
+        height, width = values.shape[2:]
+        top, bottom = middle_of(height, self.inner)
+        left, right = middle_of(width, self.inner)
         return values[:, :, top:bottom, left:right]
 
 
 def middle_of(length: int, share: float) -> tuple[int, int]:
-    """Return where the middle of an axis begins and ends, at least one place of it."""
-    places = int(length)  # a tensor where an exporter traces
-    margin = min(int(places * ((1 - share) / 2) + 0.5), (places - 1) // 2)
-    return margin, places - margin
+    """Return where the middle of an axis begins and ends, at least one location."""
+    locations = int(length)  # a tensor where an exporter traces
+    margin = min(int(locations * ((1 - share) / 2) + 0.5), (locations - 1) // 2)
+    return margin, locations - margin
 
 
 def _gaussian(length: int, deviation: float) -> Tensor:
-    """Compute Gaussian weights of the places of an axis, ``(length,)`` float32 with the sum 1."""
-    places = (torch.arange(int(length)) + 0.5) / int(
-        length
-    ) - 0.5  # a tensor where an exporter traces
-    return (-(places**2) / (2 * deviation**2)).softmax(0)
+    """Compute Gaussian weights of the locations of an axis.
+
+    Returns:
+        ``(length,)`` float32 with the sum 1.
+    """
+    locations = int(length)  # a tensor where an exporter traces
+    middles = torch.arange(locations, dtype=torch.float32) + 0.5
+    distances = middles / locations - 0.5  # from the middle of the axis
+    return (-(distances**2) / (2 * deviation**2)).softmax(0)
 
 
 def parts_of(settings: Any) -> tuple[FeatureMoments, dict[str, Any]]:
-    """Divide the settings of a closed form into its features and the arguments of its constructor."""
-    of_features = {
-        item.name: getattr(settings, item.name) for item in fields(FeatureMoments)
-    }
-    return FeatureMoments(**of_features), {
-        k: v for k, v in asdict(settings).items() if k not in of_features
-    }
+    """Divide the settings of a closed form.
+
+    Returns:
+        Its features, and the arguments of its constructor.
+    """
+    of_form = asdict(settings)
+    of_features = {item.name: of_form.pop(item.name) for item in fields(FeatureMoments)}
+    return FeatureMoments(**of_features), of_form
 
 
 def cell_means(maps: Tensor, cells: int) -> Tensor:
-    """Compute means over the cells of a grid, ``(B, C * cells**2)``, as ``adaptive_avg_pool2d`` does.
+    """Compute means over the cells of a grid, as ``adaptive_avg_pool2d`` does.
 
     The exporter to ONNX has no ``adaptive_avg_pool2d`` of cells that share rows, as
     those of a 13 x 13 map do.
+
+    Args:
+        maps: ``(B, C, H, W)``.
+        cells: number of rows and of columns of the grid.
+
+    Returns:
+        ``(B, C * cells**2)``.
     """
-    rows, columns = cell_places(maps.shape[2], cells), cell_places(maps.shape[3], cells)
-    means = [maps[:, :, row, column].mean((2, 3)) for row in rows for column in columns]
+    height, width = maps.shape[2:]
+    means = [
+        maps[:, :, rows, columns].mean((2, 3))
+        for rows in cell_slices(height, cells)
+        for columns in cell_slices(width, cells)
+    ]
     return torch.stack(means, 2).flatten(1)
 
 
-def cell_places(length: int, cells: int) -> list[slice]:
-    """Return the places of each of ``cells`` parts of an axis; neighbours share one if the length is not divisible."""
+def cell_slices(length: int, cells: int) -> list[slice]:
+    """Return the locations of each of ``cells`` parts of an axis.
+
+    Neighbours share one if the length is not divisible.
+    """
     # Without negative numbers, whose quotients ONNX rounds otherwise.
     return [
         slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells)
@@ -205,20 +260,22 @@ def cell_places(length: int, cells: int) -> list[slice]:
     ]
 
 
-def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)`` maps; see ``of_layers``."""
-    # One image at a time fits the CPU's cache: eight times faster. An exporter to ONNX
-    # traces one batch for all.
-    parts = (
-        maps.split(1)
-        if maps.device.type == "cpu" and not torch.jit.is_tracing()
-        else [maps]
-    )
-    means, deviations = [], []
-    for part in parts:
-        places = part.movedim(1, -1).flatten(1, -2)
-        means.append(places.mean(1))
-        deviations.append(
-            (places - means[-1].unsqueeze(1)).square_().mean(1).add_(tiny).sqrt_()
-        )
-    return torch.cat(means), torch.cat(deviations)
+def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> Moments:
+    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)``.
+
+    See ``FeatureMoments.of_layers`` for ``tiny``.
+    """
+    images = [maps]
+    if maps.device.type == "cpu" and not torch.jit.is_tracing():
+        # One image at a time fits the CPU's cache: eight times faster. An exporter to
+        # ONNX traces one batch for all.
+        images = list(maps.split(1))
+    means = []
+    deviations = []
+    for image in images:
+        values = image.movedim(1, -1).flatten(1, -2)  # (1, locations, C)
+        mean = values.mean(1)
+        squares = (values - mean.unsqueeze(1)).square_()
+        means.append(mean)
+        deviations.append(squares.mean(1).add_(tiny).sqrt_())
+    return Moments(means=torch.cat(means), deviations=torch.cat(deviations))

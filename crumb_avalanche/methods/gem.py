@@ -1,5 +1,10 @@
-"""GEM: steps that do not raise the loss of any past experience, measured on a few of its images."""
+"""GEM: steps that do not raise the loss of any past experience.
 
+Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIPS 2017.
+The loss is measured on a few images of each past experience.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +14,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin
 from crumb_avalanche.system.setting_ranges import NotNegative
 
@@ -23,11 +28,12 @@ _REFINEMENTS = 10
 
 @dataclass
 class ExperienceShares(SelectionRule):
-    """Stores a uniform sample (reservoir) of each experience's images, with equal shares of the capacity.
+    """Stores a uniform sample (reservoir) of each experience's images.
 
-    GEM's authors keep the last images, which in a stream of clips are of one clip and
-    one class. Shares shrink as experiences come; a past experience gives up random
-    memories. The groups of ``Slots`` are experiences here.
+    Experiences have equal shares of the capacity. GEM's authors keep the last images,
+    which in a stream of clips are of one clip and one class. Shares shrink as
+    experiences come; a past experience gives up random memories. The groups of
+    ``Slots`` are experiences here.
 
     Attributes:
         experience: number of the current experience.
@@ -45,8 +51,9 @@ class ExperienceShares(SelectionRule):
         experiences = self.experience + 2
         if experiences > slots.capacity:
             raise ValueError(
-                f"mem_size={slots.capacity} cannot hold a memory of each of {experiences} experiences; raise mem_size "
-                f"(or the budget) to at least {experiences}, or put more classes into an experience"
+                f"mem_size={slots.capacity} cannot hold a memory of each of "
+                f"{experiences} experiences; raise mem_size (or the budget) to at "
+                f"least {experiences}, or put more classes into an experience"
             )
         self.experience += 1
         self.offered = 0
@@ -67,20 +74,21 @@ class ExperienceShares(SelectionRule):
     def past(self, slots: Slots) -> list[list[int]]:
         """Return the slots of each past experience."""
         return [
-            held
-            for number, held in slots.by_class.items()
-            if held and number != self.experience
+            members
+            for number, members in slots.by_class.items()
+            if members and number != self.experience
         ]
 
 
 def dual_solution(
     gram: np.ndarray, products: np.ndarray, least: np.ndarray
 ) -> np.ndarray:
-    """Compute the weights of past gradients in GEM's step (eq. 12): minimise ``v P v / 2 + b v``, ``v >= least``.
+    """Compute the weights of past gradients in GEM's step (eq. 12).
 
-    With ``P = A'A`` and ``v = u + least`` this is the non-negative least-squares
-    problem ``min |A u - c|``. The authors add 0.001 to the diagonal of ``P`` at any
-    scale, so that products of small gradients stay negative; here it is relative.
+    They minimise ``v P v / 2 + b v``, ``v >= least``. With ``P = A'A`` and ``v = u +
+    least`` this is the non-negative least-squares problem ``min |A u - c|``. The
+    authors add 0.001 to the diagonal of ``P`` at any scale, so that products of small
+    gradients stay negative; here it is relative.
 
     Args:
         gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
@@ -90,11 +98,15 @@ def dual_solution(
     values, vectors = np.linalg.eigh(gram)
     roots = np.sqrt(values.clip(min=0) + _RIDGE * values[-1])
     linear = products + gram @ least
-    return nnls(roots[:, None] * vectors.T, -(vectors.T @ linear) / roots)[0] + least
+    target = -(vectors.T @ linear) / roots
+    solution, _ = nnls(roots[:, None] * vectors.T, target)
+    return solution + least
 
 
 def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
-    """The gradient nearest to the present one whose product with no past gradient is negative (eq. 8 to 12).
+    """Return the nearest gradient that raises no past loss (eq. 8 to 12).
+
+    Its product with no past gradient is negative.
 
     Args:
         gradient: ``(n,)``, returned itself where no product is negative.
@@ -102,7 +114,8 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
         margin: see ``GEMPlugin``; above 0 a corrected step goes along every past
             gradient.
     """
-    past, present = references.double(), gradient.double()
+    past = references.double()
+    present = gradient.double()
     # Rows of length 1: gradients of an experience known by heart are tiny beside
     # others.
     lengths = past.norm(dim=1)
@@ -110,12 +123,14 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     products = (past @ present).cpu().numpy()
     if not (products < 0).any() or not np.isfinite(products).all():
         return gradient  # what is not finite is for the strategy's guard to report
-    gram, least = (past @ past.T).cpu().numpy(), margin * lengths.cpu().numpy()
+    gram = (past @ past.T).cpu().numpy()
+    least = margin * lengths.cpu().numpy()
     tolerance = _PRODUCT_TOLERANCE * float(present.norm())
     for _ in range(_REFINEMENTS):
         weights = dual_solution(gram, products, least)
         present = present + torch.from_numpy(weights).to(past) @ past
-        products, least = (past @ present).cpu().numpy(), np.zeros(len(gram))
+        products = (past @ present).cpu().numpy()
+        least = np.zeros(len(gram))
         if (products >= -tolerance).all():
             break
     return present.to(gradient.dtype)
@@ -124,11 +139,14 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
 @register(
     "gem",
     summary="gradients are projected so that no past experience's loss rises",
-    source="Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, NeurIPS 2017",
+    source=(
+        "Lopez-Paz and Ranzato, Gradient Episodic Memory for Continual Learning, "
+        "NeurIPS 2017"
+    ),
     stores="raw images, an equal share for every experience",
 )
 class GEMPlugin(ImageMemoryPlugin):
-    """Corrects each gradient by those of the past experiences' memories, before the step.
+    """Corrects each gradient by those of the past experiences' memories.
 
     At every step P runs forward and backward on the memories of each past experience,
     in training mode and with the loss over the classes seen so far. No gradients are
@@ -136,45 +154,57 @@ class GEMPlugin(ImageMemoryPlugin):
     after the correction, so the step may still go slightly against a past gradient;
     GEM's authors use none of them, the paper's port uses the first two.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         margin: least weight of each past gradient in a corrected step,
             ``memory_strength`` of GEM's authors (0.5; the paper's port: 1).
     """
 
-    margin: NotNegative = 0.5
-
-    rule = ExperienceShares
+    def __init__(self, recipe: Recipe, *, margin: NotNegative = 0.5):
+        self.shares = ExperienceShares()
+        super().__init__(recipe, self.shares)
+        self.margin = margin
 
     def after_backward(self, strategy, **kwargs):
-        past = self.storage_policy.rule.past(self.storage_policy.slots)
+        past = self.shares.past(self.storage_policy.slots)
         if not past:
             return
         weights = [
             weight for weight in strategy.model.parameters() if weight.requires_grad
         ]
         with strategy.model.stopwatch.measure("replay"):
-            losses = (
-                strategy._criterion(*self.memory_logits(strategy, torch.tensor(held)))
-                for held in past
-            )
-            # Generators, so that one graph is held at a time.
-            gradients = (
-                torch.autograd.grad(loss, weights, allow_unused=True) for loss in losses
-            )
-            references = torch.stack([_flat(some, weights) for some in gradients])
+            references = [
+                self._gradient_of_memories(strategy, torch.tensor(slots), weights)
+                for slots in past
+            ]
             gradient = _flat([weight.grad for weight in weights], weights)
-            corrected = project(gradient, references, self.margin)
+            corrected = project(gradient, torch.stack(references), self.margin)
             if corrected is not gradient:
-                parts = corrected.split([weight.numel() for weight in weights])
-                for weight, part in zip(weights, parts):
-                    weight.grad = torch.empty_like(weight).copy_(
-                        part.view_as(weight)
-                    )  # in the weight's order of axes
+                _set_gradients(weights, corrected)
+
+    def _gradient_of_memories(
+        self, strategy, slots: Tensor, weights: list[Tensor]
+    ) -> Tensor:
+        """Compute the gradient of the loss of memories, ``(n,)``."""
+        logits, labels = self.memory_logits(strategy, slots)
+        loss = strategy._criterion(logits, labels)
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        return _flat(gradients, weights)
 
 
-def _flat(gradients, weights: list[Tensor]) -> Tensor:
-    """Concatenate gradients, with zeros for weights without one."""
-    pairs = zip(gradients, weights)
-    return torch.cat(
-        [(torch.zeros_like(w) if g is None else g).reshape(-1) for g, w in pairs]
-    )
+def _flat(gradients: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
+    """Concatenate gradients, with zeros for weights without one: ``(n,)``."""
+    flat = []
+    for gradient, weight in zip(gradients, weights, strict=True):
+        if gradient is None:
+            gradient = torch.zeros_like(weight)
+        flat.append(gradient.reshape(-1))
+    return torch.cat(flat)
+
+
+def _set_gradients(weights: list[Tensor], gradient: Tensor) -> None:
+    """Set the gradients of weights to the parts of a ``(n,)`` one."""
+    parts = gradient.split([weight.numel() for weight in weights])
+    for weight, part in zip(weights, parts, strict=True):
+        # In the weight's order of axes.
+        weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))

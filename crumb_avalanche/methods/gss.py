@@ -1,6 +1,11 @@
-"""GSS-greedy: memories with gradients in diverse directions (Aljundi et al., NeurIPS 2019)."""
+"""GSS-greedy: memories with gradients in diverse directions.
+
+Aljundi et al., "Gradient based sample selection for online continual learning",
+NeurIPS 2019.
+"""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,46 +34,62 @@ def sample_gradients(
     mask: Callable[[Tensor], Tensor],
     chunk: int = 32,
 ) -> Tensor:
-    """Compute the gradient of each image's own cross-entropy, ``(B, weights)`` float32, in evaluation mode.
+    """Compute the gradient of each image's own cross-entropy, in evaluation mode.
 
     Args:
         model: gradients are of its trainable weights in the plastic layers.
-        maps, labels: ``(B, C, H, W)``, and ``(B,)`` int64.
+        maps: ``(B, C, H, W)``.
+        labels: ``(B,)`` int64.
         mask: masks the logits of unseen classes.
         chunk: images at a time.
+
+    Returns:
+        ``(B, weights)`` float32.
     """
     layers = model.plastic_layers
-    everything = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
-    everything = {name: value.detach() for name, value in everything.items()}
-    learning = {
-        name: everything[name]
+    fixed = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+    fixed = {name: value.detach() for name, value in fixed.items()}
+    trained = {
+        name: fixed[name]
         for name, weight in layers.named_parameters()
         if weight.requires_grad
     }
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(
-            layers, {**everything, **weights}, (feature_map.unsqueeze(0),)
-        ).float()
+        one_image = (feature_map.unsqueeze(0),)
+        logits = functional_call(layers, {**fixed, **weights}, one_image).float()
         return cross_entropy(mask(logits), label.unsqueeze(0))
 
+    of_each_image = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)
     with evaluating(layers):
-        gradients = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)(
-            learning, maps, labels
-        )
-    return torch.cat([of_weight.flatten(1) for of_weight in gradients.values()], dim=1)
+        gradients = of_each_image(trained, maps, labels)
+    return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
+
+
+@dataclass(frozen=True)
+class OfferedGradients:
+    """Gradients of a batch and of the memories that it is compared with.
+
+    Attributes:
+        gradients: ``(B + n, D)``, of the batch, then of the memories.
+        slots: of these memories.
+    """
+
+    gradients: Tensor
+    slots: list[int]
 
 
 class GreedyDiversity(SelectionRule):
-    """Selects frames by the largest cosine of their gradient with those of random memories (paper, algorithm 2).
+    """Selects frames by their largest cosine with random memories (paper, algorithm 2).
 
-    The score of a frame is that cosine plus 1. While there is room, every frame is
-    stored; afterwards only one with a score below 1 (a negative cosine). It replaces a
-    memory drawn in proportion to the scores, with probability ``score of the memory /
-    (score of the memory + score of the frame)``. Classes are not used. The frames of a
-    batch share their random memories, as in the authors' code, and are also compared
-    with the frames of the batch that were stored before them, so that not all similar
-    frames of a clip are stored.
+    It is the cosine of gradients; the score of a frame is that cosine plus 1. While
+    there is room, every frame is stored; afterwards only one with a score below 1 (a
+    negative cosine). It replaces a memory drawn in proportion to the scores, with
+    probability ``score of the memory / (score of the memory + score of the frame)``.
+    Classes are not used: none has a claim to a slot. The frames of a batch share their
+    random memories, as in the authors' code, and are also compared with the frames of
+    the batch that were stored before them, so that not all similar frames of a clip are
+    stored.
 
     Args:
         capacity: capacity of the buffer.
@@ -82,33 +103,42 @@ class GreedyDiversity(SelectionRule):
     every_class_holds_one = False
 
     def __init__(self, capacity: int):
-        self.scores = torch.zeros(capacity)
-        self._offered: tuple[Tensor, list[int]] | None = None
+        self.scores = torch.zeros(capacity, dtype=torch.float32)
+        self._offered: OfferedGradients | None = None
 
-    def offer(self, gradients: Tensor, drawn: Sequence[int]) -> None:
-        """Set ``(B + n, D)`` gradients for the next ``choose``: of its batch, then of the memories in ``n`` slots."""
-        self._offered = gradients, list(drawn)
+    def offer(self, gradients: Tensor, slots: Sequence[int]) -> None:
+        """Set the gradients for the next ``choose``.
+
+        Args:
+            gradients: ``(B + n, D)``, of its batch, then of ``n`` memories.
+            slots: of these memories.
+        """
+        self._offered = OfferedGradients(gradients=gradients, slots=list(slots))
 
     def choose(self, slots, labels):
-        if self._offered is None:
+        offered = self._offered
+        if offered is None:
             raise ValueError(
-                "frames are chosen by their gradients: call offer(...) before each batch"
+                "frames are chosen by their gradients: call offer(...) before each "
+                "batch"
             )
-        gradients, drawn = self._offered
         self._offered = None
-        directions = normalize(gradients)
+        directions = normalize(offered.gradients)
         cosines = directions[: len(labels)] @ directions.t()
-        column = {slot: len(labels) + number for number, slot in enumerate(drawn)}
+        # Column of the cosines by the slot of a memory.
+        columns = {}
+        for number, memory in enumerate(offered.slots):
+            columns[memory] = len(labels) + number
         chosen = []
         for position, label in enumerate(labels):
-            cosine = (
-                float(cosines[position, list(column.values())].max())
-                if column
-                else _FIRST_COSINE
-            )
-            slot = self._enter(slots, label, cosine + 1)
+            cosine = _FIRST_COSINE
+            if columns:
+                cosine = float(cosines[position, list(columns.values())].max())
+            score = cosine + 1
+            slot = self._enter(slots, label, score)
             if slot is not None:
-                column[slot], self.scores[slot] = position, cosine + 1
+                columns[slot] = position
+                self.scores[slot] = score
                 chosen.append((position, slot))
         return chosen
 
@@ -118,18 +148,24 @@ class GreedyDiversity(SelectionRule):
             return slots.take(label)
         if score >= 1:
             return None
-        scores = self.scores.double().numpy()
-        total = scores.sum()
-        slot = int(
-            slots.random.choice(len(scores), p=scores / total if total > 0 else None)
-        )
-        if slots.random.random() * (scores[slot] + score) >= scores[slot]:
+        slot = self._draw_in_proportion(slots)
+        stored_score = self.scores.double().numpy()[slot]
+        if slots.random.random() * (stored_score + score) >= stored_score:
             return None
-        next(members for members in slots.by_class.values() if slot in members).remove(
-            slot
-        )
+        for members in slots.by_class.values():
+            if slot in members:
+                members.remove(slot)
         slots.free.append(slot)
         return slots.take(label)
+
+    def _draw_in_proportion(self, slots: Slots) -> int:
+        """Draw a slot in proportion to the scores; any, if all are 0."""
+        scores = self.scores.double().numpy()
+        total = scores.sum()
+        shares = None
+        if total > 0:
+            shares = scores / total
+        return int(slots.random.choice(len(scores), p=shares))
 
     def state_dict(self):
         return {"scores": self.scores.clone()}
@@ -138,78 +174,108 @@ class GreedyDiversity(SelectionRule):
         self.scores = state["scores"].clone()
 
 
+@dataclass(frozen=True)
+class ComparedMemories:
+    """Memories that the frames of a batch are compared with.
+
+    Attributes:
+        slots: ``(n,)`` int64.
+        maps: ``(n, C, H, W)``.
+        labels: ``(n,)`` int64.
+    """
+
+    slots: Tensor
+    maps: Tensor
+    labels: Tensor
+
+
 @register(
     "gss",
     summary="replay of images selected for diverse gradients",
-    source="Aljundi et al., Gradient based sample selection for online continual learning, NeurIPS 2019",
+    source=(
+        "Aljundi et al., Gradient based sample selection for online continual "
+        "learning, NeurIPS 2019"
+    ),
     stores="raw images, and a score of each",
     item_bytes=lambda model, method: ImageBuffer.item_bytes(model) + 4,
 )
 class GSSPlugin(ImageMemoryPlugin):
-    """Replays random memories in the step of each new batch, then offers the batch to ``GreedyDiversity``.
+    """Replays random memories in the step of each new batch, then offers the batch.
 
-    Gradients of memories change with the weights; they are computed for each comparison
-    and not kept. The batch is compared with the memories that were replayed with it, so
-    F runs once for each image. (The authors draw again, and use one gradient of several
-    memories.)
+    ``GreedyDiversity`` selects. Gradients of memories change with the weights; they are
+    computed for each comparison and not kept. The batch is compared with the memories
+    that were replayed with it, so F runs once for each image. (The authors draw again,
+    and use one gradient of several memories.)
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         compared: number of random memories whose gradients are compared with those of a
             frame.
     """
 
-    compared: Count = 10
-
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe, GreedyDiversity(recipe.mem_size))
-        self._drawn: tuple[Tensor, Tensor, Tensor] | None = (
-            None  # slots, maps, labels; within a step
-        )
+    def __init__(self, recipe: Recipe, *, compared: Count = 10):
+        self.diversity = GreedyDiversity(recipe.mem_size)
+        super().__init__(recipe, self.diversity)
+        self.compared = compared
+        # Within a step.
+        self._memories: ComparedMemories | None = None
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the scores of the memories."""
-        return tensor_bytes([self.storage_policy.rule.scores])
+        return tensor_bytes([self.diversity.scores])
 
     def before_backward(self, strategy, **kwargs):
-        model, storage, batch = strategy.model, self.storage_policy, len(strategy.mb_y)
-        held = held_slots(storage)
-        if held:
-            with model.stopwatch.measure("replay"):
-                # No image twice in a batch, as in the authors' code: all of a small
-                # buffer is replayed.
-                count = min(len(held), max(batch, self.compared))
-                slots = draw_from(storage.slots.random, held, count)
-                maps, labels = storage.replay(slots, model)
-                replay_loss = strategy._criterion(
-                    self.logits(model, maps[:batch]), labels[:batch]
-                )
-                strategy.loss = strategy.loss + replay_loss
-            compared = slice(self.compared)
-            self._drawn = slots[compared], maps[compared], labels[compared]
+        model = strategy.model
+        storage = self.storage_policy
+        stored = held_slots(storage)
+        if not stored:
+            return
+        batch = len(strategy.mb_y)
+        with model.stopwatch.measure("replay"):
+            # No image twice in a batch, as in the authors' code: all of a small buffer
+            # is replayed.
+            count = min(len(stored), max(batch, self.compared))
+            slots = draw_from(storage.slots.random, stored, count)
+            maps, labels = storage.replay(slots, model)
+            logits = self.logits(model, maps[:batch])
+            replay_loss = strategy._criterion(logits, labels[:batch])
+            strategy.loss = strategy.loss + replay_loss
+        self._memories = ComparedMemories(
+            slots=slots[: self.compared],
+            maps=maps[: self.compared],
+            labels=labels[: self.compared],
+        )
 
     def offer(self, strategy, batch):
-        model, storage = strategy.model, self.storage_policy
-        slots, maps, labels = [], batch.feature_map, batch.labels
+        model = strategy.model
+        maps = batch.feature_map
+        labels = batch.labels
+        slots: list[int] = []
         with model.stopwatch.measure("replay"):
-            if self.batch is None and (
-                held := held_slots(storage)
-            ):  # no memories were replayed with these images
-                drawn = draw_from(
-                    storage.slots.random, held, min(len(held), self.compared)
-                )
-                self._drawn = drawn, *storage.replay(drawn, model)
-            if self._drawn is not None:
-                slots = self._drawn[0].tolist()
-                maps, labels = (
-                    torch.cat([maps, self._drawn[1]]),
-                    torch.cat([labels, self._drawn[2]]),
-                )
+            if self.batch is None:
+                # No memories were replayed with these images.
+                self._memories = self._drawn_memories(model)
+            memories = self._memories
+            if memories is not None:
+                slots = memories.slots.tolist()
+                maps = torch.cat([maps, memories.maps])
+                labels = torch.cat([labels, memories.labels])
             gradients = sample_gradients(model, maps, labels, self.mask)
-        storage.rule.offer(gradients.cpu(), slots)
+        self.diversity.offer(gradients.cpu(), slots)
         super().offer(strategy, batch)
-        self._drawn = None
+        self._memories = None
+
+    def _drawn_memories(self, model: SplitModel) -> ComparedMemories | None:
+        storage = self.storage_policy
+        stored = held_slots(storage)
+        if not stored:
+            return None
+        count = min(len(stored), self.compared)
+        slots = draw_from(storage.slots.random, stored, count)
+        maps, labels = storage.replay(slots, model)
+        return ComparedMemories(slots=slots, maps=maps, labels=labels)
 
     def after_training_iteration(self, strategy, **kwargs):
         super().after_training_iteration(strategy, **kwargs)
-        self._drawn = None
+        self._memories = None

@@ -1,4 +1,7 @@
-"""Learning without forgetting: distillation of the old plastic layers' answers on new images."""
+"""Learning without forgetting: distillation of the old answers on new images.
+
+Li and Hoiem, ECCV 2016.
+"""
 
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import OldNetwork, distillation_loss
@@ -13,35 +16,44 @@ from crumb_avalanche.training.batch_plugin import BatchPlugin
     stores="the old plastic layers",
 )
 class StreamLwF(BatchPlugin):
-    """Distils the plastic layers of the end of the latest experience, over the classes they were trained on.
+    """Distils the plastic layers of the end of the latest experience (LwF, eq. 2).
 
-    Avalanche's plugin needs task labels, copies F as well and runs it a second time on
-    every batch, and its old model applies dropout.
+    The distillation is over the classes they were trained on. Avalanche's plugin needs
+    task labels, copies F as well and runs it a second time on every batch, and its old
+    model applies dropout.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         alpha: weight of the distillation loss (lambda_o of LwF's authors: 1).
         temperature: temperature of both softmaxes (LwF's authors: 2).
+
+    Attributes:
         old_network: the weights of these plastic layers, as float32; empty in the first
             experience.
         old_classes: the classes they were trained on.
     """
 
-    alpha: NotNegative = 1.0
-    temperature: Positive = 2.0
-
     kept = ("old_classes", "old_network")
 
-    def __init__(self, recipe: Recipe):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        alpha: NotNegative = 1.0,
+        temperature: Positive = 2.0,
+    ):
         super().__init__()
+        self.alpha = alpha
+        self.temperature = temperature
         self.old_network = OldNetwork(half=False)
         self.old_classes: list[int] = []
 
     def before_backward(self, strategy, **kwargs):
         if not self.old_network.state:
             return
-        old = self.old_network.logits(strategy.model, self.batch.feature_map)
+        old_logits = self.old_network.logits(strategy.model, self.current.feature_map)
         loss = distillation_loss(
-            strategy.mb_output, old, self.old_classes, self.temperature
+            strategy.mb_output, old_logits, self.old_classes, self.temperature
         )
         strategy.loss = strategy.loss + self.alpha * loss
 

@@ -1,10 +1,10 @@
-"""Memory Recall (MeRec): a Gaussian of feature maps for each class, from which maps are drawn for replay.
+"""Memory Recall (MeRec): a Gaussian of feature maps for each class, replayed.
 
-As in the CRUMB paper, where it replaces the memory blocks at the same layer (table 4,
-"MeRec replay").
+Maps are drawn from it for replay, as in the CRUMB paper, where it replaces the memory
+blocks at the same layer (table 4, "MeRec replay").
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from crumb_avalanche.memory.buffers import MemoryBuffer
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange
 from crumb_avalanche.training.crumb import CRUMBStrategy
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -32,14 +33,27 @@ class MemoryRecallSettings(InRange):
     per_channel: bool = True
     clamp: bool = True
 
-    def values(self, model) -> int:
+    def values(self, model: SplitModel) -> int:
         """Return the number of means of one class."""
         channels, height, width = model.map_shape
-        return channels if self.per_channel else channels * height * width
+        if self.per_channel:
+            return channels
+        return channels * height * width
+
+    def row_length(self, model: SplitModel) -> int:
+        """Return the number of float32 of one class; see ``GaussianBuffer``."""
+        return 2 * self.values(model) + 2
 
 
 class GaussianBuffer(MemoryBuffer):
-    """One row a class: means, deviations, the lowest value and the number of images; ``4 * (2 * values + 2)`` bytes.
+    """One row a class: means, deviations, the lowest value and the number of images.
+
+    ``4 * (2 * values + 2)`` bytes.
+
+    Args:
+        mem_size: number of classes.
+        seed: of the draws.
+        settings: default ``MemoryRecallSettings()``.
 
     Attributes:
         rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24
@@ -54,13 +68,14 @@ class GaussianBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model):
-        return 4 * (2 * MemoryRecallSettings().values(model) + 2)
+        return 4 * MemoryRecallSettings().row_length(model)
 
     @torch.no_grad()
     def store(self, batch, model):
         """Add a batch to the statistics of its classes; return the number of images."""
         if self.rows is None:
-            self.rows = torch.zeros(self.max_size, 2 * self.settings.values(model) + 2)
+            shape = (self.max_size, self.settings.row_length(model))
+            self.rows = torch.zeros(shape, dtype=torch.float32)
         for label in batch.labels.unique().tolist():
             if not self.slots.count(label):
                 self.labels[self.slots.take(label)] = label
@@ -69,23 +84,31 @@ class GaussianBuffer(MemoryBuffer):
         return len(batch.labels)
 
     def _absorb(self, row: Tensor, maps: Tensor) -> None:
-        """Merge mean and deviation of old and new values, in float64."""
+        """Merge mean and deviation of old and new values, in float64.
+
+        Args:
+            row: of the class, changed in place.
+            maps: ``(n, C, H, W)``.
+        """
         samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
-        samples = (
-            samples.flatten(0, 2) if self.settings.per_channel else samples.flatten(1)
-        )
+        if self.settings.per_channel:
+            samples = samples.flatten(0, 2)
+        else:
+            samples = samples.flatten(1)
         means, deviations = row[:-2].view(2, -1)
-        share = len(maps) / (
-            float(row[-1]) + len(maps)
-        )  # of the new images among all; every image has as many samples
-        apart = samples.mean(0) - means
-        variance = (1 - share) * deviations.double().square() + share * samples.var(
-            0, correction=0
-        )
-        deviations.copy_((variance + share * (1 - share) * apart.square()).sqrt())
-        means.copy_(means + share * apart)
+        old_count = float(row[-1])
+        # Of the new images among all; every image has as many samples.
+        share = len(maps) / (old_count + len(maps))
+        difference = samples.mean(0) - means
+        new_variance = samples.var(0, correction=0)
+        variance = (1 - share) * deviations.double().square() + share * new_variance
+        variance = variance + share * (1 - share) * difference.square()
+        deviations.copy_(variance.sqrt())
+        means.copy_(means + share * difference)
         lowest = float(maps.min())
-        row[-2] = lowest if row[-1] == 0 else min(lowest, float(row[-2]))
+        if old_count:
+            lowest = min(lowest, float(row[-2]))
+        row[-2] = lowest
         row[-1] += len(maps)
 
     def to_rows(self, batch, positions, model):
@@ -96,20 +119,20 @@ class GaussianBuffer(MemoryBuffer):
     def to_maps(self, rows, model):
         """Draw a new map for every row."""
         channels, height, width = model.map_shape
-        means, deviations = rows[:, :-2].view(len(rows), 2, -1).unbind(1)
-        shape = (
-            (len(rows), 1, 1, channels)
-            if self.settings.per_channel
-            else (len(rows), height, width, channels)
-        )
+        count = len(rows)
+        means, deviations = rows[:, :-2].view(count, 2, -1).unbind(1)
+        if self.settings.per_channel:
+            shape = (count, 1, 1, channels)
+        else:
+            shape = (count, height, width, channels)
         noise = self.slots.random.standard_normal(
-            (len(rows), height, width, channels), dtype=np.float32
+            (count, height, width, channels), dtype=np.float32
         )
-        maps = torch.from_numpy(noise).to(rows.device) * deviations.view(
-            shape
-        ) + means.view(shape)
+        spread = torch.from_numpy(noise).to(rows.device) * deviations.view(shape)
+        maps = spread + means.view(shape)
         if self.settings.clamp:
-            floor = torch.where(rows[:, -2] >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
+            lowest = rows[:, -2]
+            floor = torch.where(lowest >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
             maps = maps.maximum(floor)
         return maps.permute(0, 3, 1, 2)
 
@@ -117,30 +140,35 @@ class GaussianBuffer(MemoryBuffer):
 @register(
     "memory_recall",
     summary="maps drawn from a Gaussian of each class, replayed",
-    source="Zhang et al., Memory Recall: A Simple Neural Network Training Framework Against Catastrophic Forgetting",
+    source=(
+        "Zhang et al., Memory Recall: A Simple Neural Network Training Framework "
+        "Against Catastrophic Forgetting"
+    ),
     stores="means and deviations of feature maps, for each class",
     settings=MemoryRecallSettings,
     buffer=GaussianBuffer,
-    item_bytes=lambda model, method: 4 * (2 * method.values(model) + 2),
+    item_bytes=lambda model, method: 4 * method.row_length(model),
     each_class=True,
 )
 def build_memory_recall(recipe: Recipe) -> StreamStrategy:
-    """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step; P takes maps without codes.
+    """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step.
+
+    P takes maps without codes.
 
     Raises:
         ValueError: the budget does not hold a Gaussian for each class.
     """
     if recipe.mem_size < recipe.n_classes:
         raise ValueError(
-            f"the budget buys {recipe.mem_size} class Gaussians, but the stream has {recipe.n_classes} classes; raise "
-            "the budget, or leave per_channel on"
+            f"the budget buys {recipe.mem_size} class Gaussians, but the stream has "
+            f"{recipe.n_classes} classes; raise the budget, or leave per_channel on"
         )
-    settings = recipe.settings
+    replay = replace(recipe.settings, replay_compute=None).replay
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),
         storage_policy=GaussianBuffer(recipe.n_classes, recipe.seed, recipe.method),
         direct_weight=1.0,
         codebook_weight=0.0,
-        **{**settings.replay, "replay_compute": None},
+        **replay,
         **recipe.common(),
     )

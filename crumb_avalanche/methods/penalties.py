@@ -5,7 +5,7 @@ they keep.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 Tensors = dict[str, Tensor]  # by the name of a weight
 
 
-def learning(model: nn.Module) -> Tensors:
+def trainable(model: nn.Module) -> Tensors:
     """Return the trainable weights of a model."""
     return {
         name: weight
@@ -39,140 +39,174 @@ def zeros_like(weights: Tensors) -> Tensors:
     return {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
 
-def measured(
+def mean_over_images(
     strategy,
     loss: Callable[[Tensor, Tensor], Tensor],
     slope: Callable[[Tensor], Tensor],
 ) -> Tensors:
-    """Return the mean, over the images of an experience, of the ``slope`` of the gradients of each image's loss.
+    """Return the mean of the ``slope`` of the gradients of each image's loss.
 
-    ``loss`` is a function of logits ``(1, classes)`` and labels ``(1,)``. The model is
-    in evaluation mode meanwhile.
+    It is over the images of an experience. The model is in evaluation mode meanwhile.
+
+    Args:
+        strategy: gives the model and the experience.
+        loss: a function of logits ``(1, classes)`` and labels ``(1,)``.
+        slope: what is averaged, such as the square, of a gradient.
     """
-    weights = learning(strategy.model)
-    found, images = (
-        zeros_like(weights),
-        DataLoader(strategy.adapted_dataset, batch_size=1),
-    )
+    weights = trainable(strategy.model)
+    totals = zeros_like(weights)
+    loader = DataLoader(strategy.adapted_dataset, batch_size=1)
     with evaluating(strategy.model):
-        for image, label, *_ in images:
+        for image, label, *_ in loader:
             strategy.optimizer.zero_grad()
-            loss(
-                strategy.model(image.to(strategy.device)), label.to(strategy.device)
-            ).backward()
+            logits = strategy.model(image.to(strategy.device))
+            loss(logits, label.to(strategy.device)).backward()
             for name, weight in weights.items():
                 if weight.grad is not None:
-                    found[name] += slope(weight.grad)
+                    totals[name] += slope(weight.grad)
     strategy.optimizer.zero_grad()
-    return {name: total / len(images) for name, total in found.items()}
+    return {name: total / len(loader) for name, total in totals.items()}
+
+
+class Anchor(NamedTuple):
+    """What a penalty pulls weights to.
+
+    Attributes:
+        importance: of each weight.
+        weights: their old values.
+    """
+
+    importance: Tensors
+    weights: Tensors
 
 
 class Penalty(StatefulPlugin):
-    """Adds ``weight`` times the sum of importance times squared shift of the trainable weights to the loss.
+    """Adds ``weight`` times the sum of importance times squared shift to the loss.
+
+    The shift is that of the trainable weights.
+
+    Args:
+        recipe: what the strategy is built from.
+        weight: weight of the sum.
 
     Attributes:
-        weight: weight of the sum, a setting.
-        held: importances and old weights, for each of the penalties that add up; eight
-            bytes for each weight.
+        held: an anchor for each of the penalties that add up; eight bytes for each
+            weight.
     """
 
-    kept = ("held",)
-    weight: float
+    kept: ClassVar[tuple[str, ...]] = ("held",)
 
-    def __init__(self, recipe: Recipe):
+    def __init__(self, recipe: Recipe, *, weight: NotNegative):
         super().__init__()
-        self.held: list[tuple[Tensors, Tensors]] = []
+        self.weight = weight
+        self.held: list[Anchor] = []
 
     def limit(self, strategy) -> float:
-        """Return the importance above which gradient descent on ``weight * importance * shift ** 2`` overshoots.
+        """Return the importance above which gradient descent overshoots.
 
-        At this limit, a step returns to the old weight; at twice the limit, steps grow
-        without bound. Importances are clamped to it, so that the paper's strengths do
-        not diverge at other learning rates than the paper's.
+        It descends ``weight * importance * shift ** 2``. At this limit, a step returns
+        to the old weight; at twice the limit, steps grow without bound. Importances are
+        clamped to it, so that the paper's strengths do not diverge at other learning
+        rates than the paper's.
         """
         rate = max(group["lr"] for group in strategy.optimizer.param_groups)
-        return 0.5 / (self.weight * rate) if self.weight * rate > 0 else float("inf")
+        strength = self.weight * rate
+        if strength > 0:
+            return 0.5 / strength
+        return float("inf")
 
     def before_backward(self, strategy, **kwargs):
-        weights, penalty = (
-            learning(strategy.model),
-            torch.zeros((), device=strategy.device),
-        )
+        weights = trainable(strategy.model)
+        penalty = torch.zeros((), dtype=torch.float32, device=strategy.device)
         for importance, old in self.held:
             for name, weight in weights.items():
                 if name in importance:
-                    penalty = (
-                        penalty + (importance[name] * (weight - old[name]).pow(2)).sum()
-                    )
+                    shift = (weight - old[name]).pow(2)
+                    penalty = penalty + (importance[name] * shift).sum()
         strategy.loss = strategy.loss + self.weight * penalty
 
     def state_dict(self) -> dict[str, Any]:
-        device = next(
-            (value.device.type for pair in self.held for value in pair[0].values()),
-            "cpu",
-        )
-        return super().state_dict() | {"device": device}
+        device = "cpu"
+        for anchor in self.held:
+            for importance in anchor.importance.values():
+                device = importance.device.type
+        held = [tuple(anchor) for anchor in self.held]
+        return super().state_dict() | {"held": held, "device": device}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(
-            {name: _placed(value, state["device"]) for name, value in state.items()}
-        )
+        device = state["device"]
+        moved = {name: _moved(value, device) for name, value in state.items()}
+        moved["held"] = [
+            Anchor(importance=importance, weights=weights)
+            for importance, weights in moved["held"]
+        ]
+        super().load_state_dict(moved)
 
 
-def _placed(value: Any, device: str) -> Any:
-    """Return copies of nested tensors on a device; those of four axes in channels-last memory, as weights are."""
+def _moved(value: Any, device: str) -> Any:
+    """Return copies of nested tensors on a device.
+
+    Those of four axes are in channels-last memory, as weights are.
+    """
     if isinstance(value, Tensor):
         order = torch.channels_last if value.dim() == 4 else torch.contiguous_format
         return value.clone(memory_format=order).to(device)
     if isinstance(value, dict):
-        return {name: _placed(one, device) for name, one in value.items()}
-    return (
-        type(value)(_placed(one, device) for one in value)
-        if isinstance(value, list | tuple)
-        else value
-    )
+        return {name: _moved(entry, device) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_moved(entry, device) for entry in value]
+    return value
 
 
 @register(
     "ewc",
     summary="penalty on changes of weights by their Fisher information",
-    source="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
+    source=(
+        "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, "
+        "PNAS 2017"
+    ),
     stores="importances and old weights of every experience",
 )
 class StreamEWC(Penalty):
-    """EWC with the Fisher information on the labels of the stream, and a penalty for each experience.
+    """EWC with the Fisher information on the labels, and a penalty for each experience.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017,
     eq. 3 without the factor of one half. With true labels it is the empirical Fisher
     information; with the most probable ones (the paper's port) it is not a Fisher
     information. Avalanche's ``EWCPlugin`` squares gradients of batch means instead.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         weight: weight of the sum of Fisher information times squared shift (the paper's
             port: 100).
     """
 
-    weight: NotNegative = 100.0
+    def __init__(self, recipe: Recipe, *, weight: NotNegative = 100.0):
+        super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
             return strategy._criterion(strategy.seen_classes.mask(logits), labels)
 
         limit = self.limit(strategy)
-        latest = measured(strategy, loss, torch.square)
+        latest = mean_over_images(strategy, loss, torch.square)
         for name, importance in latest.items():
-            held = sum(
-                (earlier[name] for earlier, _ in self.held),
-                torch.zeros_like(importance),
-            )
-            latest[name] = importance.minimum((limit - held).clamp(min=0))
-        self.held.append((latest, copies(learning(strategy.model))))
+            earlier = torch.zeros_like(importance)
+            for anchor in self.held:
+                earlier = earlier + anchor.importance[name]
+            # The penalties add up, and so do their limits.
+            latest[name] = importance.minimum((limit - earlier).clamp(min=0))
+        weights = copies(trainable(strategy.model))
+        self.held.append(Anchor(importance=latest, weights=weights))
 
 
 @register(
     "mas",
     summary="penalty on changes of weights by how much the outputs depend on them",
-    source="Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV 2018",
+    source=(
+        "Aljundi et al., Memory Aware Synapses: Learning what (not) to forget, ECCV "
+        "2018"
+    ),
     stores="importances and old weights",
 )
 class StreamMAS(Penalty):
@@ -182,36 +216,37 @@ class StreamMAS(Penalty):
     Avalanche's ``MASPlugin`` forgets the importances of early experiences; the paper
     adds them up.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         weight: weight of the sum of importance times squared shift (MAS's authors and
             the paper's port: 1).
     """
 
-    weight: NotNegative = 1.0
+    def __init__(self, recipe: Recipe, *, weight: NotNegative = 1.0):
+        super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
         seen = strategy.seen_classes.seen
-        latest = measured(
-            strategy,
-            lambda logits, labels: logits[:, seen].norm(dim=1).pow(2).mean(),
-            torch.abs,
-        )
-        if self.held:
-            latest = {
-                name: importance + self.held[0][0][name]
-                for name, importance in latest.items()
-            }
+
+        def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
+            return logits[:, seen].norm(dim=1).pow(2).mean()
+
         limit = self.limit(strategy)
-        latest = {
-            name: importance.clamp(max=limit) for name, importance in latest.items()
-        }
-        self.held = [(latest, copies(learning(strategy.model)))]
+        importance = mean_over_images(strategy, squared_length, torch.abs)
+        for name, latest in importance.items():
+            if self.held:
+                latest = latest + self.held[0].importance[name]
+            importance[name] = latest.clamp(max=limit)
+        weights = copies(trainable(strategy.model))
+        self.held = [Anchor(importance=importance, weights=weights)]
 
 
 @register(
     "si",
     summary="penalty on changes of weights by their share in lowering the loss",
-    source="Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017",
+    source=(
+        "Zenke et al., Continual Learning Through Synaptic Intelligence, ICML 2017"
+    ),
     stores="importances, path integrals and old weights",
 )
 class StreamSI(Penalty):
@@ -222,61 +257,72 @@ class StreamSI(Penalty):
     loss and penalty together, importances may be negative, and on a CPU the weights
     that it saves are views of the live ones, so that every shift is 0.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         weight: weight of the sum of importance times squared shift, c of eq. 4 (the
             paper's port: 0.01).
         damping: summand of the squared shift that a path integral is divided by, xi of
             eq. 5 (the paper's port: 0.1).
+
+    Attributes:
+        total: importances of all experiences, which may be negative.
+        path: integrals in this experience.
     """
 
-    weight: NotNegative = 0.01
-    damping: Positive = 0.1
+    kept: ClassVar[tuple[str, ...]] = ("total", "path")
 
-    kept = ("total", "path")
-
-    def __init__(self, recipe: Recipe):
-        super().__init__(recipe)
-        # importances of all experiences, which may be negative
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        weight: NotNegative = 0.01,
+        damping: Positive = 0.1,
+    ):
+        super().__init__(recipe, weight=weight)
+        self.damping = damping
         self.total: Tensors = {}
-        self.path: Tensors = {}  # integrals in this experience
-        self._before: Tensors = {}  # weights and gradients of the loss, in an iteration
+        self.path: Tensors = {}
+        # Weights, and gradients of the loss, in an iteration.
+        self._before: Tensors = {}
         self._gradients: Tensors = {}
 
     def before_training_exp(self, strategy, **kwargs):
-        weights = learning(strategy.model)
-        self.total = self.total or zeros_like(weights)
+        weights = trainable(strategy.model)
+        if not self.total:
+            self.total = zeros_like(weights)
         self.path = zeros_like(weights)
-        self.held = [
-            (self.held[0][0] if self.held else zeros_like(weights), copies(weights))
-        ]
+        importance = zeros_like(weights)
+        if self.held:
+            importance = self.held[0].importance
+        self.held = [Anchor(importance=importance, weights=copies(weights))]
 
     def before_training_iteration(self, strategy, **kwargs):
-        self._before = copies(learning(strategy.model))
+        self._before = copies(trainable(strategy.model))
 
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
         """Keep the gradient of the loss alone, before it is clamped."""
         if in_replay_step(strategy):
             return
-        (importance, old), before = self.held[0], self._before
-        for name, weight in learning(strategy.model).items():
+        anchor = self.held[0]
+        for name, weight in trainable(strategy.model).items():
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            self._gradients[name] = gradient - 2 * self.weight * importance[name] * (
-                before[name] - old[name]
-            )
+            shift = self._before[name] - anchor.weights[name]
+            of_penalty = 2 * self.weight * anchor.importance[name] * shift
+            self._gradients[name] = gradient - of_penalty
 
     @torch.no_grad()
     def after_training_iteration(self, strategy, **kwargs):
-        for name, weight in learning(strategy.model).items():
+        for name, weight in trainable(strategy.model).items():
             self.path[name] -= self._gradients[name] * (weight - self._before[name])
-        self._before, self._gradients = {}, {}
+        self._before = {}
+        self._gradients = {}
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        ((importance, old),) = self.held
+        (anchor,) = self.held
         limit = self.limit(strategy)
-        for name, weight in learning(strategy.model).items():
-            self.total[name] += self.path[name] / (
-                (weight - old[name]).square() + self.damping
-            )
-            importance[name] = self.total[name].clamp(0, limit)
+        for name, weight in trainable(strategy.model).items():
+            shift = (weight - anchor.weights[name]).square()
+            self.total[name] += self.path[name] / (shift + self.damping)
+            anchor.importance[name] = self.total[name].clamp(0, limit)

@@ -1,14 +1,19 @@
-"""Rainbow Memory: raw images that span easy to hard, trained on with augmentation after each experience."""
+"""Rainbow Memory: raw images that span easy to hard, trained on with augmentation.
+
+Bang et al., CVPR 2021. Memories are chosen and trained on after each experience.
+"""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.er import ExperienceReplayPlugin
+from crumb_avalanche.methods.er import add_replay_loss
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ChosenFrames, ImageMemoryPlugin, held_slots
 from crumb_avalanche.models.penultimate import evaluating
@@ -23,20 +28,26 @@ from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import frames
 from crumb_avalanche.training.replay_step import memory_step
 
+# Perturbations, whose answers vote on the uncertainty of an image
+
 
 def shift(images: Tensor, down: float, right: float) -> Tensor:
     """Shift images by fractions of their sides and fill with black."""
     height, width = images.shape[-2:]
-    down, right = round(down * height), round(right * width)
-    moved = torch.zeros_like(images)
-    moved[
-        ..., max(0, down) : height + min(0, down), max(0, right) : width + min(0, right)
-    ] = images[
-        ...,
-        max(0, -down) : height - max(0, down),
-        max(0, -right) : width - max(0, right),
-    ]
-    return moved
+    rows = round(down * height)
+    columns = round(right * width)
+    shifted = torch.zeros_like(images)
+    target_rows, source_rows = _overlap(rows, height)
+    target_columns, source_columns = _overlap(columns, width)
+    shifted[..., target_rows, target_columns] = images[..., source_rows, source_columns]
+    return shifted
+
+
+def _overlap(offset: int, length: int) -> tuple[slice, slice]:
+    """Return where the shifted axis and the axis itself have the same content."""
+    target = slice(max(0, offset), length + min(0, offset))
+    source = slice(max(0, -offset), length - max(0, offset))
+    return target, source
 
 
 def brighten(images: Tensor, factor: float) -> Tensor:
@@ -45,119 +56,187 @@ def brighten(images: Tensor, factor: float) -> Tensor:
 
 
 def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
-    """Blacken a rectangle whose sides are a share of the image's, at a place in fractions of the possible range."""
+    """Blacken a rectangle.
+
+    Args:
+        images: ``(..., h, w)``.
+        share: its sides, as a share of the image's.
+        top, left: where it begins, in fractions of the possible range.
+    """
     height, width = images.shape[-2:]
-    high, wide = round(share * height), round(share * width)
-    first, second = round(top * (height - high)), round(left * (width - wide))
+    rows = round(share * height)
+    columns = round(share * width)
+    first_row = round(top * (height - rows))
+    first_column = round(left * (width - columns))
     images = images.clone()
-    images[..., first : first + high, second : second + wide] = 0
+    images[
+        ...,
+        first_row : first_row + rows,
+        first_column : first_column + columns,
+    ] = 0
     return images
 
 
 def make_perturbations(
     count: int, random: np.random.Generator
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Make flips, shifts, changes of brightness and holes in turn, with growing strength, the same for all images."""
-    made: list[Callable[[Tensor], Tensor]] = []
+    """Make flips, shifts, changes of brightness and holes in turn.
+
+    Their strength grows; they are the same for all images.
+    """
+    flips = ((-1,), (-2,), (-2, -1))  # axes
+    perturbations: list[Callable[[Tensor], Tensor]] = []
     strengths = -(-count // 4)
     for number in range(strengths):
         strength = (number + 1) / (strengths + 1)
         down, right, brighter = random.choice([-1.0, 1.0], size=3) * strength
         top, left = random.random(2)
-        made += [
-            partial(torch.flip, dims=((-1,), (-2,), (-2, -1))[number % 3]),
-            partial(shift, down=down / 2, right=right / 2),
-            partial(brighten, factor=1 + brighter),
-            partial(cut_out, share=strength, top=top, left=left),
-        ]
-    return made[:count]
+        perturbations.append(partial(torch.flip, dims=flips[number % 3]))
+        perturbations.append(partial(shift, down=down / 2, right=right / 2))
+        perturbations.append(partial(brighten, factor=1 + brighter))
+        perturbations.append(partial(cut_out, share=strength, top=top, left=left))
+    return perturbations[:count]
 
 
 def uncertainties(
-    images: Tensor, answers, perturbations: Sequence[Callable[[Tensor], Tensor]]
+    images: Tensor,
+    answers: Callable[[Tensor], Tensor],
+    perturbations: Sequence[Callable[[Tensor], Tensor]],
 ) -> Tensor:
-    """Compute ``1 - votes of the most voted class / copies`` of each ``uint8`` image; ``answers`` gives logits."""
-    votes = torch.stack(
-        [answers(perturb(images)).argmax(1) for perturb in perturbations], 1
-    )  # (n, copies)
-    most = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
-    return 1 - most / len(perturbations)
+    """Compute ``1 - votes of the most voted class / copies`` of each image (eq. 3).
+
+    Args:
+        images: ``(n, 3, h, w)`` uint8.
+        answers: function from images to ``(n, classes)`` logits.
+        perturbations: functions from images to copies of them.
+
+    Returns:
+        ``(n,)``.
+    """
+    of_copies = [answers(perturb(images)).argmax(1) for perturb in perturbations]
+    votes = torch.stack(of_copies, 1)  # (n, copies)
+    most_voted = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
+    return 1 - most_voted / len(perturbations)
 
 
 def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
-    """Choose ``count`` positions, evenly spread from the lowest to the highest uncertainty; all if there are fewer.
+    """Choose ``count`` positions, evenly spread from lowest to highest uncertainty.
 
-    The authors' code uses an integer step, which chooses only the most certain ones if
-    there are fewer than twice as many candidates: old classes, cut down again and
-    again, would end with easy images only.
+    All, if there are fewer. The authors' code uses an integer step, which chooses only
+    the most certain ones if there are fewer than twice as many candidates: old classes,
+    cut down again and again, would end with easy images only.
     """
     order = np.argsort(np.asarray(uncertainty), kind="stable")
-    return order[
-        np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
-    ].tolist()
+    ranks = np.linspace(0, len(order) - 1, min(count, len(order)))
+    return order[ranks.round().astype(int)].tolist()
+
+
+# Training on memories
 
 
 def memory_rate(epoch: int, rate: float) -> float:
-    """Return the rate of a memory epoch: a tenth, the full rate, then cosines of 1, 2, 4, ... epochs to a hundredth."""
+    """Return the rate of a memory epoch.
+
+    It is a tenth, the full rate, then cosines of 1, 2, 4, ... epochs to a hundredth.
+    """
     if epoch == 0:
         return 0.1 * rate
-    length, place = 1, epoch - 1
-    while place >= length:
-        length, place = 2 * length, place - length
-    return 0.01 * rate + 0.99 * rate * (1 + math.cos(math.pi * place / length)) / 2
+    length = 1  # epochs of the cosine
+    position = epoch - 1
+    while position >= length:
+        position = position - length
+        length = 2 * length
+    return 0.01 * rate + 0.99 * rate * (1 + math.cos(math.pi * position / length)) / 2
 
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
-    """Shift every image by up to an eighth of its side and flip it with probability one half."""
+    """Shift every image by up to an eighth of its side, and flip half of them."""
     side = images.shape[-1]
-    moved = [
-        shift(image, *(random.integers(-(side // 8), side // 8 + 1, size=2) / side))
-        for image in images
-    ]
-    return torch.stack(
-        [image.flip(-1) if random.random() < 0.5 else image for image in moved]
-    )
+    eighth = side // 8
+    shifted = []
+    for image in images:
+        down, right = random.integers(-eighth, eighth + 1, size=2) / side
+        shifted.append(shift(image, down, right))
+    for index, image in enumerate(shifted):
+        if random.random() < 0.5:
+            shifted[index] = image.flip(-1)
+    return torch.stack(shifted)
 
 
-def cutmix(images: Tensor, random: np.random.Generator) -> tuple[Tensor, Tensor, float]:
-    """Replace a box of each image by that of another (Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1)).
+class MixedImages(NamedTuple):
+    """Images with a box of other ones.
 
-    Returns the images, ``(n,)`` positions of the other images, and the share of the
-    area that is not replaced.
+    Attributes:
+        images: ``(n, 3, h, w)`` uint8.
+        others: ``(n,)`` int64, positions of the other images.
+        own: share of the area that is not replaced.
+    """
+
+    images: Tensor
+    others: Tensor
+    own: float
+
+
+def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
+    """Replace a box of each image by that of another.
+
+    Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1).
     """
     height, width = images.shape[-2:]
     side = math.sqrt(1 - random.random())
-    row, column = int(random.integers(height)), int(random.integers(width))
-    high, wide = int(height * side), int(width * side)
-    rows = slice(max(0, row - high // 2), min(height, row - high // 2 + high))
-    columns = slice(max(0, column - wide // 2), min(width, column - wide // 2 + wide))
+    row = int(random.integers(height))
+    column = int(random.integers(width))
+    rows = _around(row, int(height * side), height)
+    columns = _around(column, int(width * side), width)
     others = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
     mixed[..., rows, columns] = images[others][..., rows, columns]
-    return (
-        mixed,
-        others,
-        1
-        - (rows.stop - rows.start) * (columns.stop - columns.start) / (height * width),
-    )
+    replaced = (rows.stop - rows.start) * (columns.stop - columns.start)
+    return MixedImages(mixed, others, own=1 - replaced / (height * width))
+
+
+def _around(middle: int, size: int, length: int) -> slice:
+    """Return a part of an axis around a location, cut at the ends of the axis."""
+    start = middle - size // 2
+    return slice(max(0, start), min(length, start + size))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An image that may be a memory after an experience.
+
+    Attributes:
+        is_memory: whether it is one already; else it is a frame of the experience.
+        number: slot of a memory, position of a frame.
+    """
+
+    is_memory: bool
+    number: int
 
 
 @register(
     "rainbow_memory",
-    summary="raw images from easy to hard, trained on again with CutMix after each experience",
-    source="Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse Samples, CVPR 2021",
+    summary=(
+        "raw images from easy to hard, trained on again with CutMix after each "
+        "experience"
+    ),
+    source=(
+        "Bang et al., Rainbow Memory: Continual Learning with a Memory of Diverse "
+        "Samples, CVPR 2021"
+    ),
     stores="raw images",
     each_class=True,
     tuning={"candidates": 8},
 )
 class RainbowPlugin(ImageMemoryPlugin):
-    """Replays as many memories with each new batch; after each experience, selects memories and trains on them.
+    """Replays as many memories with each new batch; then selects and trains on memories.
 
-    The frames of the experience are read once more for scoring, without training. The
-    first experience, on which all strategies here train several epochs, has the full
-    rate. SGD's momentum is Nesterov's.
+    It does the latter after each experience, whose frames are read once more for
+    scoring, without training. The first experience, on which all strategies here train
+    several epochs, has the full rate. SGD's momentum is Nesterov's.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         copies: perturbed copies of a candidate that vote on its uncertainty.
         candidates: frames of each class that are scored after an experience, evenly
             spread over it. F runs on every copy of each; the authors score every frame.
@@ -168,29 +247,41 @@ class RainbowPlugin(ImageMemoryPlugin):
             first experience.
     """
 
-    copies: Count = 12
-    candidates: Count = 25
-    memory_epochs: Number = 5
-    cutmix: Probability = 0.5
-    stream_rate: NotNegative = 0.1
+    kept = ("random",)
+    rule = ChosenFrames
 
-    kept, rule = ("random",), ChosenFrames
-    before_backward = ExperienceReplayPlugin.before_backward
-
-    def __init__(self, recipe: Recipe):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        copies: Count = 12,
+        candidates: Count = 25,
+        memory_epochs: Number = 5,
+        cutmix: Probability = 0.5,
+        stream_rate: NotNegative = 0.1,
+    ):
         super().__init__(recipe)
+        self.candidates = candidates
+        self.memory_epochs = memory_epochs
+        self.cutmix = cutmix
+        self.stream_rate = stream_rate
         self.rate = recipe.settings.learning_rate
         self.sgd = {"nesterov": recipe.settings.momentum > 0}
         self.random = np.random.default_rng(recipe.seed)
         # The same for all candidates and experiences: a vote depends on the network and
         # the image only.
-        self.perturbations = make_perturbations(recipe.method.copies, self.random)
+        self.perturbations = make_perturbations(copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         strategy.make_optimizer(reset_optimizer_state=True)
-        first = strategy.clock.train_exp_counter == 0
-        self._set_rate(strategy, self.rate if first else self.stream_rate * self.rate)
+        rate = self.rate
+        if strategy.clock.train_exp_counter > 0:
+            rate = self.stream_rate * self.rate
+        self._set_rate(strategy, rate)
+
+    def before_backward(self, strategy, **kwargs):
+        add_replay_loss(self, strategy)
 
     def after_training_exp(self, strategy, **kwargs):
         with strategy.model.stopwatch.measure("replay"):
@@ -205,86 +296,104 @@ class RainbowPlugin(ImageMemoryPlugin):
             group["lr"] = rate
 
     def _choose_memories(self, strategy) -> None:
-        """Diversity-aware update: equally many of each class, from easy to hard; free slots are filled at random.
+        """Choose equally many of each class, from easy to hard (paper, algorithm 1).
 
-        A candidate is ``(True, slot)`` of a memory or ``(False, position)`` of a frame.
+        Free slots are filled at random.
         """
-        candidates = self._candidates(strategy)
-        count = self.storage_policy.max_size // len(candidates)
-        chosen, left = [], []
-        for _, members in sorted(candidates.items()):
-            scores = (
-                self._scores(strategy, members)
-                if len(members) > count
-                else [0.0] * len(members)
-            )
+        by_class = self._candidates(strategy)
+        capacity = self.storage_policy.max_size
+        count = capacity // len(by_class)
+        chosen: list[Candidate] = []
+        left_over: list[Candidate] = []
+        for _, members in sorted(by_class.items()):
+            scores = [0.0] * len(members)
+            if len(members) > count:
+                scores = self._scores(strategy, members)
             best = set(easy_to_hard(scores, count))
-            for number, member in enumerate(members):
-                (chosen if number in best else left).append(member)
-        room = self.storage_policy.max_size - len(chosen)
-        chosen += [left[number] for number in self.random.permutation(len(left))[:room]]
-        kept = [slot for is_memory, slot in chosen if is_memory]
+            for index, member in enumerate(members):
+                if index in best:
+                    chosen.append(member)
+                else:
+                    left_over.append(member)
+        room = capacity - len(chosen)
+        at_random = self.random.permutation(len(left_over))[:room]
+        chosen += [left_over[index] for index in at_random]
         self.hold(
             strategy,
-            kept,
-            [position for is_memory, position in chosen if not is_memory],
+            slots=[candidate.number for candidate in chosen if candidate.is_memory],
+            positions=[
+                candidate.number for candidate in chosen if not candidate.is_memory
+            ],
         )
 
-    def _candidates(self, strategy) -> dict[int, list[tuple[bool, int]]]:
-        by_class = {
-            label: [(True, slot) for slot in slots]
-            for label, slots in self.storage_policy.slots.by_class.items()
-            if slots
-        }
+    def _candidates(self, strategy) -> dict[int, list[Candidate]]:
+        """Return the memories and some frames of each class."""
+        by_class: dict[int, list[Candidate]] = {}
+        for label, slots in self.storage_policy.slots.by_class.items():
+            if slots:
+                by_class[label] = [Candidate(is_memory=True, number=n) for n in slots]
         targets = np.asarray(labels_of(strategy.experience.dataset))
         for label in np.unique(targets).tolist():
             positions = np.flatnonzero(targets == label)
-            spread = np.linspace(
-                0, len(positions) - 1, min(len(positions), self.candidates)
-            ).astype(int)
-            by_class.setdefault(label, []).extend(
-                (False, position) for position in positions[spread].tolist()
-            )
+            count = min(len(positions), self.candidates)
+            spread = np.linspace(0, len(positions) - 1, count).astype(int)
+            members = by_class.setdefault(label, [])
+            for position in positions[spread].tolist():
+                members.append(Candidate(is_memory=False, number=position))
         return by_class
 
-    def _scores(self, strategy, candidates: list[tuple[bool, int]]) -> list[float]:
+    def _scores(self, strategy, candidates: list[Candidate]) -> list[float]:
+        """Compute the uncertainty of each candidate."""
         model = strategy.model
 
         def answers(images: Tensor) -> Tensor:
-            return self.logits(model, self._fresh_features(model, images))
+            return self.logits(model, _fresh_features(model, images))
 
-        scores = []
+        size = strategy.eval_mb_size
+        scores: list[float] = []
         with evaluating(model), torch.no_grad():
-            for start in range(0, len(candidates), strategy.eval_mb_size):
-                part = candidates[start : start + strategy.eval_mb_size]
-                images = [
-                    self.storage_policy.rows[[place]].to(strategy.device)
-                    if is_memory
-                    else frames(strategy, [place])
-                    for is_memory, place in part
-                ]
-                scores += uncertainties(
-                    torch.cat(images), answers, self.perturbations
-                ).tolist()
+            for start in range(0, len(candidates), size):
+                images = torch.cat(
+                    [
+                        self._image(strategy, candidate)
+                        for candidate in candidates[start : start + size]
+                    ]
+                )
+                scores += uncertainties(images, answers, self.perturbations).tolist()
         return scores
 
-    @staticmethod
-    def _fresh_features(model: SplitModel, images: Tensor) -> Tensor:
-        """Compute maps of images that do not come again, without the ``FeatureMemo``."""
-        return model.features(model.extract(images))
+    def _image(self, strategy, candidate: Candidate) -> Tensor:
+        """Return the pixels of a candidate, ``(1, 3, h, w)`` uint8."""
+        if not candidate.is_memory:
+            return frames(strategy, [candidate.number])
+        return self.stored_images(torch.tensor([candidate.number]), strategy.device)
 
     def _memory_epoch(self, strategy, **kwargs) -> None:
-        buffer, model = self.storage_policy, strategy.model
-        for slots in torch.from_numpy(
-            self.random.permutation(held_slots(buffer))
-        ).split(strategy.train_mb_size):
-            images = augment(buffer.rows[slots].to(strategy.device), self.random)
-            labels = buffer.labels[slots].long().to(strategy.device)
-            mixed, others, own = images, slice(None), 1.0
-            if self.random.random() < self.cutmix:
-                mixed, others, own = cutmix(images, self.random)
-            logits = self.logits(model, self._fresh_features(model, mixed))
-            loss = own * strategy._criterion(logits, labels)
-            if own < 1:
-                loss = loss + (1 - own) * strategy._criterion(logits, labels[others])
+        """Train on all memories once, in steps of their own."""
+        buffer = self.storage_policy
+        slots = torch.from_numpy(self.random.permutation(held_slots(buffer)))
+        for batch in slots.split(strategy.train_mb_size):
+            pixels = self.stored_images(batch, strategy.device)
+            images = augment(pixels, self.random)
+            labels = buffer.labels[batch].long().to(strategy.device)
+            loss = self._memory_loss(strategy, images, labels)
             memory_step(strategy, loss, **kwargs)
+
+    def _memory_loss(self, strategy, images: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of a batch of memories, of which some are mixed."""
+        model = strategy.model
+        if self.random.random() >= self.cutmix:
+            logits = self.logits(model, _fresh_features(model, images))
+            return strategy._criterion(logits, labels)
+        mixed = cutmix(images, self.random)
+        logits = self.logits(model, _fresh_features(model, mixed.images))
+        loss = mixed.own * strategy._criterion(logits, labels)
+        if mixed.own < 1:
+            of_others = strategy._criterion(logits, labels[mixed.others])
+            loss = loss + (1 - mixed.own) * of_others
+        return loss
+
+
+def _fresh_features(model: SplitModel, images: Tensor) -> Tensor:
+    """Compute maps of images that do not come again, without the ``FeatureMemo``."""
+    return model.features(model.extract(images))

@@ -5,10 +5,11 @@ text of this folder's files; torch and Avalanche are imported when a method is l
 up, and only its own file.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,25 +84,31 @@ class Recipe:
     host: dict
 
     def optimizer(self, **changes: float) -> "torch.optim.SGD":
-        """Build SGD over all trainable weights, with the settings' rate, momentum and decay except for ``changes``."""
+        """Build SGD over all trainable weights.
+
+        Args:
+            changes: arguments of SGD that differ from the settings' rate, momentum and
+                decay.
+        """
         import torch
 
-        settings = self.settings
-        usual = dict(
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=settings.weight_decay,
-        )
-        learning = [
-            parameter
-            for parameter in self.model.parameters()
-            if parameter.requires_grad
-        ]
-        return torch.optim.SGD(learning, **{**usual, **changes})
+        arguments = {
+            "lr": self.settings.learning_rate,
+            "momentum": self.settings.momentum,
+            "weight_decay": self.settings.weight_decay,
+            **changes,
+        }
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        return torch.optim.SGD(weights, **arguments)
 
     def common(self, *plugins: object) -> dict:
-        """Return the arguments of ``StreamStrategy`` that all methods share, with ``plugins`` after the host's."""
+        """Return the arguments of ``StreamStrategy`` that all methods share.
+
+        Args:
+            plugins: those of the method, which come after the host's.
+        """
         host = dict(self.host)
+        of_host = host.pop("plugins", ())
         return dict(
             model=self.model,
             clamp_gradients=self.settings.clamp_gradients,
@@ -110,7 +117,7 @@ class Recipe:
             train_mb_size=self.settings.batch_size,
             eval_mb_size=self.settings.eval_batch_size,
             device=self.device,
-            plugins=[*host.pop("plugins", ()), *plugins],
+            plugins=[*of_host, *plugins],
             **host,
         )
 
@@ -177,11 +184,10 @@ class Entry:
 
     def bytes_of_item(self, model: "SplitModel", method: Any) -> int:
         """Return the bytes of one memory without its label."""
-        return (
-            self.buffer.item_bytes(model)
-            if self.item_bytes is None
-            else self.item_bytes(model, method)
-        )
+        if self.item_bytes is not None:
+            return self.item_bytes(model, method)
+        assert self.buffer is not None, "only where the budget buys memories"
+        return self.buffer.item_bytes(model)
 
     def memories_in_budget(
         self,
@@ -192,7 +198,9 @@ class Entry:
         charged: bool = True,
         exact: bool = False,
     ) -> int:
-        """Compute how many memories a budget buys (supplement, S5): the rest after the fixed bytes by those of one.
+        """Compute how many memories a budget buys (supplement, S5).
+
+        It is the rest after the fixed bytes, by the bytes of one memory.
 
         Args:
             model, budget_bytes, n_classes: of the run.
@@ -206,19 +214,26 @@ class Entry:
         """
         if not self.budgeted:
             return 0
-        method = self.settings() if method is None else method
-        fixed = self.fixed_bytes(model, method, n_classes) if charged else 0
+        if method is None:
+            method = self.settings()
+        fixed = 0
+        if charged:
+            fixed = self.fixed_bytes(model, method, n_classes)
         if self.codebook and exact:
+            assert model.codebook is not None, "the method needs one"
             fixed = model.codebook.blocks.nbytes
         item = self.bytes_of_item(model, method)
-        count = (
-            budget_bytes - fixed + (item // 4 if self.round_up and not exact else 0)
-        ) // item
+        rounding = 0
+        if self.round_up and not exact:
+            rounding = item // 4
+        count = (budget_bytes - fixed + rounding) // item
         if count < 1:
+            beside = ""
+            if fixed:
+                beside = f" beside fixed {fixed} bytes (codebooks, statistics)"
             raise ValueError(
                 f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
-                f"{f' beside fixed {fixed} bytes (codebooks, statistics)' if fixed else ''}; raise --budget-images or "
-                "--budget-bytes"
+                f"{beside}; raise --budget-images or --budget-bytes"
             )
         return count
 
@@ -229,49 +244,60 @@ class Entry:
             ValueError: a setting is unknown, or a value has another type or is out of
                 its range.
         """
+        changes = changes or {}
         known = [item.name for item in fields(self.settings)]
-        for name in changes or {}:
+        for name in changes:
             if name not in known:
-                has = f"has {', '.join(known)}" if known else "has none of its own"
+                settings = "none of its own"
+                if known:
+                    settings = ", ".join(known)
                 raise ValueError(
-                    f"strategy {self.name} has no setting {name!r}; it {has}"
+                    f"strategy {self.name} has no setting {name!r}; it has {settings}"
                 )
-        return self.settings(**(changes or {}))
+        return self.settings(**changes)
 
 
 class Strategies(Mapping[str, Entry]):
-    """The methods by name, in the order of their files; an entry is imported when it is looked up."""
+    """The methods by name, in the order of their files.
+
+    An entry is imported when it is looked up.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
 
+    def add(self, entry: Entry) -> None:
+        """Add a method, or replace the one of its name."""
+        self._entries[entry.name] = entry
+
     def __getitem__(self, name: str) -> Entry:
         if name not in self._entries:
-            import_module(f"{__package__}.{_files()[name]}")
+            import_module(f"{__package__}.{_modules()[name]}")
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries or name in _files()  # without importing it
+        return name in self._entries or name in _modules()  # without importing it
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*_files(), *self._entries]))
+        return iter(dict.fromkeys([*_modules(), *self._entries]))
 
     def __len__(self) -> int:
-        return len(
-            [*iter(self)]
-        )  # a list of the mapping itself would ask for its length
+        # A list of the mapping itself would ask for its length.
+        return len([*iter(self)])
 
 
 @cache
-def _files() -> dict[str, str]:
-    """Return the module of each method of this folder, by the names in its calls of ``register``."""
-    found: dict[str, str] = {}
+def _modules() -> dict[str, str]:
+    """Return the module of each method of this folder.
+
+    Names are read from the text of the calls of ``register``.
+    """
+    modules: dict[str, str] = {}
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        for name in re.findall(
-            r'^@?register\(\s*"(\w+)"', path.read_text(encoding="utf-8"), re.MULTILINE
-        ):
-            found[name] = path.stem
-    return found
+        text = path.read_text(encoding="utf-8")
+        for name in re.findall(r'^@?register\(\s*"(\w+)"', text, re.MULTILINE):
+            modules[name] = path.stem
+    return modules
 
 
 STRATEGIES = Strategies()
@@ -282,6 +308,18 @@ def register(
 ) -> Callable[[Any], Any]:
     """Register what is decorated as a method.
 
+    What is decorated is one of three:
+
+    - a subclass of ``ClosedForm``, which declares its settings as annotated attributes.
+      Its strategy and its bytes follow from it.
+    - a plugin that is made from a ``Recipe`` and takes the settings as keyword-only
+      arguments, whose types carry their range: ``def __init__(self, recipe, *, weight:
+      Positive = 0.5)``. Its strategy is ``StreamStrategy``, or the type in its
+      attribute ``strategy``, with the plugin as memory if it has a ``storage_policy``,
+      of the type ``buffer``. ``sgd``, if it has that, are arguments of SGD that differ
+      from the recipe's.
+    - a function that builds the strategy from a ``Recipe``.
+
     Args:
         name: see ``Entry``; in this folder it stands in the text of the call, which
             ``STRATEGIES`` reads.
@@ -289,66 +327,70 @@ def register(
 
     Raises:
         ValueError: another method of this folder has that name.
-
-    Returns:
-        A decorator of a function that builds the strategy from a ``Recipe``, or of a
-        class that declares the settings as annotated attributes: a subclass of
-        ``ClosedForm``, whose strategy and bytes follow from it, or a plugin that is
-        made from a recipe and gets the settings as attributes. Its strategy is
-        ``StreamStrategy``, or the type in its attribute ``strategy``, with the plugin
-        as memory if it has a ``storage_policy``, of the type ``buffer``. ``sgd``, if it
-        has that, are arguments of SGD that differ from the recipe's.
     """
 
     def add(method: Any) -> Any:
-        home = _files().get(name)
-        if home and method.__module__ != f"{__package__}.{home}":
-            raise ValueError(
-                f"{name!r} is the method of methods/{home}.py; register {method.__name__} by another name"
-            )
-        of_method = {"build": method}
-        if isinstance(method, type):
-            from crumb_avalanche.methods.closed_form import ClosedForm
-
-            of_method = (
-                _of_form(method)
-                if issubclass(method, ClosedForm)
-                else _of_plugin(method)
-            )
-        STRATEGIES._entries[name] = Entry(
-            name, summary, source, stores, **{**of_method, **more}
+        _check_name(name, method)
+        entry = {**_derived_fields(method), **more}
+        STRATEGIES.add(
+            Entry(name=name, summary=summary, source=source, stores=stores, **entry)
         )
         return method
 
     return add
 
 
-def _of_plugin(plugin: type) -> dict[str, Any]:
-    """Return the fields of an entry that follow from a plugin."""
-
-    def build(recipe: Recipe) -> "StreamStrategy":
-        from crumb_avalanche.training.stream_strategy import StreamStrategy
-
-        made = plugin(recipe)
-        vars(made).update(asdict(recipe.method))
-        kind, optimizer = (
-            getattr(made, "strategy", StreamStrategy),
-            recipe.optimizer(**getattr(made, "sgd", {})),
+def _check_name(name: str, method: Any) -> None:
+    module = _modules().get(name)
+    if module and method.__module__ != f"{__package__}.{module}":
+        raise ValueError(
+            f"{name!r} is the method of methods/{module}.py; register "
+            f"{method.__name__} by another name"
         )
-        if hasattr(made, "storage_policy"):
-            return kind(memory=made, optimizer=optimizer, **recipe.common())
-        return kind(optimizer=optimizer, **recipe.common(made))
-
-    return dict(
-        build=build,
-        buffer=getattr(plugin, "buffer", None),
-        settings=settings_of(plugin),
-    )
 
 
-def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
+def _derived_fields(method: Any) -> dict[str, Any]:
+    """Return the fields of an entry that follow from what is registered."""
+    if not isinstance(method, type):
+        return {"build": method}
+    from crumb_avalanche.methods.closed_form import ClosedForm
+
+    if issubclass(method, ClosedForm):
+        return _fields_of_form(method)
+    return {
+        "build": partial(_build_with_plugin, method),
+        "buffer": getattr(method, "buffer", None),
+        "settings": plugin_settings(method),
+    }
+
+
+def _build_with_plugin(plugin: type, recipe: Recipe) -> "StreamStrategy":
+    """Build the strategy of a plugin; see ``register``."""
+    from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+    instance = plugin(recipe, **asdict(recipe.method))
+    strategy = getattr(instance, "strategy", StreamStrategy)
+    optimizer = recipe.optimizer(**getattr(instance, "sgd", {}))
+    if hasattr(instance, "storage_policy"):
+        return strategy(memory=instance, optimizer=optimizer, **recipe.common())
+    return strategy(optimizer=optimizer, **recipe.common(instance))
+
+
+def plugin_settings(plugin: type) -> type:
+    """Make the dataclass of the settings that a plugin's constructor takes by keyword."""
+    constructor: Any = plugin.__init__  # type: ignore[misc]
+    hints = ranges.hints_of(constructor)
+    members: list[Any] = [
+        (parameter.name, hints[parameter.name], parameter.default)
+        for parameter in inspect.signature(constructor).parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    return _settings_class(plugin, members)
+
+
+def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     """Return the fields of an entry that follow from a closed form."""
-    from crumb_avalanche.methods.features import FeatureMoments, parts_of
+    from crumb_avalanche.methods.features import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
         from crumb_avalanche.methods import closed_form_strategy
@@ -361,41 +403,45 @@ def _of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
         features, settings = parts_of(method)
+        head_length = features.of_head().length(model)
         return form.fixed_bytes(
-            n_classes,
-            features.length(model),
-            features.of_head().length(model),
-            settings,
+            n_classes, features.length(model), head_length, settings
         )
 
-    return dict(
-        build=build,
-        settings=settings_of(form, FeatureMoments),
-        item_bytes=item_bytes if form.budgeted else None,
-        fixed_bytes=fixed_bytes,
-        gradient=False,
-        form=form,
-    )
+    return {
+        "build": build,
+        "settings": form_settings(form),
+        "item_bytes": item_bytes if form.budgeted else None,
+        "fixed_bytes": fixed_bytes,
+        "gradient": False,
+        "form": form,
+    }
 
 
-def settings_of(method: Any, features: Any = None) -> type:
-    """Make the dataclass of the settings that a class declares, after those of its features, if it has any."""
-    hints = ranges.hints_of(features) if features else {}
-    members: list[Any] = [
-        (name, hint, method.moments.get(name, getattr(features, name)))
-        for name, hint in hints.items()
-    ]
-    members += [
-        (name, hint, getattr(method, name))
-        for name, hint in ranges.declared(method).items()
-    ]
-    return make_dataclass(
-        f"{method.__name__}Settings", members, bases=(ranges.InRange,), frozen=True
-    )
+def form_settings(form: "type[ClosedForm]") -> type:
+    """Make the dataclass of the settings of a closed form, after those of its features."""
+    from crumb_avalanche.methods.features import FeatureMoments
+
+    members: list[Any] = []
+    for name, hint in ranges.hints_of(FeatureMoments).items():
+        default = form.moments.get(name, getattr(FeatureMoments, name))
+        members.append((name, hint, default))
+    for name, hint in ranges.declared(form).items():
+        members.append((name, hint, getattr(form, name)))
+    return _settings_class(form, members)
+
+
+def _settings_class(method: type, members: list[Any]) -> type:
+    name = f"{method.__name__}Settings"
+    return make_dataclass(name, members, bases=(ranges.InRange,), frozen=True)
 
 
 def get_strategy(name: str) -> Entry:
-    """Return the entry of a strategy; raise ``ValueError`` if the name is unknown."""
+    """Return the entry of a strategy.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
     if name not in STRATEGIES:
         raise ValueError(
             f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}"
@@ -430,21 +476,28 @@ def build_strategy(
     """
     entry = get_strategy(name)
     model = model.to(device)
-    if hasattr(
-        model, "quantized_training"
-    ):  # other methods do not train on quantized maps
+    if hasattr(model, "quantized_training"):
+        # Other methods do not train on quantized maps.
         model.quantized_training = entry.codebook
-    chosen = entry.method_settings(method)
-    settings = LearningSettings() if settings is None else settings
-    return entry.build(
-        Recipe(model, settings, chosen, mem_size, model.n_classes, seed, device, host)
+    recipe = Recipe(
+        model=model,
+        settings=LearningSettings() if settings is None else settings,
+        method=entry.method_settings(method),
+        mem_size=mem_size,
+        n_classes=model.n_classes,
+        seed=seed,
+        device=device,
+        host=host,
     )
+    return entry.build(recipe)
 
 
 def recommended_strategy(
     model: "SplitModel", n_classes: int | None = None, *, mem_size: int, **host
 ) -> "StreamStrategy":
-    """Build the most accurate strategy at the same bytes: ``rda``, which is not in the paper, with its defaults.
+    """Build the most accurate strategy at the same bytes.
+
+    It is ``rda``, which is not in the paper, with its defaults.
 
     Args:
         model: a split model, which computes the features.

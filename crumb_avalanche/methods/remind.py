@@ -1,10 +1,11 @@
 """REMIND: feature maps as product-quantizer codes, replayed with crops and mixup.
 
-Defaults are those of the authors' ImageNet script and of the CRUMB paper's port to
-SqueezeNet's 512x13x13 maps.
+Hayes et al., ECCV 2020. Defaults are those of the authors' ImageNet script and of the
+CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.packing import pack, unpack
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
+from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.codebook import largest_divisor
 from crumb_avalanche.models.split_model import SplitModel
@@ -32,78 +34,113 @@ from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Large = Annotated[int, Range(1, NEVER)]
-RATIOS = (3 / 4, 4 / 3)  # of width to height, as usual for images
-TRIES = 10
+Centroids = Annotated[int, Range(2, 256)]
+# Of width to height of a crop, as usual for images.
+LEAST_RATIO = 3 / 4
+LARGEST_RATIO = 4 / 3
+TRIES = 10  # of a crop that does not fit
+
+# Codes
 
 
 def make_quantizer(
     channels: int, sub_quantizers: int = 32, centroids: int = 256
 ) -> ProductQuantizer:
-    """Make an empty product quantizer; its number of groups is the largest divisor of the channels up to a limit.
+    """Make an empty product quantizer.
 
-    Groups of one channel get at most 16 centroids: 4 bits a value, as with 256
-    centroids for two channels.
+    Its number of groups is the largest divisor of the channels up to a limit. Groups of
+    one channel get at most 16 centroids: 4 bits a value, as with 256 centroids for two
+    channels.
+
+    Args:
+        channels: ``C`` of the maps.
+        sub_quantizers: largest number of groups of channels.
+        centroids: rows of the table of each group.
     """
     groups = largest_divisor(channels, sub_quantizers)
-    return ProductQuantizer(
-        channels, groups, min(centroids, 16 ** min(channels // groups, 2))
+    most_centroids = 16 ** min(channels // groups, 2)
+    return ProductQuantizer(channels, groups, min(centroids, most_centroids))
+
+
+def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
+    """Make an empty product quantizer for a model, with the settings of REMIND."""
+    return make_quantizer(
+        model.map_shape[0], settings.sub_quantizers, settings.centroids
     )
 
 
 def some_locations(
     maps: Iterable[Tensor], images: int, most: int, random: np.random.Generator
 ) -> Tensor:
-    """Draw about ``most`` locations of the ``(B, C, H, W)`` maps of some images, equally many of each.
+    """Draw about ``most`` locations of maps, equally many of each image.
+
+    Args:
+        maps: batches of ``(B, C, H, W)``.
+        images: number of images in all batches.
+        most: number of locations, rounded up to one a map.
+        random: of the draws.
 
     Returns:
         ``(N, C)`` float32, on which the quantizer is fitted.
     """
-    vectors, filled = torch.zeros(0), 0
-    for some in maps:
-        flat = some.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
-        each = min(flat.shape[1], -(-most // images))
-        places = torch.from_numpy(
-            random.random(flat.shape[:2]).argsort(axis=1)[:, :each]
-        ).to(flat.device)
-        drawn = flat[
-            torch.arange(len(flat), device=flat.device).unsqueeze(1), places
-        ].flatten(0, 1)
+    vectors = torch.zeros(0, dtype=torch.float32)
+    filled = 0
+    for batch in maps:
+        flat = batch.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
+        count = min(flat.shape[1], -(-most // images))  # of each image
+        order = random.random(flat.shape[:2]).argsort(axis=1)
+        columns = torch.from_numpy(order[:, :count]).to(flat.device)
+        rows = torch.arange(len(flat), device=flat.device).unsqueeze(1)
+        drawn = flat[rows, columns].flatten(0, 1)
         if not filled:
-            vectors = torch.zeros(images * each, some.shape[1])
+            shape = (images * count, batch.shape[1])
+            vectors = torch.zeros(shape, dtype=torch.float32)
         vectors[filled : filled + len(drawn)] = drawn.cpu()
         filled += len(drawn)
     return vectors
 
 
 class EvictLargest(SelectionRule):
-    """Stores every image; a full buffer gives up a random memory of the largest class, maybe the new one (REMIND)."""
+    """Stores every image; a full buffer gives up a random memory of the largest class.
+
+    The new image counts, so its class may be the largest, and it may be the one given
+    up (REMIND, section 3.3).
+    """
 
     evenly_spread = False
 
     def choose(self, slots, labels):
         chosen = []
         for position, label in enumerate(labels):
-            if not slots.free:
-                # The new image counts, so its class may be the largest, and it may be
-                # the one given up.
-                sizes = {
-                    other: slots.count(other) + (other == label)
-                    for other in {*slots.classes, label}
-                }
-                largest = max(sizes.values())
-                victims = sorted(
-                    other for other, size in sizes.items() if size == largest
-                )
-                victim = victims[int(slots.random.integers(len(victims)))]
-                if victim == label and int(slots.random.integers(largest)) == 0:
-                    continue
-                slots.release(victim)
-            chosen.append((position, slots.take(label)))
+            if slots.free or self._makes_room(slots, label):
+                chosen.append((position, slots.take(label)))
         return chosen
+
+    @staticmethod
+    def _makes_room(slots: Slots, label: int) -> bool:
+        """Give up a memory for an image of a class; false if the image is given up."""
+        classes = {*slots.classes, label}
+        sizes = {other: slots.count(other) + (other == label) for other in classes}
+        largest = max(sizes.values())
+        victims = sorted(other for other, size in sizes.items() if size == largest)
+        victim = victims[int(slots.random.integers(len(victims)))]
+        if victim == label and int(slots.random.integers(largest)) == 0:
+            return False
+        slots.release(victim)
+        return True
 
 
 class PQCodeBuffer(MemoryBuffer):
-    """Product-quantizer codes, one byte a code (5,408 for 512x13x13 at 32 sub-quantizers of 256)."""
+    """Product-quantizer codes, one byte a code.
+
+    5,408 bytes for 512x13x13 at 32 sub-quantizers of 256.
+
+    Args:
+        mem_size: capacity in memories.
+        rule: selects the images that are stored; default ``EvictLargest``.
+        seed: of the draws.
+        quantizer: makes the codes; it may be fitted later.
+    """
 
     def __init__(
         self,
@@ -125,24 +162,23 @@ class PQCodeBuffer(MemoryBuffer):
             codes = self.quantizer.encode(batch.feature_map[positions])
         else:
             codes = batch.codes[positions]
-        return pack(
-            codes.permute(0, 2, 3, 1).reshape(len(positions), -1), self.quantizer.bits
-        )
+        flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
+        return pack(flat, self.quantizer.bits)
 
     def to_maps(self, rows, model):
-        groups, (_, height, width) = self.quantizer.sub_quantizers, model.map_shape
-        codes = unpack(rows, self.quantizer.bits, groups * height * width)
-        return self.quantizer.decode(
-            codes.view(-1, height, width, groups).permute(0, 3, 1, 2)
-        )
+        groups = self.quantizer.sub_quantizers
+        _, height, width = model.map_shape
+        flat = unpack(rows, self.quantizer.bits, groups * height * width)
+        codes = flat.view(-1, height, width, groups).permute(0, 3, 1, 2)
+        return self.quantizer.decode(codes)
 
     def draw(self, count: int) -> Tensor:
         """Draw different slots uniformly, ``(min(count, memories),)`` int64."""
-        held = (self.labels >= 0).nonzero().squeeze(1)
-        places = self.slots.random.choice(
-            len(held), size=min(count, len(held)), replace=False
+        stored = (self.labels >= 0).nonzero().squeeze(1)
+        index = self.slots.random.choice(
+            len(stored), size=min(count, len(stored)), replace=False
         )
-        return held[torch.from_numpy(places)]
+        return stored[torch.from_numpy(index)]
 
     def state_dict(self):
         return super().state_dict() | {"centroids": self.quantizer.centroids}
@@ -152,71 +188,93 @@ class PQCodeBuffer(MemoryBuffer):
         self.quantizer.load_state_dict({"centroids": state["centroids"]})
 
 
-def balanced_choice(labels: list[int], count: int, random) -> list[int]:
-    """Draw at most ``count`` positions of labels, ascending; the numbers of the classes differ by at most one."""
-    order = random.permutation(len(labels)).tolist()
-    rank: dict[int, int] = {}
+def balanced_choice(
+    labels: Sequence[int], count: int, random: np.random.Generator
+) -> list[int]:
+    """Draw at most ``count`` positions of labels, ascending.
+
+    The numbers of the classes differ by at most one.
+    """
+    drawn: dict[int, int] = {}  # of each class
     turns = []
-    for position in order:
-        turn = rank.get(labels[position], 0)
-        rank[labels[position]] = turn + 1
-        turns.append((turn, position))
+    for position in random.permutation(len(labels)).tolist():
+        label = labels[position]
+        turns.append((drawn.get(label, 0), position))
+        drawn[label] = drawn.get(label, 0) + 1
     # The first of each class come before the second of any; the sort is stable, so the
     # order within a turn is random.
-    return sorted(
-        position for _, position in sorted(turns, key=lambda pair: pair[0])[:count]
-    )
+    turns.sort(key=lambda turn: turn[0])
+    return sorted(position for _, position in turns[:count])
+
+
+# Augmentation
 
 
 def random_boxes(
     count: int, height: int, width: int, scale: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Draw boxes inside a map, ``(count, 4)`` int64: first row, first column, rows, columns.
+    """Draw boxes inside a map.
 
     The area is uniform between ``scale`` and 1 times that of the map, the ratio
     log-uniform between 3/4 and 4/3. A box that does not fit is drawn again; after ten
     tries it is the whole map.
+
+    Returns:
+        ``(count, 4)`` int64: first row, first column, rows, columns.
     """
-    area = random.uniform(scale, 1, (count, TRIES)) * height * width
-    ratio = np.exp(random.uniform(*np.log(RATIOS), (count, TRIES)))
+    tries = (count, TRIES)
+    area = random.uniform(scale, 1, tries) * height * width
+    log_ratio = random.uniform(np.log(LEAST_RATIO), np.log(LARGEST_RATIO), tries)
+    ratio = np.exp(log_ratio)
     rows = np.maximum(np.round(np.sqrt(area / ratio)), 1).astype(np.int64)
     columns = np.maximum(np.round(np.sqrt(area * ratio)), 1).astype(np.int64)
     fits = (rows <= height) & (columns <= width)
-    first = fits.argmax(axis=1)
-    every = np.arange(count)
-    rows = np.where(fits[every, first], rows[every, first], height)
-    columns = np.where(fits[every, first], columns[every, first], width)
+    boxes = np.arange(count)
+    first_fit = fits.argmax(axis=1)
+    any_fits = fits[boxes, first_fit]
+    rows = np.where(any_fits, rows[boxes, first_fit], height)
+    columns = np.where(any_fits, columns[boxes, first_fit], width)
     top = random.integers(height - rows + 1)
     left = random.integers(width - columns + 1)
     return np.stack([top, left, rows, columns], axis=1)
 
 
-def _weights(start: Tensor, size: Tensor, length: int) -> Tensor:
-    """Compute ``(n, length, length)`` weights of each old row (last axis) in each new one, as ``interpolate`` does."""
+def _resizing_weights(start: Tensor, size: Tensor, length: int) -> Tensor:
+    """Compute the weight of each old row in each new one, as ``interpolate`` does.
+
+    Args:
+        start, size: ``(n,)`` int64, first row and number of rows of each box.
+        length: number of rows of the map.
+
+    Returns:
+        ``(n, length, length)``, old rows along the last axis.
+    """
     size = size.unsqueeze(1)
-    place = (
-        (torch.arange(length, device=size.device) + 0.5) * size / length - 0.5
-    ).clamp_min(0)
-    low = place.floor().long().minimum(size - 1)
+    rows = torch.arange(length, device=size.device, dtype=torch.float32) + 0.5
+    source = (rows * size / length - 0.5).clamp_min(0)
+    low = source.floor().long().minimum(size - 1)
     high = (low + 1).minimum(size - 1)
-    share = (place - low).unsqueeze(2)
+    share = (source - low).unsqueeze(2)
     first = start.unsqueeze(1)
-    lower, upper = (
-        functional.one_hot(first + low, length),
-        functional.one_hot(first + high, length),
-    )
+    lower = functional.one_hot(first + low, length)
+    upper = functional.one_hot(first + high, length)
     return lower * (1 - share) + upper * share
 
 
 def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
-    """Crop a box of each ``(n, C, H, W)`` map and resize it to the size of the map, bilinearly."""
+    """Crop a box of each map and resize it to the size of the map, bilinearly.
+
+    Args:
+        maps: ``(n, C, H, W)``.
+        boxes: see ``random_boxes``.
+    """
     count, channels, height, width = maps.shape
     top, left, rows, columns = torch.from_numpy(boxes).to(maps.device).unbind(1)
     values = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-    values = torch.bmm(_weights(top, rows, height).to(maps), values).view(
-        count, height, width, channels
-    )
-    values = _weights(left, columns, width).to(maps).unsqueeze(1) @ values
+    of_rows = _resizing_weights(top, rows, height).to(maps)
+    values = torch.bmm(of_rows, values).view(count, height, width, channels)
+    of_columns = _resizing_weights(left, columns, width).to(maps)
+    values = of_columns.unsqueeze(1) @ values
     return values.permute(0, 3, 1, 2)
 
 
@@ -224,30 +282,68 @@ def random_resized_crops(
     maps: Tensor, scale: float, random: np.random.Generator
 ) -> Tensor:
     """Crop a random box of each map and resize it to the size of the map."""
-    return crop_and_resize(
-        maps, random_boxes(len(maps), *maps.shape[2:], scale, random)
-    )
+    height, width = maps.shape[2:]
+    return crop_and_resize(maps, random_boxes(len(maps), height, width, scale, random))
+
+
+# Strategy and memory
+
+
+@dataclass(frozen=True)
+class MixedMemories:
+    """Memories that are replayed.
+
+    Attributes:
+        maps: ``(R, C, H, W)``.
+        targets: ``(R, classes)``, soft labels.
+    """
+
+    maps: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class ReplayedLogits:
+    """Answers to the memories of a step.
+
+    Attributes:
+        logits: ``(R, classes)``, masked.
+        targets: ``(R, classes)``, soft labels.
+    """
+
+    logits: Tensor
+    targets: Tensor
 
 
 class RemindStrategy(StreamStrategy):
-    """REMIND as a strategy: trains P on unquantized maps in experience 1, then on new and replayed ones in one step.
+    """REMIND as a strategy.
 
-    New and replayed maps are decoded codes, cropped; the replayed ones are mixed in
-    pairs. Evaluation uses decoded codes as well.
+    It trains P on unquantized maps in experience 1, then on new and replayed ones in
+    one step. These are decoded codes, cropped; the replayed ones are mixed in pairs.
+    Evaluation uses decoded codes as well.
     """
 
-    _replayed: tuple[Tensor, Tensor] | None = (
-        None  # logits and soft labels of memories, within a step
-    )
+    # Within a step.
+    _replayed: ReplayedLogits | None = None
 
-    def make_train_dataloader(self, **kwargs):
-        """Make the loader of ``StreamStrategy``; with ``samples_at_a_time``, of single images after experience 1."""
-        if self.memory.samples_at_a_time and self.clock.train_exp_counter > 0:
+    @property
+    def remind(self) -> "RemindPlugin":
+        """The plugin that stores memories."""
+        assert isinstance(self.memory, RemindPlugin), "its memory is REMIND's"
+        return self.memory
+
+    def make_train_dataloader(self, shuffle: bool = False, **kwargs):
+        """Make the loader of ``StreamStrategy``.
+
+        With ``samples_at_a_time``, it is of single images after experience 1.
+        """
+        if self.remind.samples_at_a_time and self.clock.train_exp_counter > 0:
             self.train_mb_size = 1
-        super().make_train_dataloader(**kwargs)
+        super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def forward(self):
-        model, quantizer = self.model, self.storage_policy.quantizer
+        model = self.model
+        quantizer = self.remind.storage_policy.quantizer
         if not quantizer.fitted:
             return super().forward()
         maps = model.features(self.mb_x)
@@ -256,66 +352,71 @@ class RemindStrategy(StreamStrategy):
         if not self.is_training:
             return model.classify(quantizer.decode(codes))
         with model.stopwatch.measure("replay"):
-            new = self._crop(quantizer.decode(codes))
-            old, targets = self._mixed_memories(len(new))
-        logits = model.classify(torch.cat([new, old]))
-        self.memory.batch = StreamBatch(self.mb_y, maps, codes, None)
-        self._replayed = self.seen_classes.mask(logits[len(new) :]), targets
-        return logits[: len(new)]
+            new_maps = self._crop(quantizer.decode(codes))
+            memories = self._mixed_memories(len(new_maps))
+        logits = model.classify(torch.cat([new_maps, memories.maps]))
+        self.remind.batch = StreamBatch(self.mb_y, maps, codes, no_pixels)
+        self._replayed = ReplayedLogits(
+            logits=self.seen_classes.mask(logits[len(new_maps) :]),
+            targets=memories.targets,
+        )
+        return logits[: len(new_maps)]
 
     def criterion(self):
-        if self._replayed is None:
+        replayed = self._replayed
+        if replayed is None:
             return super().criterion()
-        logits, targets = self._replayed
         self._replayed = None
-        new = functional.one_hot(self.mb_y, logits.shape[1]).to(targets)
-        return self._criterion(
-            torch.cat([self.mb_output, logits]), torch.cat([new, targets])
-        )
+        n_classes = replayed.logits.shape[1]
+        new_targets = functional.one_hot(self.mb_y, n_classes).to(replayed.targets)
+        logits = torch.cat([self.mb_output, replayed.logits])
+        return self._criterion(logits, torch.cat([new_targets, replayed.targets]))
 
     def _crop(self, maps: Tensor) -> Tensor:
-        if self.memory.crop_scale == 1:
+        scale = self.remind.crop_scale
+        if scale == 1:
             return maps
-        return random_resized_crops(
-            maps, self.memory.crop_scale, self.storage_policy.slots.random
-        )
+        random = self.remind.storage_policy.slots.random
+        return random_resized_crops(maps, scale, random)
 
-    def _mixed_memories(self, new: int) -> tuple[Tensor, Tensor]:
-        """Draw maps ``(R, C, H, W)`` and soft labels ``(R, classes)``; ``R`` is less if there are too few memories."""
-        memory, buffer = self.memory, self.storage_policy
-        alpha, each = (
-            memory.mixup_alpha,
-            memory.replays if memory.samples_at_a_time else memory.batch_replays,
-        )
-        parts = 2 if alpha else 1
-        count = min(new * each, len(buffer) // parts)
-        maps, labels = buffer.replay(buffer.draw(parts * count), self.model)
-        maps, targets = (
-            self._crop(maps),
-            functional.one_hot(labels, self.model.n_classes).to(maps.dtype),
-        )
-        if not alpha:
-            return maps, targets
+    def _mixed_memories(self, new: int) -> MixedMemories:
+        """Draw memories for ``new`` images; fewer than wanted if there are too few."""
+        plugin = self.remind
+        buffer = plugin.storage_policy
+        for_each = plugin.batch_replays
+        if plugin.samples_at_a_time:
+            for_each = plugin.replays
+        images = 2 if plugin.mixup_alpha else 1  # that a memory is mixed of
+        count = min(new * for_each, len(buffer) // images)
+        maps, labels = buffer.replay(buffer.draw(images * count), self.model)
+        maps = self._crop(maps)
+        targets = functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
+        if not plugin.mixup_alpha:
+            return MixedMemories(maps=maps, targets=targets)
         # One weight for the memories of a new image, as with samples_at_a_time.
-        weights = buffer.slots.random.beta(alpha, alpha, size=new).repeat(each)[:count]
-        weights = torch.from_numpy(weights).to(maps)
-        share = weights.view(-1, 1, 1, 1)
-        maps = share * maps[:count] + (1 - share) * maps[count:]
-        share = weights.view(-1, 1)
-        return maps, share * targets[:count] + (1 - share) * targets[count:]
+        alpha = plugin.mixup_alpha
+        of_new = buffer.slots.random.beta(alpha, alpha, size=new)
+        weights = torch.from_numpy(of_new.repeat(for_each)[:count]).to(maps)
+        of_maps = weights.view(-1, 1, 1, 1)
+        of_targets = weights.view(-1, 1)
+        return MixedMemories(
+            maps=of_maps * maps[:count] + (1 - of_maps) * maps[count:],
+            targets=of_targets * targets[:count] + (1 - of_targets) * targets[count:],
+        )
 
 
-def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
-    """Make an empty product quantizer for the maps of a model, with the settings of REMIND."""
-    return make_quantizer(
-        model.map_shape[0], settings.sub_quantizers, settings.centroids
-    )
+def no_pixels(positions: Sequence[int]) -> Tensor:
+    """Raise ``ValueError``, because codes are stored, not images."""
+    raise ValueError("REMIND stores codes; its batches have no pixels")
 
 
 @register(
     "remind",
     summary="product-quantizer codes, replayed with crops and mixup",
-    source="Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, ECCV 2020",
+    source=(
+        "Hayes et al., REMIND Your Neural Network to Prevent Catastrophic Forgetting, "
+        "ECCV 2020"
+    ),
     stores="codes of feature maps, and the tables of centroids",
     item_bytes=lambda model, method: quantizer_of(model, method).map_bytes(
         *model.map_shape[1:]
@@ -325,9 +426,13 @@ def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
     ),
 )
 class RemindPlugin(StoringPlugin):
-    """REMIND's memory: fits the tables and stores the first codes after experience 1, then stores every new image.
+    """REMIND's memory.
 
-    Attributes:
+    Fits the tables and stores the first codes after experience 1, then stores every new
+    image.
+
+    Args:
+        recipe: what the strategy is built from.
         sub_quantizers: groups of channels, each with a table; the largest divisor of C
             up to this number is used.
         centroids: rows of a table; at most 16 for groups of 1 channel (4 bits per
@@ -348,84 +453,107 @@ class RemindPlugin(StoringPlugin):
         weight_decay: weight decay of SGD.
     """
 
-    sub_quantizers: Count = 32
-    centroids: Annotated[int, Range(2, 256)] = 256
-    fit_vectors: Large = 65_536
-    samples_at_a_time: bool = False
-    replays: Count = 50
-    batch_replays: Count = 2
-    crop_scale: Factor = 4 / 13
-    mixup_alpha: NotNegative = 0.1
-    weight_decay: NotNegative = 1e-5
+    buffer = PQCodeBuffer
+    strategy = RemindStrategy
+    storage_policy: PQCodeBuffer
 
-    buffer, strategy = PQCodeBuffer, RemindStrategy
-
-    def __init__(self, recipe: Recipe):
-        quantizer = quantizer_of(recipe.model, recipe.method).to(recipe.device)
-        super().__init__(
-            PQCodeBuffer(recipe.mem_size, seed=recipe.seed, quantizer=quantizer)
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        sub_quantizers: Count = 32,
+        centroids: Centroids = 256,
+        fit_vectors: Large = 65_536,
+        samples_at_a_time: bool = False,
+        replays: Count = 50,
+        batch_replays: Count = 2,
+        crop_scale: Factor = 4 / 13,
+        mixup_alpha: NotNegative = 0.1,
+        weight_decay: NotNegative = 1e-5,
+    ):
+        channels = recipe.model.map_shape[0]
+        quantizer = make_quantizer(channels, sub_quantizers, centroids)
+        buffer = PQCodeBuffer(
+            recipe.mem_size, seed=recipe.seed, quantizer=quantizer.to(recipe.device)
         )
+        super().__init__(buffer)
         self.seed = recipe.seed
-        self.sgd = {"weight_decay": recipe.method.weight_decay}
+        self.fit_vectors = fit_vectors
+        self.samples_at_a_time = samples_at_a_time
+        self.replays = replays
+        self.batch_replays = batch_replays
+        self.crop_scale = crop_scale
+        self.mixup_alpha = mixup_alpha
+        self.sgd = {"weight_decay": weight_decay}
 
     @property
     def statistics_bytes(self) -> int:
         """Bytes of the centroids."""
         return self.storage_policy.quantizer.table_bytes
 
+    # Once the quantizer is fitted, the strategy sets the batch, with its own codes.
+
     def before_forward(self, strategy, **kwargs):
         if not self.storage_policy.quantizer.fitted:
             super().before_forward(strategy, **kwargs)
 
     def after_forward(self, strategy, **kwargs):
-        if (
-            not self.storage_policy.quantizer.fitted
-        ):  # else the strategy sets the batch, with its own codes
+        if not self.storage_policy.quantizer.fitted:
             super().after_forward(strategy, **kwargs)
 
     def offers(self, strategy):
         return self.storage_policy.quantizer.fitted
 
     def after_training_exp(self, strategy, **kwargs):
-        buffer, data = self.storage_policy, strategy.adapted_dataset
-        if buffer.quantizer.fitted:
-            return super().after_training_exp(strategy, **kwargs)
+        if self.storage_policy.quantizer.fitted:
+            super().after_training_exp(strategy, **kwargs)
+            return
+        self._fit(strategy)
+        self._store_first_experience(strategy)
+        strategy.optimizer.state.clear()  # a fresh optimiser for the stream
 
-        def batches_of(
-            places: list[int], generator: torch.Generator | None = None
-        ) -> Iterator[tuple[Tensor, Tensor]]:
-            loader = DataLoader(
-                Subset(data, places),
-                batch_size=strategy.train_mb_size,
-                generator=generator,
-            )
-            for images, targets, *_ in loader:
-                yield strategy.model.features(images.to(strategy.device)), targets
-
-        count = min(
-            len(data), self.fit_vectors
-        )  # images, evenly spread over the experience
+    def _fit(self, strategy) -> None:
+        """Fit the tables on locations of images evenly spread over the experience."""
+        buffer = self.storage_policy
+        total = len(strategy.adapted_dataset)
+        count = min(total, self.fit_vectors)
+        positions = [index * total // count for index in range(count)]
         # A loader draws a seed; with a generator of its own, the tables leave the
         # global RNG state unchanged.
-        looks = batches_of(
-            [place * len(data) // count for place in range(count)], torch.Generator()
-        )
-        maps = (some for some, _ in looks)
-        buffer.quantizer.fit(
-            some_locations(maps, count, self.fit_vectors, buffer.slots.random),
-            self.seed,
-        )
-        # As in the authors' code, the buffer size holds for the first classes too; the
-        # paper's port keeps all images.
+        batches = _maps_of(strategy, positions, torch.Generator())
+        maps = (batch.feature_map for batch in batches)
+        random = buffer.slots.random
+        vectors = some_locations(maps, count, self.fit_vectors, random)
+        buffer.quantizer.fit(vectors, self.seed)
+
+    def _store_first_experience(self, strategy) -> None:
+        """Store images of the first experience, balanced over its classes.
+
+        As in the authors' code, the buffer size holds for the first classes too; the
+        paper's port keeps all images.
+        """
+        buffer = self.storage_policy
         labels = labels_of(strategy.experience.dataset)
-        for some, targets in batches_of(
-            balanced_choice(labels, buffer.max_size, buffer.slots.random)
-        ):
-            buffer.store(StreamBatch(targets, some, None, None), strategy.model)
-        strategy.optimizer.state.clear()  # a fresh optimiser for the stream
+        positions = balanced_choice(labels, buffer.max_size, buffer.slots.random)
+        for batch in _maps_of(strategy, positions):
+            buffer.store(batch, strategy.model)
 
     def answer_state(self, strategy):
         return self.storage_policy.quantizer.state_dict()
 
     def load_answer_state(self, state):
         self.storage_policy.quantizer.load_state_dict(state)
+
+
+def _maps_of(
+    strategy, positions: list[int], generator: torch.Generator | None = None
+) -> Iterator[StreamBatch]:
+    """Compute the maps of some images of the experience, batch by batch."""
+    loader = DataLoader(
+        Subset(strategy.adapted_dataset, positions),
+        batch_size=strategy.train_mb_size,
+        generator=generator,
+    )
+    for images, labels, *_ in loader:
+        maps = strategy.model.features(images.to(strategy.device))
+        yield StreamBatch(labels, maps, None, no_pixels)

@@ -1,9 +1,10 @@
-"""What the methods share that replay raw images: which they store and draw, herding, and the old network.
+"""What the methods share that replay raw images.
 
-``ImageMemoryPlugin`` stores raw images; a method adds its own loss.
+Which images they store and draw, herding, and the old network. ``ImageMemoryPlugin``
+stores raw images; a method adds its own loss.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,12 +26,18 @@ from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
 
+# Selection
+
 
 @dataclass
 class Reservoir(SelectionRule):
-    """Stores every frame of the stream with the same probability, regardless of its class (Vitter 1985, algorithm R).
+    """Stores every frame of the stream with the same probability, whatever its class.
 
-    The papers on ER and DER++ use it. ``seen`` is the number of frames offered so far.
+    Vitter 1985, algorithm R; the papers on ER and DER++ use it. No class has a claim to
+    a slot: there may be more classes than slots.
+
+    Attributes:
+        seen: frames offered so far.
     """
 
     every_class_holds_one = False
@@ -42,29 +49,30 @@ class Reservoir(SelectionRule):
         for position, label in enumerate(labels):
             self.seen += 1
             if not slots.free:
-                place = int(slots.random.integers(self.seen))
-                if place >= slots.capacity:
+                number = int(slots.random.integers(self.seen))
+                if number >= slots.capacity:
                     continue
-                for (
-                    victim,
-                    members,
-                ) in (
-                    slots.by_class.items()
-                ):  # a class gives up in proportion to its size
-                    if place < len(members):
-                        slots.release(victim)
-                        break
-                    place -= len(members)
+                slots.release(_class_of_memory(slots, number))
             chosen.append((position, slots.take(label)))
         return chosen
 
 
-class RingBuffer(SelectionRule):
-    """Stores every frame; a full buffer gives up the oldest memory of the largest class, that of the frame if equal.
+def _class_of_memory(slots: Slots, number: int) -> int:
+    """Return the class of the ``number``-th memory, so that large classes give up more."""
+    for label, members in slots.by_class.items():
+        if number < len(members):
+            return label
+        number -= len(members)
+    raise ValueError("there are fewer memories than that")
 
-    So each class has a ring of its latest frames, and every class that came holds a
-    memory. The authors set the rings' sizes by the number of classes of the whole
-    stream; here the rings shrink when a class comes.
+
+class RingBuffer(SelectionRule):
+    """Stores every frame; a full buffer gives up the oldest memory of the largest class.
+
+    It is that of the frame if several are as large. So each class has a ring of its
+    latest frames, and every class that came holds a memory. The authors set the rings'
+    sizes by the number of classes of the whole stream; here the rings shrink when a
+    class comes.
     """
 
     evenly_spread = False
@@ -73,21 +81,25 @@ class RingBuffer(SelectionRule):
         chosen = []
         for position, label in enumerate(labels):
             if not slots.free:
-                largest = slots.largest()
-                victim = label
-                if slots.count(label) < largest:
-                    victim = next(
-                        other
-                        for other in slots.classes
-                        if slots.count(other) == largest
-                    )
-                slots.free.append(slots.by_class[victim].pop(0))  # in order of arrival
+                members = slots.by_class[self._victim(slots, label)]
+                slots.free.append(members.pop(0))  # in order of arrival
             chosen.append((position, slots.take(label)))
         return chosen
 
+    @staticmethod
+    def _victim(slots: Slots, label: int) -> int:
+        """Return the class that gives up a memory for a frame of a class."""
+        largest = slots.largest()
+        if slots.count(label) == largest:
+            return label
+        return next(other for other in slots.classes if slots.count(other) == largest)
+
 
 class ChosenFrames(SelectionRule):
-    """Stores all that is offered after training while slots are free, for methods that choose memories themselves."""
+    """Stores all that is offered after training while slots are free.
+
+    It is for methods that choose memories themselves.
+    """
 
     second_pass = True
     evenly_spread = False
@@ -101,19 +113,28 @@ class ChosenFrames(SelectionRule):
 
 
 class HerdedFrames(ChosenFrames):
-    """Exemplars in order of priority, which are cut at the end; of more classes than slots, the last ones get none."""
+    """Exemplars in order of priority, which are cut at the end.
+
+    Of more classes than slots, the last ones get none.
+    """
 
     every_class_holds_one = False
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
-    """Allot equal shares of all slots to classes, and the remainder one each to the first; the last may get none."""
-    share, left_over = divmod(capacity, len(classes))
-    return {label: share + (place < left_over) for place, label in enumerate(classes)}
+    """Allot equal shares of all slots to classes, and the remainder one each.
+
+    The first classes get the remainder; the last may get none.
+    """
+    share, remainder = divmod(capacity, len(classes))
+    return {label: share + (index < remainder) for index, label in enumerate(classes)}
 
 
 def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
-    """Cut the lists of some classes, which are in order of priority, to their quotas; return the freed slots."""
+    """Cut the lists of some classes to their quotas; return the freed slots.
+
+    The lists are in order of priority.
+    """
     freed: list[int] = []
     for label, quota in quotas.items():
         members = slots.by_class.get(label, [])
@@ -124,20 +145,29 @@ def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
 
 
 def herd(features: Tensor, count: int) -> list[int]:
-    """Choose up to ``count`` of ``(N, D)`` rows whose running mean stays closest to that of all (iCaRL, alg. 4)."""
-    mean, total = features.mean(0), torch.zeros_like(features[0])
+    """Choose rows whose running mean stays closest to that of all (iCaRL, alg. 4).
+
+    Args:
+        features: ``(N, D)``.
+        count: number of rows to choose, at most.
+
+    Returns:
+        Their indices, in order of priority.
+    """
+    mean = features.mean(0)
+    total = torch.zeros_like(features[0])
     taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
     for number in range(1, min(count, len(features)) + 1):
-        distances = (
-            (mean - (total + features) / number)
-            .norm(dim=1)
-            .masked_fill(taken, torch.inf)
-        )
-        chosen.append(int(distances.argmin()))
-        taken[chosen[-1]] = True
-        total = total + features[chosen[-1]]
+        distances = (mean - (total + features) / number).norm(dim=1)
+        index = int(distances.masked_fill(taken, torch.inf).argmin())
+        chosen.append(index)
+        taken[index] = True
+        total = total + features[index]
     return chosen
+
+
+# Draws
 
 
 def held_slots(buffer: MemoryBuffer) -> list[int]:
@@ -148,27 +178,30 @@ def held_slots(buffer: MemoryBuffer) -> list[int]:
 
 
 def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
-    """Draw ``(count,)`` int64 of some slots in random order, each again only after all were drawn."""
-    return torch.from_numpy(
-        np.resize(random.permutation(np.asarray(slots, dtype=np.int64)), count)
-    )
+    """Draw ``(count,)`` int64 of some slots in random order.
+
+    Each is drawn again only after all were drawn.
+    """
+    shuffled = random.permutation(np.asarray(slots, dtype=np.int64))
+    return torch.from_numpy(np.resize(shuffled, count))
 
 
 def draw(buffer: MemoryBuffer, count: int) -> Tensor:
     """Draw ``(count,)`` int64 slots as ``draw_from`` does; none if nothing is stored."""
-    held = held_slots(buffer)
-    return (
-        draw_from(buffer.slots.random, held, count)
-        if held
-        else torch.empty(0, dtype=torch.int64)
-    )
+    slots = held_slots(buffer)
+    if not slots:
+        return torch.empty(0, dtype=torch.int64)
+    return draw_from(buffer.slots.random, slots, count)
+
+
+# Plugins
 
 
 class ImageMemoryPlugin(StoringPlugin):
-    """Stores raw images during the last epoch of each experience; a method adds its own loss.
+    """Stores raw images during the last epoch of each experience.
 
-    A method that chooses its memories itself calls ``hold`` after an experience. Its
-    settings are attributes, see ``registry.register``.
+    A method adds its own loss. One that chooses its memories itself calls ``hold``
+    after an experience.
 
     Args:
         recipe: gives size and seed of the buffer.
@@ -183,106 +216,196 @@ class ImageMemoryPlugin(StoringPlugin):
     rule: ClassVar[type[SelectionRule]] = Reservoir
 
     def __init__(self, recipe: Recipe, rule: SelectionRule | None = None):
-        super().__init__(
-            self.buffer(
-                recipe.mem_size, self.rule() if rule is None else rule, recipe.seed
-            )
-        )
+        if rule is None:
+            rule = self.rule()
+        super().__init__(self.buffer(recipe.mem_size, rule, recipe.seed))
 
     def before_training_exp(self, strategy, **kwargs):
         super().before_training_exp(strategy, **kwargs)
         strategy.model.quantized_training = False
 
     def memory_logits(self, strategy, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute ``(n, classes)`` masked logits and ``(n,)`` labels of memories; F runs once for each."""
+        """Compute ``(n, classes)`` masked logits and ``(n,)`` labels of memories.
+
+        F runs once for each memory.
+        """
         maps, labels = self.storage_policy.replay(slots, strategy.model)
         return self.logits(strategy.model, maps), labels
 
-    def hold(self, strategy, kept: Sequence[int], positions: Sequence[int]) -> None:
-        """Keep the memories in some slots and store some frames of the current experience; give up all others.
+    def stored_images(self, slots: Tensor, device: torch.device | str) -> Tensor:
+        """Return the pixels of memories, ``(n, 3, h, w)`` uint8."""
+        rows = self.storage_policy.rows
+        assert rows is not None, "these slots hold memories"
+        return rows[slots].to(device)
 
-        The list of a class has its kept memories first, then the frames in the order of
-        ``positions``.
+    def hold(self, strategy, slots: Collection[int], positions: Sequence[int]) -> None:
+        """Keep the memories in some slots, store some frames, and give up all others.
+
+        The list of a class has its kept memories first, then the frames.
+
+        Args:
+            strategy: its experience has the frames.
+            slots: of the memories that are kept.
+            positions: of the frames, in the order in which they are stored.
         """
-        buffer, kept = self.storage_policy, set(kept)
-        for label, members in buffer.slots.by_class.items():
-            buffer.slots.free += [slot for slot in members if slot not in kept]
-            buffer.slots.by_class[label] = [slot for slot in members if slot in kept]
+        self._give_up_all_but(set(slots))
         targets = labels_of(strategy.experience.dataset)
-        for start in range(
-            0, max(1, len(positions)), strategy.eval_mb_size
-        ):  # at least once: it wipes the freed slots
-            part = positions[start : start + strategy.eval_mb_size]
-
-            def pixels(places: Sequence[int], part=part) -> Tensor:
-                return frames(strategy, [part[place] for place in places])
-
-            labels = torch.tensor(
-                [targets[position] for position in part], dtype=torch.int64
+        size = strategy.eval_mb_size
+        # At least once: storing wipes the freed slots.
+        for start in range(0, max(1, len(positions)), size):
+            batch_positions = positions[start : start + size]
+            labels = [targets[position] for position in batch_positions]
+            batch = StreamBatch(
+                labels=torch.tensor(labels, dtype=torch.int64),
+                feature_map=torch.empty(0, dtype=torch.float32),
+                codes=None,
+                pixels=FramesOf(strategy, batch_positions),
             )
-            buffer.store(
-                StreamBatch(labels, torch.empty(0), None, pixels), strategy.model
-            )
+            self.storage_policy.store(batch, strategy.model)
+
+    def _give_up_all_but(self, kept_slots: set[int]) -> None:
+        slots = self.storage_policy.slots
+        for label, members in slots.by_class.items():
+            slots.free += [slot for slot in members if slot not in kept_slots]
+            slots.by_class[label] = [slot for slot in members if slot in kept_slots]
+
+
+@dataclass(frozen=True)
+class FramesOf:
+    """Reads frames of the current experience, by their number in a batch.
+
+    Attributes:
+        strategy: its experience has the frames.
+        positions: of the batch's frames in the experience.
+    """
+
+    strategy: Any
+    positions: Sequence[int]
+
+    def __call__(self, numbers: Sequence[int]) -> Tensor:
+        """Return ``(n, 3, h, w)`` uint8."""
+        return frames(self.strategy, [self.positions[number] for number in numbers])
+
+
+@dataclass(frozen=True)
+class Exemplars:
+    """What is chosen of a class, as memories that stay and frames that come.
+
+    Attributes:
+        slots: of old exemplars that stay.
+        positions: of new frames in the experience.
+        order: slots of old exemplars, and ``None`` for each new one, in order of
+            priority; ``None`` where the order of the class does not change.
+    """
+
+    slots: list[int]
+    positions: list[int]
+    order: list[int | None] | None
 
 
 class HerdingPlugin(ImageMemoryPlugin):
-    """Stores exemplars that are herded after each experience, from its frames, by the features of the network then."""
+    """Stores exemplars that are herded after each experience from its frames.
+
+    The features are those of the network then.
+    """
 
     rule = HerdedFrames
 
     @torch.no_grad()
     def herd(self, strategy) -> None:
-        """Herd the classes of the experience and cut the lists of the others (iCaRL, algorithms 2, 4 and 5).
+        """Herd the classes of the experience and cut the lists of the others.
 
-        A class that comes again is herded from its old exemplars and its new frames.
+        iCaRL, algorithms 2, 4 and 5. A class that comes again is herded from its old
+        exemplars and its new frames.
         """
+        features, labels = self._features_of_frames(strategy)
+        by_class = self.storage_policy.slots.by_class
+        classes = list(dict.fromkeys([*by_class, *sorted(set(labels.tolist()))]))
+        quotas = allot(self.storage_policy.max_size, classes)
+        chosen: dict[int, Exemplars] = {}
+        for label, quota in quotas.items():
+            positions = (labels == label).nonzero().flatten().tolist()
+            chosen[label] = self._choose(strategy, label, quota, positions, features)
+        self.hold(
+            strategy,
+            slots=[slot for exemplars in chosen.values() for slot in exemplars.slots],
+            positions=[
+                position
+                for exemplars in chosen.values()
+                for position in exemplars.positions
+            ],
+        )
+        for label, exemplars in chosen.items():
+            if exemplars.order is not None:
+                by_class[label] = _in_order(by_class[label], exemplars.order)
+
+    def _features_of_frames(self, strategy) -> tuple[Tensor, Tensor]:
+        """Compute unit features ``(N, D)`` and labels ``(N,)`` of the experience."""
         # A generator of its own: a loader draws a seed, and must not advance the global
         # RNG.
         loader = DataLoader(
             strategy.adapted_dataset, strategy.eval_mb_size, generator=torch.Generator()
         )
-        looks = [
-            (unit_features(strategy.model, images.to(strategy.device)), labels)
-            for images, labels, *_ in loader
-        ]
-        features, labels = (torch.cat(parts) for parts in zip(*looks))
-        lists, orders, kept, chosen = self.storage_policy.slots.by_class, {}, [], []
-        classes = dict.fromkeys([*lists, *sorted(set(labels.tolist()))])
-        for label, quota in allot(self.storage_policy.max_size, list(classes)).items():
-            members, positions = (
-                lists.setdefault(label, []),
-                (labels == label).nonzero().flatten().tolist(),
-            )
-            best = list(range(min(quota, len(members))))
-            if positions:
-                old = [self.stored_features(strategy, members)] if members else []
-                best = herd(torch.cat([*old, features[positions]]), quota)
-                orders[label] = [
-                    members[place] if place < len(members) else None for place in best
-                ]
-            kept += [members[place] for place in best if place < len(members)]
-            chosen += [
-                positions[place - len(members)]
-                for place in best
-                if place >= len(members)
-            ]
-        self.hold(strategy, kept, chosen)
-        for label, order in orders.items():
-            new = iter(
-                [slot for slot in lists[label] if slot not in order]
-            )  # in the order in which they were chosen
-            lists[label] = [next(new) if slot is None else slot for slot in order]
+        features = []
+        labels = []
+        for images, targets, *_ in loader:
+            images = images.to(strategy.device)
+            features.append(unit_features(strategy.model, images))
+            labels.append(targets)
+        return torch.cat(features), torch.cat(labels)
+
+    def _choose(
+        self,
+        strategy,
+        label: int,
+        quota: int,
+        positions: list[int],
+        features: Tensor,
+    ) -> Exemplars:
+        """Choose the exemplars of a class.
+
+        Args:
+            strategy: gives the model.
+            label: the class.
+            quota: number of its exemplars.
+            positions: of its frames in the experience; maybe none.
+            features: ``(N, D)`` of all frames of the experience.
+        """
+        by_class = self.storage_policy.slots.by_class
+        members = by_class.setdefault(label, [])
+        if not positions:
+            return Exemplars(slots=members[:quota], positions=[], order=None)
+        candidates = features[positions]
+        if members:
+            stored = self.stored_features(strategy, members)
+            candidates = torch.cat([stored, candidates])
+        slots: list[int] = []
+        frames_chosen: list[int] = []
+        order: list[int | None] = []
+        for index in herd(candidates, quota):
+            if index < len(members):
+                slots.append(members[index])
+                order.append(members[index])
+            else:
+                frames_chosen.append(positions[index - len(members)])
+                order.append(None)
+        return Exemplars(slots=slots, positions=frames_chosen, order=order)
 
     def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Compute unit features ``(n, D)`` of stored images."""
-        parts = torch.tensor(slots).split(strategy.eval_mb_size)
-        rows = self.storage_policy.rows
-        return torch.cat(
-            [
-                unit_features(strategy.model, rows[part].to(strategy.device))
-                for part in parts
-            ]
-        )
+        batches = torch.tensor(slots).split(strategy.eval_mb_size)
+        features = [
+            unit_features(strategy.model, self.stored_images(batch, strategy.device))
+            for batch in batches
+        ]
+        return torch.cat(features)
+
+
+def _in_order(members: list[int], order: list[int | None]) -> list[int]:
+    """Return the slots of a class in order of priority; see ``Exemplars.order``."""
+    # In the order in which they were chosen.
+    new_slots = iter([slot for slot in members if slot not in order])
+    return [next(new_slots) if slot is None else slot for slot in order]
 
 
 def unit_features(model: SplitModel, images: Tensor) -> Tensor:
@@ -290,8 +413,18 @@ def unit_features(model: SplitModel, images: Tensor) -> Tensor:
     return functional.normalize(pooled_features(model, images))
 
 
+# Distillation
+
+
 class OldNetwork:
-    """Copy of the plastic layers after the latest experience, for distillation; float16 with ``half``."""
+    """Copy of the plastic layers after the latest experience, for distillation.
+
+    Args:
+        half: hold the weights as float16.
+
+    Attributes:
+        state: the weights by name; empty before the first ``take``.
+    """
 
     def __init__(self, half: bool = True):
         self.half = half
@@ -308,23 +441,27 @@ class OldNetwork:
         """Copy the current weights."""
         self.state = {}
         for name, value in model.plastic_layers.state_dict().items():
-            kept = (
-                torch.float16
-                if self.half and value.is_floating_point()
-                else value.dtype
-            )
-            self.state[name] = value.detach().to(kept, copy=True)
+            dtype = value.dtype
+            if self.half and value.is_floating_point():
+                dtype = torch.float16
+            self.state[name] = value.detach().to(dtype, copy=True)
 
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
-        """Compute ``(B, classes)`` float32 of ``(B, C, H, W)`` maps with the copied weights in the model's layers."""
-        self.state = {
-            name: value.to(maps.device) for name, value in self.state.items()
-        }  # a loaded state is on the CPU
-        weights = {
-            name: value.float() if value.is_floating_point() else value
-            for name, value in self.state.items()
-        }
+        """Compute logits with the copied weights in the model's layers.
+
+        Args:
+            model: has the layers, which run in evaluation mode.
+            maps: ``(B, C, H, W)``.
+
+        Returns:
+            ``(B, classes)`` float32.
+        """
+        weights = {}
+        for name, value in self.state.items():
+            value = value.to(maps.device)  # a loaded state is on the CPU
+            self.state[name] = value
+            weights[name] = value.float() if value.is_floating_point() else value
         with (
             model.stopwatch.measure("plastic"),
             evaluating(model.plastic_layers),
@@ -333,30 +470,34 @@ class OldNetwork:
             return functional_call(model.plastic_layers, weights, (maps,)).float()
 
     def state_dict(self) -> dict:
-        """The weights; empty before the first ``take``."""
+        """Return the weights; none before the first ``take``."""
         return dict(self.state)
 
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
-        # Weights of a SplitModel lie channels-last, an order that a file does not keep
-        # and kernels round by.
-        self.state = {
-            name: value.clone(
-                memory_format=torch.channels_last
-                if value.dim() == 4
-                else torch.contiguous_format
-            )
-            for name, value in state.items()
-        }
+        self.state = {}
+        for name, value in state.items():
+            # Weights of a SplitModel lie channels-last, an order that a file does not
+            # keep and kernels round by.
+            order = torch.contiguous_format
+            if value.dim() == 4:
+                order = torch.channels_last
+            self.state[name] = value.clone(memory_format=order)
 
 
 def distillation_loss(
     logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float
 ) -> Tensor:
-    """Compute the mean Kullback-Leibler divergence of ``(B, n)`` answers over some classes from the old ones.
+    """Compute the mean Kullback-Leibler divergence from the old answers.
 
     It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was
-    forgotten. Logits are divided by the temperature; ``old_logits`` have no gradient.
+    forgotten.
+
+    Args:
+        logits: ``(B, n)``.
+        old_logits: ``(B, n)``, without a gradient.
+        classes: columns that are compared.
+        temperature: divisor of both.
     """
     answers = (logits[:, classes] / temperature).log_softmax(1)
     old_answers = (old_logits[:, classes] / temperature).log_softmax(1)

@@ -1,4 +1,7 @@
-"""Stable SGD: a training regime that finds wide minima, without memories and penalties."""
+"""Stable SGD: a training regime that finds wide minima, without memories and penalties.
+
+Mirzadeh et al., NeurIPS 2020.
+"""
 
 import warnings
 
@@ -11,20 +14,27 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 @register(
     "stable_sgd",
-    summary="a rate that decays from experience to experience, small batches and dropout",
-    source="Mirzadeh et al., Understanding the Role of Training Regimes in Continual Learning, NeurIPS 2020",
+    summary=(
+        "a rate that decays from experience to experience, small batches and dropout"
+    ),
+    source=(
+        "Mirzadeh et al., Understanding the Role of Training Regimes in Continual "
+        "Learning, NeurIPS 2020"
+    ),
     stores="nothing",
 )
 class StableSGDPlugin(StatefulPlugin):
-    """Sets the rate to ``max(first_rate * gamma**t, lowest_rate)`` and the momentum to 0 before experience ``t``.
+    """Sets rate and momentum before each experience, the batch size and the dropout.
 
-    Experiences count from 0. The authors' code counts from 1, so its first rate is
-    ``gamma`` times the given one; and it resets the momentum at every epoch, which is
-    the same if an experience has one epoch. The first rate is the one that all
-    strategies share: the authors' 0.15 is for a small ResNet trained from scratch.
-    Other defaults are theirs on split CIFAR-100.
+    The rate before experience ``t`` is ``max(first_rate * gamma**t, lowest_rate)``, and
+    SGD's momentum begins at 0 again. Experiences count from 0. The authors' code counts
+    from 1, so its first rate is ``gamma`` times the given one; and it resets the
+    momentum at every epoch, which is the same if an experience has one epoch. The first
+    rate is the one that all strategies share: the authors' 0.15 is for a small ResNet
+    trained from scratch. Other defaults are theirs on split CIFAR-100.
 
-    Attributes:
+    Args:
+        recipe: what the strategy is built from.
         gamma: factor of the rate from each experience to the next.
         lowest_rate: lower limit of the rate.
         momentum: momentum of SGD.
@@ -34,37 +44,41 @@ class StableSGDPlugin(StatefulPlugin):
             batches add noise to the steps.
     """
 
-    gamma: Factor = 0.85
-    lowest_rate: NotNegative = 5e-5
-    momentum: Share = 0.8
-    dropout: Share = 0.1
-    batch_size: Count = 10
-
-    def __init__(self, recipe: Recipe):
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        gamma: Factor = 0.85,
+        lowest_rate: NotNegative = 5e-5,
+        momentum: Share = 0.8,
+        dropout: Share = 0.1,
+        batch_size: Count = 10,
+    ):
         super().__init__()
         self.first_rate = recipe.settings.learning_rate
-        self.sgd = {"momentum": recipe.method.momentum}
-        dropouts = [
-            module
-            for module in recipe.model.plastic_layers.modules()
-            if isinstance(module, nn.Dropout)
-        ]
-        for module in dropouts:
-            module.p = recipe.method.dropout
-        if recipe.method.dropout and not dropouts:
-            warnings.warn(
-                f"the plastic layers have no dropout, so dropout={recipe.method.dropout} of stable_sgd has no effect; "
-                "the decaying rate and the small batches have",
-                stacklevel=2,
-            )
+        self.gamma = gamma
+        self.lowest_rate = lowest_rate
+        self.batch_size = batch_size
+        self.sgd = {"momentum": momentum}
+        _set_dropout(recipe.model.plastic_layers, dropout)
 
     def before_training(self, strategy, **kwargs):
         strategy.train_mb_size = self.batch_size
 
     def before_training_exp(self, strategy, **kwargs):
         strategy.make_optimizer(reset_optimizer_state=True)
+        decayed = self.first_rate * self.gamma**strategy.clock.train_exp_counter
         for group in strategy.optimizer.param_groups:
-            group["lr"] = max(
-                self.first_rate * self.gamma**strategy.clock.train_exp_counter,
-                self.lowest_rate,
-            )
+            group["lr"] = max(decayed, self.lowest_rate)
+
+
+def _set_dropout(layers: nn.Module, probability: float) -> None:
+    dropouts = [module for module in layers.modules() if isinstance(module, nn.Dropout)]
+    for module in dropouts:
+        module.p = probability
+    if probability and not dropouts:
+        warnings.warn(
+            f"the plastic layers have no dropout, so dropout={probability} of "
+            "stable_sgd has no effect; the decaying rate and the small batches have",
+            stacklevel=3,
+        )

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,10 @@ from torch.nn.functional import cross_entropy
 from watched import SIX, Losses, outputs_of, taught
 
 from crumb_avalanche.memory.slots import Slots
-from crumb_avalanche.methods.bic import SplitExemplars, fit_bias
-from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.methods.bic import BiasStage, SplitExemplars, fit_bias
 from crumb_avalanche.methods.replay import draw_from
 
-BIC = get_strategy("bic")
+STAGE = BiasStage(epochs=200, learning_rate=0.1, decay=0.1)
 
 
 def test_two_scalars_are_recovered_on_a_shifted_toy_problem():
@@ -23,25 +23,19 @@ def test_two_scalars_are_recovered_on_a_shifted_toy_problem():
     labels = torch.multinomial(true.softmax(1), 1, generator=random).squeeze(1)
     shifted = true.clone()
     shifted[:, [1, 3]] = (true[:, [1, 3]] + 1.5) / 0.6  # so 0.6 * logit - 1.5 is right
-    alpha, beta = fit_bias(
-        shifted, labels, [1, 3], BIC.method_settings({"bias_decay": 0.0})
-    )
+    alpha, beta = fit_bias(shifted, labels, [1, 3], replace(STAGE, decay=0.0))
     assert alpha == pytest.approx(0.6, abs=0.05) and beta == pytest.approx(
         -1.5, abs=0.15
     )
-    assert fit_bias(true, labels, [1, 3], BIC.settings()) == pytest.approx(
-        (1, 0), abs=0.1
-    )
-    held_back = fit_bias(
-        shifted, labels, [1, 3], BIC.method_settings({"bias_decay": 1.0})
-    )[1]
+    assert fit_bias(true, labels, [1, 3], STAGE) == pytest.approx((1, 0), abs=0.1)
+    held_back = fit_bias(shifted, labels, [1, 3], replace(STAGE, decay=1.0))[1]
     assert -1.4 < held_back < 0
 
 
 def test_the_order_of_new_classes_is_never_reversed():
     logits = torch.tensor([[2.0, 0, 5, 6], [0, 2, 6, 5], [0, 0, 1, 2], [0, 0, 2, 1]])
     alpha, beta = fit_bias(
-        logits, torch.arange(4), [2, 3], BIC.settings()
+        logits, torch.arange(4), [2, 3], STAGE
     )  # best told apart with a negative alpha
     assert alpha == pytest.approx(0.01) and math.isfinite(beta)
 
@@ -162,7 +156,7 @@ def test_the_second_stage_fits_the_newest_scalars_and_nothing_else():
     logits = strategy.seen_classes.mask(
         still.classify(still.features(buffer.rows[slots]))
     ).detach()
-    alpha, beta = fit_bias(logits, buffer.labels[slots].long(), second, BIC.settings())
+    alpha, beta = fit_bias(logits, buffer.labels[slots].long(), second, STAGE)
     assert alpha != 1 and bic.alpha[second].tolist() == pytest.approx(
         [alpha] * 2, abs=1e-3
     )

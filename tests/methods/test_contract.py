@@ -332,7 +332,9 @@ class ToyMeans(ClassMeans):
 
 @register("toy_replay", summary="toy", source="here", stores="images")
 class ToyPlugin(ImageMemoryPlugin):
-    weight: Positive = 0.5
+    def __init__(self, recipe, *, weight: Positive = 0.5):
+        super().__init__(recipe)
+        self.weight = weight
 
     def before_backward(self, strategy, **kwargs):
         slots = draw(self.storage_policy, len(strategy.mb_y))

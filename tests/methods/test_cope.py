@@ -98,7 +98,7 @@ class Spy(SupervisedPlugin):
         self.before = [
             weight.clone() for weight in strategy.model.plastic_layers.conv.parameters()
         ]
-        self.old, self.batch = one.prototypes.clone(), one._batch
+        self.old, self.batch = one.prototypes.clone(), one._step
         embeddings, labels = self.batch
         self.sizes.append(len(labels))
         assert strategy.mb_output.shape == (len(strategy.mb_y), 4)

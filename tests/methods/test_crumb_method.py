@@ -8,7 +8,8 @@ import torch
 from small_models import make_model, make_stream
 from watched import SIX, Losses, learned, outputs_of
 
-from crumb_avalanche.methods.crumb import CrumbSettings, fit_linear
+from crumb_avalanche.methods.crumb_readout import LinearReadout
+from crumb_avalanche.methods.crumb_replay import CrumbSettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.runs.session import rate_trials
@@ -39,12 +40,12 @@ def test_a_line_by_hand():
     # Means 1 and 5, variance (1 + 1 + 1 + 1) / 4 = 1, increased by min(1, D / N) = 1/4
     # of itself. The weights are (1 - 3) / 1.25 and (5 - 3) / 1.25, and both scores are
     # equal in the middle, at 3.
-    readout = fit_linear(
+    readout = LinearReadout.fit(
         torch.tensor([[0.0], [2], [4], [6]]), torch.tensor([1, 1, 3, 3]), 5
     )
-    assert readout["labels"].tolist() == [1, 3]
-    torch.testing.assert_close(readout["weights"], torch.tensor([[-1.6, 1.6]]))
-    torch.testing.assert_close(readout["offsets"], torch.tensor([3.2, -6.4]))
+    assert readout.labels.tolist() == [1, 3]
+    torch.testing.assert_close(readout.weights, torch.tensor([[-1.6, 1.6]]))
+    torch.testing.assert_close(readout.offsets, torch.tensor([3.2, -6.4]))
 
 
 def slow_features(model, codes):
@@ -157,7 +158,7 @@ def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
     outputs_of(strategy, stream.test_stream)
     assert (
         ours["derived_bytes"]
-        == tensor_bytes(strategy._fitted().values())
+        == tensor_bytes(strategy._fitted().state_dict().values())
         == strategy.derived_bytes
     )
 

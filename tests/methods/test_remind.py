@@ -132,7 +132,8 @@ def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
     if held == 1:
         buffer.labels[buffer.slots.release(min(buffer.slots.by_class))] = -1
     buffer.__class__, buffer.drawn = LoggedBuffer, []
-    maps, targets = strategy._mixed_memories(new)
+    memories = strategy._mixed_memories(new)
+    maps, targets = memories.maps, memories.targets
     drawn, labels, _ = buffer.drawn[0]
     assert maps.shape == (rows, 8, 4, 4) and targets.shape == (rows, 6)
     assert len(drawn) == 2 * rows == len(drawn.unique(dim=0))

@@ -1,0 +1,137 @@
+"""CRUMB, and plain replay of images and of maps by the same steps and selection rule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from crumb_avalanche.memory.buffers import (
+    CodeBuffer,
+    ImageBuffer,
+    MapBuffer,
+    MemoryBuffer,
+)
+from crumb_avalanche.memory.selection import RULES
+from crumb_avalanche.methods.crumb_readout import ReadoutStrategy
+from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.system.setting_ranges import InRange, NotNegative
+from crumb_avalanche.training.crumb import CRUMBStrategy
+from crumb_avalanche.training.replay_settings import ReplaySettings
+from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+@dataclass(frozen=True)
+class CrumbSettings(InRange):
+    """Settings of CRUMB.
+
+    Attributes:
+        direct_weight: alpha of eq. 3, the weight of the loss on unquantized maps.
+        codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
+        freeze_codebook: keep the memory blocks as initialised.
+        readout: what answers. ``head`` is the paper's. ``closed_form`` trains as CRUMB
+            does and answers by a discriminant that is fitted to the decoded memories;
+            ``closed_form_stock`` trains nothing and fits it to memories of the stock
+            layers.
+    """
+
+    direct_weight: NotNegative = ReplaySettings.direct_weight
+    codebook_weight: NotNegative = ReplaySettings.codebook_weight
+    freeze_codebook: bool = False
+    readout: Literal["head", "closed_form", "closed_form_stock"] = "head"
+
+
+def replay_strategy(
+    recipe: Recipe,
+    buffer: type[MemoryBuffer],
+    direct_weight: float,
+    codebook_weight: float,
+    strategy: Callable[..., CRUMBStrategy] = CRUMBStrategy,
+) -> CRUMBStrategy:
+    """Build replay from a buffer with the settings that all strategies share.
+
+    Args:
+        recipe: what the strategy is built from.
+        buffer: what a memory is.
+        direct_weight, codebook_weight: alpha and beta of eq. 3.
+        strategy: the type of the strategy.
+
+    Raises:
+        ValueError: there is no selection rule of that name.
+    """
+    settings = recipe.settings
+    rule = settings.selection_rule
+    if rule not in RULES:
+        raise ValueError(
+            f"selection rule {rule!r} is unknown; known are {', '.join(RULES)}"
+        )
+    return strategy(
+        optimizer=recipe.optimizer(),
+        storage_policy=buffer(recipe.mem_size, RULES[rule](), recipe.seed),
+        direct_weight=direct_weight,
+        codebook_weight=codebook_weight,
+        **settings.replay,
+        **recipe.common(),
+    )
+
+
+@register(
+    "crumb",
+    summary="codes of memory blocks, decoded and replayed (this paper)",
+    source=(
+        "Talbot et al., Tuned Compositional Feature Replays for Efficient Stream "
+        "Learning"
+    ),
+    stores="codes of feature maps, and the codebook",
+    settings=CrumbSettings,
+    buffer=CodeBuffer,
+    # One byte a value, as the paper counts it; the ledger counts the four bytes of
+    # float32.
+    fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
+    round_up=True,
+    codebook=True,
+    own_rate=lambda method: method.readout == "closed_form_stock",
+    tuning={"readout": "head"},  # the rate is that of the layers, which the head shows
+    each_class=True,
+)
+def build_crumb(recipe: Recipe) -> StreamStrategy:
+    """Build CRUMB with its readout; the codebook is trained unless it is frozen."""
+    method = recipe.method
+    codebook = recipe.model.codebook
+    assert codebook is not None, "the entry says that the model has one"
+    codebook.requires_grad_(not method.freeze_codebook)
+    strategy: Callable[..., CRUMBStrategy] = CRUMBStrategy
+    if method.readout != "head":
+        trains = method.readout == "closed_form"
+        strategy = partial(ReadoutStrategy, train_layers=trains)
+    return replay_strategy(
+        recipe, CodeBuffer, method.direct_weight, method.codebook_weight, strategy
+    )
+
+
+@register(
+    "image_replay",
+    summary="raw uint8 images, replayed through the whole network",
+    source="Talbot et al., table 3",
+    stores="raw images",
+    buffer=ImageBuffer,
+    each_class=True,
+)
+def build_image_replay(recipe: Recipe) -> StreamStrategy:
+    """Build replay of raw images, without codes."""
+    return replay_strategy(recipe, ImageBuffer, direct_weight=1.0, codebook_weight=0.0)
+
+
+@register(
+    "map_replay",
+    summary="raw float32 feature maps, replayed",
+    source=(
+        "latent replay: Pellegrini et al., Latent Replay for Real-Time Continual "
+        "Learning, IROS 2020"
+    ),
+    stores="raw feature maps",
+    buffer=MapBuffer,
+    each_class=True,
+)
+def build_map_replay(recipe: Recipe) -> StreamStrategy:
+    """Build replay of raw feature maps, without codes."""
+    return replay_strategy(recipe, MapBuffer, direct_weight=1.0, codebook_weight=0.0)
