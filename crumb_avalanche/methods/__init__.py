@@ -1,1 +1,4 @@
-"""One file a method: plugin, augmentation, losses, or class statistics in closed form; shared parts; the registry."""
+"""One file a method: plugin, losses, or class statistics in closed form.
+
+And what methods share, and the registry.
+"""

@@ -195,7 +195,9 @@ def fit_bias(
 
 @register(
     "bic",
-    summary="exemplars, distillation, and two scalars that correct the bias to new classes",
+    summary=(
+        "exemplars, distillation, and two scalars that correct the bias to new classes"
+    ),
     source="Wu et al., Large Scale Incremental Learning, CVPR 2019",
     stores=(
         "raw images, a copy of the plastic layers for distillation, two scalars an "

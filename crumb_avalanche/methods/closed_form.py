@@ -248,7 +248,7 @@ class ClosedForm(ABC):
 
     @property
     def remains_after_forget(self) -> str:
-        """What ``forget`` leaves of the images of a class, in words; empty for nothing."""
+        """What ``forget`` leaves of the images of a class, in words; maybe nothing."""
         return ""
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -373,7 +373,7 @@ class ClosedForm(ABC):
         return scores
 
     def solution(self) -> Scores:
-        """Return the classifier of the classes with images, of which there must be one."""
+        """Return the classifier of the classes with images, at least one."""
         return Scores(self, self.solved())
 
     @isolated
@@ -387,7 +387,7 @@ class ClosedForm(ABC):
         return self._solution
 
     def typicality(self, features: Tensor, nothing: Tensor | None = None) -> Typicality:
-        """Score the classes with images, and measure how like their images new ones are.
+        """Score the classes with images, and measure how like their images others are.
 
         What "like" means is the method's own; see ``_typicality``.
 
@@ -445,7 +445,10 @@ class ClosedForm(ABC):
     @classmethod
     @lru_cache(maxsize=256)
     def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
-        """Return the bytes of an instance without images, from tensors without memory."""
+        """Return the bytes of an instance without images.
+
+        They come from tensors without memory.
+        """
         with torch.device("meta"):
             return tensor_bytes(cls(n_classes, length, **arguments).tensors())
 
@@ -625,7 +628,7 @@ class ClosedForm(ABC):
     def _check_settings(
         self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()
     ) -> None:
-        """Raise ``StateError`` for statistics with other settings; ``free`` may differ."""
+        """Raise ``StateError`` if settings differ that are not ``free``."""
         for name in {**self.settings, **settings}:
             mine = self.settings.get(name)
             theirs = settings.get(name)
@@ -661,7 +664,7 @@ class ClosedForm(ABC):
             self._check_label(int(labels.max()))
 
     def _check_features(self, features: Tensor) -> None:
-        """Raise ``ValueError`` for features that are not ``(B, D)``, finite and small."""
+        """Raise ``ValueError`` for features that are not ``(B, D)`` and usable."""
         length = self.settings["length"]
         if features.dim() != 2 or features.shape[1] != length:
             raise ValueError(
@@ -743,8 +746,8 @@ def check_not_negative(name: str, values: Tensor) -> None:
     """Raise ``StateError`` for a tensor of a state with negative values."""
     if (values < 0).any():
         raise StateError(
-            f"{name} of the state holds {float(values.min()):g}, where no images give a "
-            "negative value; load a copy"
+            f"{name} of the state holds {float(values.min()):g}, where no images give "
+            "a negative value; load a copy"
         )
 
 

@@ -62,7 +62,7 @@ class ClosedFormStrategy(StreamStrategy):
 
     @property
     def decided_settings(self) -> dict[str, Any]:
-        """Settings of the method that were decided while learning, with their values."""
+        """Settings of the method that were decided while learning, by name."""
         if self._length < self.features.length(self.model):
             return {"maps": False, "cells": 1}
         return {}
@@ -106,7 +106,7 @@ class ClosedFormStrategy(StreamStrategy):
         self.statistics.share(allocated, budget)
 
     def _answers(self, features: Tensor) -> Tensor:
-        """Compute logits ``(B, n_classes)``, scores shifted to 0 for the best seen class."""
+        """Compute logits ``(B, n_classes)``: scores minus that of the best class."""
         seen = self.seen_classes.seen
         if not seen:
             return self._zeros(len(features))
@@ -146,7 +146,7 @@ class ClosedFormStrategy(StreamStrategy):
         self.statistics = statistics
 
     def _loaded(self, state: dict[str, Any]) -> ClosedForm:
-        """Return statistics with a state, which may have dropped features of the map."""
+        """Return statistics with a state, in which features may have been dropped."""
         length = state["settings"]["length"]
         complete = self.features.length(self.model)
         of_head = self.features.of_head().length(self.model)

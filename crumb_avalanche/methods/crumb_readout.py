@@ -1,4 +1,4 @@
-"""CRUMB's readout in closed form: a discriminant that is fitted to the decoded memories."""
+"""CRUMB's readout in closed form: a discriminant of the decoded memories."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +122,7 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @torch.no_grad()
     def _fitted(self) -> LinearReadout | None:
-        """Fit the discriminant to the memories; where there are none, what was loaded."""
+        """Fit the discriminant to the memories; without any, return what was loaded."""
         storage = self._memories
         slots = [
             slot for members in storage.slots.by_class.values() for slot in members

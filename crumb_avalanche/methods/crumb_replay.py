@@ -1,4 +1,4 @@
-"""CRUMB, and plain replay of images and of maps by the same steps and selection rule."""
+"""CRUMB, and plain replay of images and of maps by the same steps and rule."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -46,7 +46,7 @@ class LogitImageBuffer(ImageBuffer):
         return super().to_maps(pixels, model)
 
     def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
-        """Return ``(n, classes)`` float32 logits of some slots, on the model's device."""
+        """Return ``(n, classes)`` float32 logits of slots, on the model's device."""
         assert self.rows is not None, "these slots hold memories"
         stored = self.rows[slots][:, 3 * model.image_size**2 :]
         # A copy, since a view of a part of a row may not be aligned.
@@ -119,7 +119,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
 
 
 def _squared_difference(logits: Tensor, stored: Tensor) -> Tensor:
-    """Return the mean square over the classes that were seen when logits were stored."""
+    """Return the mean square over the classes seen when logits were stored."""
     known = stored != UNSEEN_LOGIT
     difference = (logits - stored).masked_fill(~known, 0.0)
     return difference.square().sum() / known.sum()

@@ -124,8 +124,8 @@ class ClassDirections:
             label: the class.
             rows: ``R``, ``(n, D)`` float64, at least one row.
         """
-        for part in rows.split(MOST_ROWS):
-            stacked = torch.cat([self.of_class(label), part])
+        for batch in rows.split(MOST_ROWS):
+            stacked = torch.cat([self.of_class(label), batch])
             energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)
             count = min(self.per_class, int(_not_rounding(energies).sum()))
             left_out = len(energies) - count
@@ -168,7 +168,7 @@ class ClassDirections:
         self._energies[label] = self.of_class(label).square().sum(1).tolist()
 
     def trim(self) -> None:
-        """Drop directions until ``total`` holds; their energy is added to ``outside``."""
+        """Drop directions until ``total`` holds; ``outside`` gets their energy."""
         if self.total is None or len(self) <= self.total:
             return
         for label, number in enumerate(self._surplus(self.total)):
@@ -313,8 +313,8 @@ class ClassDirections:
             scales_of_class = sizes
         rows = tensors["directions"].split(sizes)
         scales = tensors["direction_scales"].split(scales_of_class)
-        self.rows = [part.clone() for part in rows]
-        self.scales = [part.clone() for part in scales]
+        self.rows = [of_class.clone() for of_class in rows]
+        self.scales = [of_class.clone() for of_class in scales]
         for label in range(len(sizes)):
             self._measure(label)
 

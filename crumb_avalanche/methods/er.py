@@ -43,7 +43,7 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
 
 
 def add_replay_loss(plugin: ImageMemoryPlugin, strategy) -> None:
-    """Make the loss the mean over the new batch and as many memories, if there are any."""
+    """Make the loss the mean over the new batch and as many memories, if any."""
     slots = draw(plugin.storage_policy, len(strategy.mb_y))
     if len(slots) == 0:
         return

@@ -46,9 +46,10 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureMoments(InRange):
-    """Computes means and deviations over locations; by default means of the head's input.
+    """Computes means and deviations over locations, of two maps.
 
-    They are of the feature map that enters the plastic layers, and of the head's input.
+    They are of the feature map that enters the plastic layers, and of the head's input;
+    by default means of the latter.
     Of a transformer's map, class token and registers do not count; its class token is
     the head's input, if the network has one.
 
@@ -123,7 +124,7 @@ class FeatureMoments(InRange):
     def of_layers(
         self, layers: list[Tensor], no_deviation: bool = False, tiny: float = 0.0
     ) -> Tensor:
-        """Compute ``(B, D)`` features of the feature map, if ``maps``, and of the head's input.
+        """Compute ``(B, D)`` features of the layers, which are one or two.
 
         Args:
             layers: ``(B, C, H, W)`` each, or ``(B, C)`` if the network averages the
@@ -222,7 +223,9 @@ def parts_of(settings: Any) -> tuple[FeatureMoments, dict[str, Any]]:
         Its features, and the arguments of its constructor.
     """
     of_form = asdict(settings)
-    of_features = {item.name: of_form.pop(item.name) for item in fields(FeatureMoments)}
+    of_features = {
+        moment.name: of_form.pop(moment.name) for moment in fields(FeatureMoments)
+    }
     return FeatureMoments(**of_features), of_form
 
 

@@ -33,17 +33,19 @@ class ShrunkCovariance(NamedTuple):
     deviations: Tensor
 
     def distances(self, points: Tensor, mean: Tensor) -> Tensor:
-        """Compute squared Mahalanobis distances, ``(B,)``, after scaling to a diagonal of 1.
+        """Compute squared Mahalanobis distances, ``(B,)``.
+
+        The covariance is scaled to a diagonal of 1.
 
         Args:
             points: ``(B, D)`` float64, of length 1.
             mean: ``(D,)``, of length 1.
         """
         # Of points scaled by the deviations: the covariance before scaling serves.
-        rest = points * self.deviations - mean * self.deviations
-        along = rest @ self.rows.mT
+        difference = points * self.deviations - mean * self.deviations
+        along = difference @ self.rows.mT
         explained = (along @ self.inverse * along).sum(1)
-        return -(explained - rest.square().sum(1)) / self.isotropic
+        return -(explained - difference.square().sum(1)) / self.isotropic
 
 
 class Solution(NamedTuple):
@@ -147,15 +149,15 @@ class FeCAM(ClassGaussians):
             )
         sum_of_elements = float(rows.sum(1).square().sum()) + even * length
         off_diagonal = max(length * (length - 1), 1)  # elements
-        others = self.shrink_others * (sum_of_elements - trace) / off_diagonal
+        common = self.shrink_others * (sum_of_elements - trace) / off_diagonal
         isotropic = max(
-            self.shrink_diagonal * trace / length - others,
+            self.shrink_diagonal * trace / length - common,
             LEAST_ISOTROPIC * trace / length,
         )
-        of_others = torch.full((1, length), abs(others) ** 0.5, dtype=torch.float64)
-        rows = torch.cat([rows, of_others])
+        common_row = torch.full((1, length), abs(common) ** 0.5, dtype=torch.float64)
+        rows = torch.cat([rows, common_row])
         signs = torch.ones(len(rows), dtype=torch.float64)
-        if others < 0:
+        if common < 0:
             signs[-1] = -1
         inner = rows @ rows.mT
         inner.diagonal().add_((isotropic + even) * signs)
@@ -163,7 +165,7 @@ class FeCAM(ClassGaussians):
             rows=rows,
             inverse=torch.linalg.inv(inner),
             isotropic=isotropic + even,
-            deviations=(variances + isotropic + others).sqrt(),
+            deviations=(variances + isotropic + common).sqrt(),
         )
 
     def _answers(self, features, solution):

@@ -375,14 +375,14 @@ class ClassGaussians(ClosedForm):
 
     # Saving and loading
 
-    def _parts(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
-        parts = (self.classes, self.directions, self.scatter)
-        return [part for part in parts if part is not None]
+    def _statistics(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
+        statistics = (self.classes, self.directions, self.scatter)
+        return [held for held in statistics if held is not None]
 
     def named_tensors(self):
         named = {}
-        for part in self._parts():
-            named.update(part.named_tensors())
+        for statistics in self._statistics():
+            named.update(statistics.named_tensors())
         return named
 
     def tensors(self):
@@ -438,8 +438,7 @@ def span_of(means: Tensor, white: Tensor, root: Tensor) -> Span:
         root: ``(D, D)`` Cholesky root of the common covariance.
     """
     axes, lengths, _ = torch.linalg.svd(white, full_matrices=False)
-    most = len(means) - 1
-    axes = axes[:, :most]
+    axes = axes[:, : len(means) - 1]
     lengths_of_axes = lengths[: axes.shape[1]]
     axes = axes[:, lengths_of_axes > LEAST_LENGTH * lengths[0]]
     projection = torch.linalg.solve_triangular(root.mT, axes, upper=True)
@@ -611,7 +610,7 @@ class Solution:
 
 
 class BlendedGaussians(ClassGaussians):
-    """Base of classifiers by Gaussians that blend a class's covariance with a common one.
+    """Base of classifiers by Gaussians whose covariances blend two.
 
     The covariances are ``b_c S + a_c C_c``, where ``S`` is the common one after
     shrinkage, and ``C_c`` what the directions hold of that of a class.

@@ -204,7 +204,7 @@ def _flat(gradients: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
 
 def _set_gradients(weights: list[Tensor], gradient: Tensor) -> None:
     """Set the gradients of weights to the parts of a ``(n,)`` one."""
-    parts = gradient.split([weight.numel() for weight in weights])
-    for weight, part in zip(weights, parts, strict=True):
+    of_weights = gradient.split([weight.numel() for weight in weights])
+    for weight, values in zip(weights, of_weights, strict=True):
         # In the weight's order of axes.
-        weight.grad = torch.empty_like(weight).copy_(part.view_as(weight))
+        weight.grad = torch.empty_like(weight).copy_(values.view_as(weight))

@@ -73,7 +73,7 @@ class ICaRLPlugin(HerdingPlugin):
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the old network and, during an evaluation, of the exemplars' means."""
+        """Bytes of the old network and, in an evaluation, of the exemplars' means."""
         size = super().statistics_bytes
         if self._means is not None:
             size += tensor_bytes([self._means.means])
@@ -117,7 +117,7 @@ class ICaRLPlugin(HerdingPlugin):
     def _targets(
         self, strategy, maps: Tensor, labels: Tensor, n_classes: int
     ) -> Tensor:
-        """Return ``(B, classes)``: labels, and the old network's answers (algorithm 3)."""
+        """Return ``(B, classes)``: labels and the old answers (algorithm 3)."""
         targets = one_hot(labels, n_classes).float()
         if self._old:
             with strategy.model.stopwatch.measure("replay"):

@@ -229,11 +229,12 @@ class Candidate:
     tuning={"candidates": 8},
 )
 class RainbowPlugin(ImageMemoryPlugin):
-    """Replays as many memories with each new batch; then selects and trains on memories.
+    """Replays memories with each new batch; then selects and trains on memories.
 
-    It does the latter after each experience, whose frames are read once more for
-    scoring, without training. The first experience, on which all strategies here train
-    several epochs, has the full rate. SGD's momentum is Nesterov's.
+    It replays as many as there are new images, and does the latter after each
+    experience, whose frames are read once more for scoring, without training. The first
+    experience, on which all strategies here train several epochs, has the full rate.
+    SGD's momentum is Nesterov's.
 
     Args:
         recipe: what the strategy is built from.

@@ -92,7 +92,8 @@ class FillsBudget(RandomFeatures):
     """
 
     budgeted = True
-    # Their ridge may be 0, and not all hold a Gram matrix: typical by the largest score.
+    # Their ridge may be 0, and not all hold a Gram matrix: an image is typical by its
+    # largest score.
     has_leverage = False
 
     @classmethod

@@ -50,9 +50,9 @@ class LearningSettings(Replay):
     def replay(self) -> dict[str, Any]:
         """Arguments of ``CRUMBPlugin`` for the replay of its memories."""
         return {
-            item.name: getattr(self, item.name)
-            for item in fields(Replay)
-            if item.name != "selection_rule"
+            setting.name: getattr(self, setting.name)
+            for setting in fields(Replay)
+            if setting.name != "selection_rule"
         }
 
 
@@ -222,17 +222,18 @@ class Entry:
         if self.codebook and exact:
             assert model.codebook is not None, "the method needs one"
             fixed = model.codebook.blocks.nbytes
-        item = self.bytes_of_item(model, method)
+        item_bytes = self.bytes_of_item(model, method)
         rounding = 0
         if self.round_up and not exact:
-            rounding = item // 4
-        count = (budget_bytes - fixed + rounding) // item
+            rounding = item_bytes // 4
+        count = (budget_bytes - fixed + rounding) // item_bytes
         if count < 1:
             beside = ""
             if fixed:
                 beside = f" beside fixed {fixed} bytes (codebooks, statistics)"
             raise ValueError(
-                f"a budget of {budget_bytes} bytes holds no memory of {item} bytes"
+                f"a budget of {budget_bytes} bytes holds no memory of "
+                f"{item_bytes} bytes"
                 f"{beside}; raise --budget-images or --budget-bytes"
             )
         return count
@@ -245,7 +246,7 @@ class Entry:
                 its range.
         """
         changes = changes or {}
-        known = [item.name for item in fields(self.settings)]
+        known = [setting.name for setting in fields(self.settings)]
         for name in changes:
             if name not in known:
                 settings = "none of its own"
@@ -377,7 +378,7 @@ def _build_with_plugin(plugin: type, recipe: Recipe) -> "StreamStrategy":
 
 
 def plugin_settings(plugin: type) -> type:
-    """Make the dataclass of the settings that a plugin's constructor takes by keyword."""
+    """Make the dataclass of the keyword-only arguments of a plugin's constructor."""
     constructor: Any = plugin.__init__  # type: ignore[misc]
     hints = ranges.hints_of(constructor)
     members: list[Any] = [
@@ -419,7 +420,7 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
 
 def form_settings(form: "type[ClosedForm]") -> type:
-    """Make the dataclass of the settings of a closed form, after those of its features."""
+    """Make the dataclass of the settings of a closed form, those of features first."""
     from crumb_avalanche.methods.features import FeatureMoments
 
     members: list[Any] = []

@@ -120,9 +120,9 @@ class EvictLargest(SelectionRule):
     def _makes_room(slots: Slots, label: int) -> bool:
         """Give up a memory for an image of a class; false if the image is given up."""
         classes = {*slots.classes, label}
-        sizes = {other: slots.count(other) + (other == label) for other in classes}
+        sizes = {group: slots.count(group) + (group == label) for group in classes}
         largest = max(sizes.values())
-        victims = sorted(other for other, size in sizes.items() if size == largest)
+        victims = sorted(group for group, size in sizes.items() if size == largest)
         victim = victims[int(slots.random.integers(len(victims)))]
         if victim == label and int(slots.random.integers(largest)) == 0:
             return False

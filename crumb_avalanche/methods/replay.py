@@ -58,7 +58,7 @@ class Reservoir(SelectionRule):
 
 
 def _class_of_memory(slots: Slots, number: int) -> int:
-    """Return the class of the ``number``-th memory, so that large classes give up more."""
+    """Return the class of the ``number``-th memory: large classes give up more."""
     for label, members in slots.by_class.items():
         if number < len(members):
             return label
@@ -67,12 +67,12 @@ def _class_of_memory(slots: Slots, number: int) -> int:
 
 
 class RingBuffer(SelectionRule):
-    """Stores every frame; a full buffer gives up the oldest memory of the largest class.
+    """Stores every frame; a full buffer gives up an old memory of the largest class.
 
-    It is that of the frame if several are as large. So each class has a ring of its
-    latest frames, and every class that came holds a memory. The authors set the rings'
-    sizes by the number of classes of the whole stream; here the rings shrink when a
-    class comes.
+    It is the oldest one, and the class that of the frame if several are as large. So
+    each class has a ring of its latest frames, and every class that came holds a
+    memory. The authors set the rings' sizes by the number of classes of the whole
+    stream; here the rings shrink when a class comes.
     """
 
     evenly_spread = False
@@ -92,7 +92,7 @@ class RingBuffer(SelectionRule):
         largest = slots.largest()
         if slots.count(label) == largest:
             return label
-        return next(other for other in slots.classes if slots.count(other) == largest)
+        return next(group for group in slots.classes if slots.count(group) == largest)
 
 
 class ChosenFrames(SelectionRule):
@@ -187,7 +187,7 @@ def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> 
 
 
 def draw(buffer: MemoryBuffer, count: int) -> Tensor:
-    """Draw ``(count,)`` int64 slots as ``draw_from`` does; none if nothing is stored."""
+    """Draw ``(count,)`` int64 slots as ``draw_from`` does; none without memories."""
     slots = held_slots(buffer)
     if not slots:
         return torch.empty(0, dtype=torch.int64)

@@ -1,4 +1,7 @@
-"""How typical images are of classes: by the span of the class means, and apart from images that show nothing."""
+"""How typical images are of classes.
+
+By the span of the class means, and apart from images that show nothing.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -27,7 +30,9 @@ TINY = 1e-12  # below the square of any distance or deviation that matters
 
 
 class Typicality(NamedTuple):
-    """Scores of ``B`` images, and how like the images of the ``C`` classes with images they are.
+    """Scores of ``B`` images, and how like the images of classes they are.
+
+    They are of the ``C`` classes with images.
 
     Attributes:
         scores: ``(B, C)`` float64.
@@ -119,7 +124,10 @@ class NothingCosine(NamedTuple):
         return cls(shift=shift, lift=lift, towards=towards / lengths)
 
     def __call__(self, white_rows: Tensor) -> Tensor:
-        """Return the largest cosine of ``(B, D)`` whitened rows, seen from the centre of the classes."""
+        """Return the largest cosine of ``(B, D)`` whitened rows.
+
+        The rows are seen from the centre of the classes.
+        """
         shifted = white_rows + self.shift
         squares = shifted.square().sum(1) - (shifted @ self.lift).square().sum(1)
         return (shifted @ self.towards).amax(1) / squares.clamp_min(TINY).sqrt()
@@ -176,7 +184,7 @@ class MeansSpan(NamedTuple):
     def against_background(
         self, means: Tensor, nothing: Tensor | None = None
     ) -> "MeansSpan":
-        """Return the span with what relative distances, and cosines apart from nothing, need.
+        """Return the span with the background, and with cosines apart from nothing.
 
         Args:
             means: ``(C, D)`` float64 class means.
