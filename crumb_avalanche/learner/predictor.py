@@ -62,20 +62,21 @@ class Predictor:
             self.note = state.classifier.note
         self._runtime_chosen = False
         self._was_asked = False
-        self._renew_lock()
-        call_in_child(self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        """Begin with a lock that no thread holds."""
         self._lock = threading.RLock()
+        call_in_child(self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        """Begin with a free lock and one thread, as those of the parent are gone."""
+        self._lock = threading.RLock()
+        torch.set_num_threads(1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._renew_lock()
-        call_in_child(self._renew_lock)
+        self._lock = threading.RLock()
+        call_in_child(self._begin_in_child)
 
     @property
     def _classifier(self) -> Any:

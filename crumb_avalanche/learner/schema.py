@@ -1,20 +1,24 @@
-"""What a learner file may hold, as data: every value has a type, a range and sizes that agree with the others.
+"""What a learner file may hold, as data.
 
-``check_header`` and ``check_state`` are called on what was read, before anything is built of it, and on
-what is about to be written.
+Every value has a type and a range, names exist, and counts and sizes agree with the
+others. ``check_header`` and ``check_state`` are called on what was read, before
+anything is built of it, and on what is about to be written.
 """
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from crumb_avalanche.images.looks import MOST, Looks, LookWeights
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, form_of
 from crumb_avalanche.learner.confidence import RIVALS, Confidence, Records
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
+from crumb_avalanche.learner.picture_strip import LARGEST_PICTURE, check_jpeg
 from crumb_avalanche.methods.run_file import (
     IMAGES,
     MOST_CLASSES,
@@ -23,6 +27,7 @@ from crumb_avalanche.methods.run_file import (
     SHA256,
     VERSIONS,
 )
+from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.tensor_file import StateError
 from crumb_avalanche.system.value_types import (
     array,
@@ -36,7 +41,6 @@ from crumb_avalanche.system.value_types import (
     whole,
 )
 
-LARGEST_PICTURE = 2**16  # bytes
 MOST_FEATURES = 10**6  # more make every answer slower
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -68,11 +72,12 @@ LESSON = record(
     source=text(),
     id=whole(),
 )
+VALUES = array(torch.float32, None, None, low=-LARGEST_FEATURE, high=LARGEST_FEATURE)
 # The features of a lesson.
 KEPT = record(
     labels=each(Literal[NOTHING] | NAME),
     pieces=each(each(whole(1, MOST_IMAGES))),
-    features=array(torch.float32, None, None),
+    features=VALUES,
 )
 FEATURES = record(
     **dict.fromkeys(("maps", "deviations", "equal_lengths"), bool),
@@ -81,9 +86,8 @@ FEATURES = record(
     inner=real(0.1, 1),
     window=real(0, 1),
 )
-NAMES = each(
-    maybe(NAME), most=MOST_CLASSES
-)  # of the classes by number; nothing where one was forgotten
+# Of the classes by number; nothing where one was forgotten.
+NAMES = each(maybe(NAME), most=MOST_CLASSES)
 # The plain values of a learner.
 HEADER = record(
     method=text(rule=_known_method),
@@ -117,6 +121,14 @@ SETTINGS = {
 PLAIN = maybe(bool | text(40) | whole(0, 10**6) | real(-1e9, 1e9))
 NUMBERS = array((*FLOATS, torch.int32, torch.int8), ...)
 COUNTS = array(torch.int32, ..., low=0)
+# Tensors of statistics that have a rule, by name; others are any numbers.
+STATISTICS = {
+    "counts": COUNTS,
+    "direction_counts": COUNTS,
+    "direction_scales": array(FLOATS, ..., low=0),
+    "outside": array(torch.float32, None, low=0),
+}
+SCATTERS = ("covariance", "gram")  # whose diagonals are sums of squares
 CONFIDENCE = record(
     **{
         name: array(torch.int64, None, low=0)
@@ -133,7 +145,7 @@ KNOWN = {
     "statistics": NAMED,
     "confidence": CONFIDENCE,
     "look_losses": array(torch.float64, None, low=0),
-    "nothing": maybe(array(torch.float32, None, None)),
+    "nothing": maybe(VALUES),
 }
 BEFORE = record(names=NAMES, **KNOWN)
 STATE = record(
@@ -145,21 +157,49 @@ STATE = record(
 
 
 def check_header(header: dict[str, Any]) -> None:
-    """Raise ``StateError`` if plain values are not those of a learner; names the place, what is there and the rule."""
+    """Raise ``StateError`` if plain values are not those of a learner.
+
+    The error names the place, what is there, and the rule.
+    """
     check(HEADER, header)
-    names, lessons = (
-        [name for name in header["names"] if name is not None],
-        header["lessons"],
-    )
-    _require(len(set(names)) == len(names), "names", "different ones")
-    numbers = [lesson["number"] for lesson in lessons]
-    _require(numbers == sorted(set(numbers)), "lessons", "with increasing numbers")
-    for index, lesson in enumerate(lessons):
-        counts = [lesson[name] for name in ("right", "answered", "clips")]
-        _require(
-            counts == sorted(counts), f"lessons[{index}]", "right <= answered <= clips"
-        )
     _require(len(header["looks"]) > 0, "looks", "at least one")
+    names = [name for name in header["names"] if name is not None]
+    _require(_differ(names), "names", "different ones")
+    lessons = header["lessons"]
+    numbers = [lesson["number"] for lesson in lessons]
+    increasing = numbers == sorted(set(numbers))
+    _require(increasing, "lessons", "with increasing numbers")
+    ids = [lesson["id"] for lesson in lessons if lesson["id"]]  # 0 is not known
+    _require(_differ(ids), "lessons", "each with an id of its own")
+    for index, lesson in enumerate(lessons):
+        _check_lesson(lesson, names, f"lessons[{index}]")
+
+
+def _check_lesson(lesson: dict[str, Any], names: list[str], place: str) -> None:
+    """Check the counts and the doubts of a lesson."""
+    counts = [lesson["right"], lesson["answered"], lesson["clips"]]
+    _require(counts == sorted(counts), place, "right <= answered <= clips")
+    doubts = lesson["doubts"]
+    labels = [doubt["label"] for doubt in doubts]
+    _require(_differ(labels), f"{place}.doubts", "at most one for each class")
+    for index, doubt in enumerate(doubts):
+        _check_doubt(doubt, lesson["images"], names, f"{place}.doubts[{index}]")
+
+
+def _check_doubt(
+    doubt: dict[str, Any], images: dict[str, int], names: list[str], place: str
+) -> None:
+    """Check that a doubt is of images of the lesson, and of classes that exist."""
+    label = doubt["label"]
+    other = doubt["other"]
+    _require(label in images, place, "of a class that the lesson shows")
+    exists = other in names and other != label
+    _require(exists, place, "between two classes that exist")
+    most = images.get(label, 0)
+    _require(doubt["frames"] <= most, place, "of images that the lesson shows")
+    looked_like = doubt["as_label"] + doubt["as_other"]
+    _require(looked_like <= doubt["frames"], place, "as_label + as_other <= frames")
+    _require(doubt["as_label"] < doubt["as_other"], place, "as_label < as_other")
 
 
 def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
@@ -172,148 +212,177 @@ def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
     Raises:
         StateError: names the first place with another value, what it is, and the rule.
     """
-    lessons, included = header["lessons"], header["network"]["included"]
     check(STATE, state)
-    _check_known(
-        {"names": header["names"], **{name: state[name] for name in KNOWN}},
-        header,
-        lessons,
-        "",
-    )
-    _require(
-        len(state["pictures"]) == len(lessons),
-        "pictures",
-        "one or none for each lesson",
-    )
-    largest = max(
-        (len(picture) for picture in state["pictures"] if picture is not None),
-        default=0,
-    )
-    _require(
-        largest <= LARGEST_PICTURE, "pictures", f"of at most {LARGEST_PICTURE:,} bytes"
-    )
-    before, kept = state["history"]["before"], state["history"]["kept"]
-    _require(
-        (before is None) == (not kept), "history.before", "there if lessons are kept"
-    )
-    _require(len(kept) <= len(lessons), "history.kept", "of no more than the lessons")
-    _require(
-        len(kept) < 2 or all(one is not None for one in kept),
-        "history.kept",
-        "with features, if there are several",
-    )
-    if before is not None:
-        _check_known(
-            before, header, lessons[: len(lessons) - len(kept)], "history.before."
-        )
-    for place, (one, lesson) in enumerate(
-        zip(kept, lessons[len(lessons) - len(kept) :])
-    ):
-        if one is not None:
-            _check_kept(
-                one,
-                lesson,
-                header,
-                before["statistics"]["settings"]["length"],
-                f"history.kept[{place}]",
-            )
-    _require(
-        (state["network"] is not None) == included,
-        "network.included",
-        "true if weights are there",
-    )
+    learned = {name: state[name] for name in KNOWN}
+    learned["names"] = header["names"]
+    _check_learned(learned, header, header["lessons"], "")
+    _check_pictures(state["pictures"], len(header["lessons"]))
+    _check_history(state["history"], header)
+    included = header["network"]["included"]
+    agrees = (state["network"] is not None) == included
+    _require(agrees, "network.included", "true if weights are there")
 
 
-def _check_known(
-    known: dict[str, Any],
+def _check_pictures(pictures: list[Tensor | None], lessons: int) -> None:
+    """Check the pictures of so many lessons."""
+    _require(len(pictures) == lessons, "pictures", "one or none for each lesson")
+    for index, picture in enumerate(pictures):
+        if picture is None:
+            continue
+        fits = len(picture) <= LARGEST_PICTURE
+        _require(fits, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
+        try:
+            check_jpeg(picture.numpy().tobytes())
+        except ValueError as error:
+            raise StateError(f"pictures[{index}] has to be {error}") from error
+
+
+def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
+    """Check what is kept of the last lessons, and what was learned before them."""
+    before = history["before"]
+    kept = history["kept"]
+    lessons = header["lessons"]
+    place = "history.kept"
+    agrees = (before is None) == (not kept)
+    _require(agrees, "history.before", "there if lessons are kept")
+    _require(len(kept) <= len(lessons), place, "of no more than the lessons")
+    complete = len(kept) < 2 or all(features is not None for features in kept)
+    _require(complete, place, "with features, if there are several")
+    if before is None:
+        return
+    first = len(lessons) - len(kept)
+    _check_learned(before, header, lessons[:first], "history.before.")
+    length = before["statistics"]["settings"]["length"]
+    views = Looks(tuple(header["looks"])).views
+    for index, features in enumerate(kept):
+        if features is not None:
+            lesson = lessons[first + index]
+            _check_features(features, lesson, views, length, f"{place}[{index}]")
+
+
+def _check_features(
+    kept: dict[str, Any], lesson: dict[str, Any], views: int, length: int, place: str
+) -> None:
+    """Check the features of a lesson, of which each view has ``length`` or more."""
+    labels = kept["labels"]
+    pieces = kept["pieces"]
+    _require(len(labels) == len(pieces), place, "of as many labels as pieces")
+    counts: Counter[str] = Counter()
+    for label, lengths in zip(labels, pieces, strict=True):
+        counts[label] += sum(lengths)
+    images = dict(lesson["images"])
+    if lesson["nothing"]:
+        images[NOTHING] = lesson["nothing"]
+    _require(counts == images, place, "what its lesson says")
+    rows, columns = kept["features"].shape
+    place = f"{place}.features"
+    _require(rows == sum(counts.values()), place, "one per image")
+    fits = not rows or (columns % views == 0 and columns >= views * length)
+    rule = f"of {length} columns or more for each of {views} views"
+    _require(fits, place, rule)
+
+
+# What was learned
+
+
+def _check_learned(
+    learned: dict[str, Any],
     header: dict[str, Any],
     lessons: list[dict[str, Any]],
     place: str,
 ) -> None:
-    """Check the names, statistics and confidence of a learner that had some lessons; ``place`` ends with a point."""
-    names, statistics, nothing = known["names"], known["statistics"], known["nothing"]
-    settings = statistics.get("settings")
-    check(NAMED, settings, f"{place}statistics.settings")
-    kinds = {
-        name: COUNTS if name.endswith("counts") else NUMBERS
-        for name in (*statistics, "counts")
-    }
-    kinds["settings"] = record(
-        **{
-            name: SETTINGS.get(name, PLAIN)
-            for name in ("n_classes", "length", *settings)
-        }
-    )
-    check(record(**kinds), statistics, f"{place}statistics")
+    """Check the names, statistics and confidence of a learner that had some lessons.
+
+    Args:
+        learned: see ``KNOWN``, with the names.
+        header: of the learner.
+        lessons: those that it had.
+        place: where it stands, for errors; ends with a point.
+    """
+    names = learned["names"]
+    views = Looks(tuple(header["looks"])).views
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
-    _require((+images).keys() <= set(names), f"{place}names", "those of the lessons")
-    _require(
-        settings["n_classes"] == len(names),
-        f"{place}statistics.settings.n_classes",
-        "the number of names",
-    )
-    views = Looks(tuple(header["looks"])).views
+    shown = (+images).keys()
+    _require(shown <= set(names), f"{place}names", "those of the lessons")
+    _check_settings(learned["statistics"], len(names), f"{place}statistics")
     counts = [views * images[name] for name in names]
-    _require(
-        statistics["counts"].tolist() == counts,
-        f"{place}statistics.counts",
-        "what the lessons add up to",
-    )
+    _check_statistics(learned["statistics"], counts, f"{place}statistics")
     weightings = len(LookWeights(views).losses)
-    _require(
-        len(known["look_losses"]) == weightings,
-        f"{place}look_losses",
-        f"{weightings} values",
-    )
-    held = Records.of_state(known["confidence"])
-    fits = len(held.labels) <= Confidence().capacity and bool(
-        (held.labels < len(names)).all()
-    )
-    _require(
-        fits and bool((held.rivals < len(names)).all()),
-        f"{place}confidence",
-        "records of the classes",
-    )
-    latest = max(held.lessons.tolist(), default=-1)
-    _require(
-        latest < known["confidence"]["next"],
-        f"{place}confidence.next",
-        "above all lessons",
-    )
-    if nothing is not None:
-        most, length = DRAWN + MOST_SHOWN, settings["length"]
-        fits = DRAWN <= len(nothing) <= most and nothing.shape[1] == length
-        _require(
-            fits, f"{place}nothing", f"of {DRAWN} to {most} rows of {length} features"
-        )
+    fits = len(learned["look_losses"]) == weightings
+    _require(fits, f"{place}look_losses", f"{weightings} values")
+    _check_confidence(learned["confidence"], names, f"{place}confidence")
+    length = learned["statistics"]["settings"]["length"]
+    _check_nothing(learned["nothing"], length, f"{place}nothing")
 
 
-def _check_kept(
-    kept: Any, lesson: dict[str, Any], header: dict[str, Any], length: int, place: str
+def _check_settings(statistics: dict[str, Any], classes: int, place: str) -> None:
+    """Check the settings of statistics, and the types of their tensors."""
+    settings = statistics.get("settings")
+    check(NAMED, settings, f"{place}.settings")
+    names = ("n_classes", "length", *settings)
+    kinds = {name: STATISTICS.get(name, NUMBERS) for name in (*statistics, "counts")}
+    kinds["settings"] = record(**{name: SETTINGS.get(name, PLAIN) for name in names})
+    check(record(**kinds), statistics, place)
+    agrees = settings["n_classes"] == classes
+    _require(agrees, f"{place}.settings.n_classes", "the number of names")
+
+
+def _check_statistics(
+    statistics: dict[str, Any], counts: list[int], place: str
 ) -> None:
-    """Check the features of a lesson, of which each view has ``length`` or more."""
-    _require(
-        len(kept["labels"]) == len(kept["pieces"]), place, "of as many labels as pieces"
-    )
-    counts: Counter[str] = Counter()
-    for label, pieces in zip(kept["labels"], kept["pieces"]):
-        counts[label] += sum(pieces)
-    images = lesson["images"] | (
-        {NOTHING: lesson["nothing"]} if lesson["nothing"] else {}
-    )
-    _require(counts == images, place, "what its lesson says")
-    (rows, columns), views = kept["features"].shape, Looks(tuple(header["looks"])).views
-    _require(rows == sum(counts.values()), f"{place}.features", "one per image")
-    fits = not rows or (columns % views == 0 and columns >= views * length)
-    _require(
-        fits,
-        f"{place}.features",
-        f"of {length} columns or more for each of {views} views",
-    )
+    """Check that statistics are of so many images of each class."""
+    agrees = statistics["counts"].tolist() == counts
+    _require(agrees, f"{place}.counts", "what the lessons add up to")
+    directions = statistics.get("direction_counts")
+    if directions is not None:
+        fits = directions.shape == statistics["counts"].shape
+        fits = fits and bool((directions <= statistics["counts"]).all())
+        rule = "at most the images of each class"
+        _require(fits, f"{place}.direction_counts", rule)
+    for name in SCATTERS:
+        scatter = statistics.get(name)
+        if scatter is not None and scatter.dim() == 2:
+            fits = bool((scatter.diagonal() >= 0).all())
+            _require(fits, f"{place}.{name}", "of a diagonal that is not negative")
+
+
+def _check_confidence(
+    confidence: dict[str, Any], names: list[str | None], place: str
+) -> None:
+    """Check that records of answers are of classes that exist."""
+    records = Records.of_state(confidence)
+    fits = len(records.labels) <= Confidence().capacity
+    # By number of the class; the last one is for the number -1, which stands for none.
+    exists = torch.tensor([name is not None for name in names] + [True])
+    for numbers in (records.labels, records.rivals):
+        fits = fits and bool((numbers < len(names)).all())
+        fits = fits and bool(exists[numbers].all())
+    fits = fits and not bool((records.rivals == records.labels[:, None]).any())
+    _require(fits, place, "records of the classes")
+    absent = records.rivals < 0
+    agrees = torch.equal(absent, records.gaps == -math.inf)
+    _require(agrees, f"{place}.gaps", "-inf where there is no rival")
+    latest = max(records.lessons.tolist(), default=-1)
+    _require(latest < confidence["next"], f"{place}.next", "above all lessons")
+
+
+def _check_nothing(nothing: Tensor | None, length: int, place: str) -> None:
+    """Check the features of images that show nothing."""
+    if nothing is None:
+        return
+    most = DRAWN + MOST_SHOWN
+    fits = DRAWN <= len(nothing) <= most and nothing.shape[1] == length
+    _require(fits, place, f"of {DRAWN} to {most} rows of {length} features")
+
+
+def _differ(values: Iterable[Any]) -> bool:
+    """Whether no value comes twice."""
+    return max(Counter(values).values(), default=1) == 1
 
 
 def _require(holds: bool, place: str, rule: str) -> None:
+    """Raise StateError unless a rule holds for what stands at a place."""
     if not holds:
         raise StateError(f"{place} does not agree with the rest, but has to be {rule}")

@@ -1,8 +1,10 @@
 """Names that a class may have."""
 
+from dataclasses import replace
+
 import pytest
 from clip_trees import write_tree
-from small_lessons import images
+from small_lessons import images, taught
 
 from benchmarks_toybox_ilab.tables.names import (
     DoubtfulNameError,
@@ -119,3 +121,16 @@ def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_pa
     )
     for source in (vehicles, splits / "train", tmp_path / "absent", [splits], None):
         check_class_folders(source, ["cup"])
+
+
+def test_a_class_named_unknown(make):
+    """It is told from an unknown image by ``known``, in answers and in JSON."""
+    learner = taught(make(), 3)
+    learner.rename("c0", "unknown")
+    answer = learner.predict(images(0, 1, seed=5))
+    assert answer.label == answer.shown == "unknown"
+    assert answer.as_dict()["label"] == "unknown"
+    assert answer.as_dict()["known"] is True
+    stranger = replace(answer, known=False)
+    assert stranger.shown == "unknown (nearest: unknown)"
+    assert stranger.as_dict()["known"] is False

@@ -1,8 +1,13 @@
-"""A learner file written by hand, with right checksums, is a learner or one line that says what is wrong."""
+"""A learner file written by hand, with right checksums, is a learner or one line."""
 
 import copy
+import io
 import json
+import math
+import pickle
 import re
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ import torch
 from crafted import crafted, json_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from small_lessons import images
 
 from crumb_avalanche.cli import main
@@ -27,48 +33,65 @@ from crumb_avalanche.system.tensor_file import (
 )
 
 PHOTO = images(0, 1)[0]
+BUDGETS = {"rda": 60_000}  # of which features are given up; of other methods 400,000
+# A doubt about images of lesson 1, which shows 6 images of c1.
+DOUBT = {"label": "c1", "frames": 6, "as_label": 1, "other": "c0", "as_other": 5}
+TWO_PIXELS = torch.ones(2, dtype=torch.uint8)
+
+
+@dataclass
+class Good:
+    """Learners whose files are changed.
+
+    Attributes:
+        folder: of files.
+        weights: of the network.
+        parts: by method ``format``, ``learner`` (the header) and ``state`` of a good
+            file; that of slda is without weights.
+        others: by method a learner that was taught apart.
+    """
+
+    folder: Path
+    weights: Path
+    parts: dict[str, dict]
+    others: dict[str, Learner]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory, weights_file):
-    """A folder, the weights, and of each method the parts of a good file, with another learner that was taught apart.
-
-    The parts are ``format``, ``learner`` (the header) and ``state``.
-    """
-    folder, parts, others = tmp_path_factory.mktemp("good"), {}, {}
+def good(tmp_path_factory, weights_file):
+    folder = tmp_path_factory.mktemp("good")
     network = FrozenNetwork.build("small_cnn", weights_file, 32)
+    parts = {}
+    others = {}
     for method in CLOSED_FORMS:
-        learner, other = (Learner.__new__(Learner) for _ in range(2))
-        for one, numbers in ((learner, (0, 1, 2, 0)), (other, (1, 3))):
-            one._set_up(method, network, 400_000 if method != "rda" else 60_000)
-            for number in numbers:
-                one.teach(images(number, 6, seed=len(one.lessons)), f"c{number}")
-        learner.save(folder / f"{method}.safetensors", weights=method != "slda")
-        parts[method] = parts_of(folder / f"{method}.safetensors")
-        others[method] = other
-    return folder, weights_file, parts, others
+        learner = learner_of(method, network, classes=(0, 1, 2, 0))
+        path = folder / f"{method}.safetensors"
+        learner.save(path, weights=method != "slda")
+        parts[method] = parts_of(path)
+        others[method] = learner_of(method, network, classes=(1, 3))
+    return Good(folder, weights_file, parts, others)
+
+
+def learner_of(method, network, classes):
+    """A learner that was taught six images of classes, one lesson each."""
+    learner = Learner.__new__(Learner)
+    learner._set_up(method, network, BUDGETS.get(method, 400_000))
+    for seed, number in enumerate(classes):
+        learner.teach(images(number, 6, seed=seed), f"c{number}")
+    return learner
 
 
 def parts_of(path):
     tensors, metadata = read_tensors(path)
-    state = unflatten(json.loads(metadata["tree"]), tensors)
     return {
         "format": metadata["format"],
         "learner": json.loads(metadata["learner"]),
-        "state": state,
+        "state": unflatten(json.loads(metadata["tree"]), tensors),
     }
 
 
-def write_crafted(path, data, parts):
-    """Write the parts of a file with something wrong, but right checksums; return whether a file can hold them."""
-    try:
-        written(path, crafted(data.draw, parts))
-    except (ValueError, RecursionError, TypeError):
-        return False
-    return True
-
-
-def written(path, parts):
+def write_parts(path, parts):
+    """Write the parts of a file, whatever they are, with right checksums."""
     tree, tensors = flatten(parts.get("state"))
     metadata = {"format": str(parts.get("format")), "tree": json_of(tree)}
     if "learner" in parts:
@@ -76,40 +99,56 @@ def written(path, parts):
     write_tensors(path, tensors, metadata)
 
 
+def write_crafted(path, data, parts):
+    """Write parts with something wrong; return whether a file can hold them."""
+    try:
+        write_parts(path, crafted(data.draw, parts))
+    except (ValueError, RecursionError, TypeError):
+        return False
+    return True
+
+
+# Anything may be wrong
+
+
 def check_line(error, path):
     """An error is one line of bounded length, safe to print, that names the file."""
     text = str(error)
-    assert (
-        str(path) in text
-        and "\n" not in text
-        and len(text) < 1000
-        and text.isprintable()
-    ), text[:2000]
+    assert str(path) in text
+    assert "\n" not in text
+    assert len(text) < 1000
+    assert text.isprintable()
+
+
+def check_answer(learner):
+    """An answer is a class of the learner, with probabilities."""
+    answer = learner.predict(PHOTO)
+    shares = np.array([answer.confidence, *(share for _, share in answer.runners_up)])
+    assert answer.label in {info.name for info in learner.classes}
+    assert np.isfinite(shares).all()
+    assert shares.min() >= 0
+    assert shares.sum() <= 1 + 1e-6
 
 
 def check_use(path, weights, other):
-    """Load a file and use what it holds: an error is one line, and answers are probabilities of its classes."""
+    """Use what a file holds: an error is one line, and answers are probabilities."""
     try:
         learner = Learner.load(path, weights)
     except LearnerError as error:
         return check_line(error, path)
-    again, merged = path.with_suffix(".again"), copy.deepcopy(other)
+    again = path.with_suffix(".again")
+    merged = copy.deepcopy(other)
     try:
         if learner.classes:
-            answer = learner.predict(PHOTO)
-            shares = [answer.confidence, *(share for _, share in answer.runners_up)]
-            assert answer.label in {info.name for info in learner.classes}
-            assert (
-                np.isfinite(shares).all()
-                and min(shares) >= 0
-                and sum(shares) <= 1 + 1e-6
-            )
+            check_answer(learner)
         merged.merge(learner)
         merged.save(again)
         assert Learner.load(again).classes == merged.classes
+        again.unlink()
         learner.teach(images(1, 2, seed=9), "c1")
         learner.save(again)
         assert Learner.load(again).classes == learner.classes
+        again.unlink()
     except ValueError as error:
         assert "\n" not in str(error)
 
@@ -117,13 +156,13 @@ def check_use(path, weights, other):
 # Not made smaller after a failure: each example takes a tenth of a second.
 @settings(phases=[Phase.generate])
 @given(data=st.data())
-def test_crafted_files(files, data):
-    folder, weights, parts, others = files
+def test_crafted_files(good, data):
     method = data.draw(st.sampled_from(CLOSED_FORMS))
-    path = folder / "crafted.safetensors"
-    if not write_crafted(path, data, parts[method]):
+    path = good.folder / "crafted.safetensors"
+    if not write_crafted(path, data, good.parts[method]):
         return
-    check_use(path, weights if method == "slda" else None, others[method])
+    weights = good.weights if method == "slda" else None
+    check_use(path, weights, good.others[method])
     try:
         read_header(path)
     except LearnerError as error:
@@ -131,163 +170,268 @@ def test_crafted_files(files, data):
 
 
 @pytest.fixture(scope="module")
-def run_files(tmp_path_factory, clips):
-    """A folder, and the parts of the learner files of two runs, of which ``Learner`` reads the first."""
-    folder, parts = tmp_path_factory.mktemp("runs"), {}
+def run_parts(tmp_path_factory, clips):
+    """The parts of the learner files of two runs; a ``Learner`` is made of the first."""
+    folder = tmp_path_factory.mktemp("runs")
+    usual = (
+        f"--benchmark clip_folder --dataset-root {clips} --weights none --preset paper "
+        "--backbone small_cnn --image-size 32 --batch-size 8 --first-epochs 1 "
+        "--threads 1 --progress false --mem-size 8 --checkpoint false"
+    )
+    parts = {}
     for name in ("ncm", "er"):
-        command = [
-            *(
-                "run",
-                "--benchmark",
-                "clip_folder",
-                "--dataset-root",
-                clips,
-                "--weights",
-                "none",
-                "--preset",
-                "paper",
-            ),
-            *(
-                "--backbone",
-                "small_cnn",
-                "--image-size",
-                32,
-                "--batch-size",
-                8,
-                "--first-epochs",
-                1,
-                "--threads",
-                1,
-            ),
-            *(
-                "--progress",
-                "false",
-                "--mem-size",
-                8,
-                "--checkpoint",
-                "false",
-                "--strategy",
-                name,
-            ),
-            *("--output", folder / name),
-        ]
-        assert main([str(part) for part in command]) == 0
-        parts[name] = parts_of(folder / name / LEARNER)
-    return folder, parts
+        output = folder / name
+        arguments = ["run", *usual.split(), "--strategy", name, "--output", output]
+        assert main(list(map(str, arguments))) == 0
+        parts[name] = parts_of(output / LEARNER)
+    return parts
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, phases=[Phase.generate])
 @given(data=st.data())
-def test_crafted_files_of_runs(run_files, data):
-    folder, parts = run_files
-    path, name = folder / "crafted.safetensors", data.draw(st.sampled_from(list(parts)))
-    if not write_crafted(path, data, parts[name]):
+def test_crafted_files_of_runs(run_parts, good, data):
+    path = good.folder / "crafted_run.safetensors"
+    name = data.draw(st.sampled_from(list(run_parts)))
+    if not write_crafted(path, data, run_parts[name]):
         return
     try:
         answer = Learner.load(path).predict(PHOTO)
     except ValueError as error:
         assert "\n" not in str(error)
     else:
-        assert np.isfinite(answer.confidence) and 0 <= answer.confidence <= 1
+        assert np.isfinite(answer.confidence)
+        assert 0 <= answer.confidence <= 1
+
+
+# One value is wrong
+
+
+def changed(parts, field, value):
+    """Return a copy of the parts of a file with another value of a field.
+
+    Args:
+        parts: see ``Good``.
+        field: path of the field; in the header unless it begins with ``state.``.
+        value: the new value, or a function of the old one.
+    """
+    parts = copy.deepcopy(parts)
+    *path, last = (int(key) if key.isdigit() else key for key in field.split("."))
+    inner = parts if path[:1] == ["state"] else parts["learner"]
+    for key in path:
+        inner = inner[key]
+    inner[last] = value(inner[last]) if callable(value) else value
+    return parts
+
+
+def picture(width, height, kind="JPEG"):
+    """The bytes of a picture, as a tensor."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height)).save(file, kind)
+    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+
+
+def with_first(number):
+    """Return a function that gives a copy of a tensor with another first value."""
+
+    def change(tensor):
+        copied = tensor.clone()
+        copied.view(-1)[0] = number
+        return copied
+
+    return change
+
+
+def doubt(**changes):
+    return [{**DOUBT, **changes}]
+
+
+NAMES = [
+    ("names.1", "c0", "names does not agree with the rest, but has to be different"),
+    (
+        "names.1",
+        "a\x1b[2J",
+        "names[1] is 'a\\x1b[2J', but has to be another text: class",
+    ),
+    (
+        "names.0",
+        "\ud800",
+        "names[0] is '\\ud800', but has to be a valid string, unable",
+    ),
+    (
+        "lessons.1.images.a\x1b[2J",
+        0,
+        "images['a\\x1b[2J'] is 'a\\x1b[2J', but has to be",
+    ),
+]
+COUNTS = [
+    (
+        "lessons.1.images.c1",
+        -3,
+        "lessons[1].images.c1 is -3, but has to be greater than",
+    ),
+    ("lessons.1.images.c1", 5, "statistics.counts does not agree with the rest"),
+    (
+        "lessons.0.right",
+        7,
+        "lessons[0] does not agree with the rest, but has to be right",
+    ),
+    ("lessons.1.number", 1, "lessons does not agree with the rest, but has to be with"),
+    (
+        "lessons",
+        lambda lessons: [{**lesson, "id": 5} for lesson in lessons],
+        "lessons does not agree with the rest, but has to be each with an id of its own",
+    ),
+    (
+        "state.statistics.direction_counts",
+        with_first(13),
+        "statistics.direction_counts does not agree with the rest, but has to be at most",
+    ),
+]
+SETTINGS = [
+    ("features.cells", 100_000, "features.cells is 100000, but has to be less than or"),
+    (
+        "method",
+        "magic",
+        "method is 'magic', but has to be another text: known are rda, ",
+    ),
+    (
+        "network.arguments.image_size",
+        10**9,
+        "network.arguments.image_size is 1000000000, but has to be less",
+    ),
+    (
+        "network.arguments.preprocessing",
+        Preprocessing(9, std=(0, 1, 1)).as_dict(),
+        "std[0] is 0, but has to be",
+    ),
+    (
+        "network.arguments.cut_layer",
+        1001,
+        "cut_layer is 1001, but has to be a valid string or has to be less",
+    ),
+    (
+        "network.weights_sha256",
+        "abc",
+        "network.weights_sha256 is 'abc', but has to be another text: a SHA-256",
+    ),
+]
+DOUBTS = [
+    ("lessons.1.doubts", doubt(frames=7), "of images that the lesson shows"),
+    ("lessons.1.doubts", doubt(as_label=2), "as_label + as_other <= frames"),
+    ("lessons.1.doubts", doubt(as_label=3, as_other=3), "as_label < as_other"),
+    ("lessons.1.doubts", doubt(label="c2"), "of a class that the lesson shows"),
+    ("lessons.1.doubts", doubt(other="cup"), "between two classes that exist"),
+    ("lessons.1.doubts", doubt(other="c1"), "between two classes that exist"),
+    ("lessons.1.doubts", 2 * doubt(), "at most one for each class"),
+    ("lessons.1.doubts", doubt(frames=-1), "doubts[0].frames is -1, but has to be"),
+]
+TENSORS = [
+    (
+        "state.statistics.direction_scales",
+        torch.neg,
+        "statistics.direction_scales is bfloat16",
+    ),
+    (
+        "state.statistics.outside",
+        with_first(-1.0),
+        "values from 0 to 1e+30, and holds -1",
+    ),
+    (
+        "state.history.kept.0.features",
+        torch.zeros(6, 5),
+        "history.kept[0].features does not agree with the rest",
+    ),
+    (
+        "state.history.kept.0.features",
+        with_first(1e25),
+        "values from -1e+12 to 1e+12, and holds 1e+25",
+    ),
+    ("state.nothing", with_first(-1e25), "from -1e+12 to 1e+12, and holds -1e+25"),
+    (
+        "state.confidence.labels",
+        with_first(9),
+        "confidence does not agree with the rest",
+    ),
+    (
+        "state.confidence.rivals",
+        with_first(9),
+        "confidence does not agree with the rest",
+    ),
+    ("state.confidence.gaps", with_first(-math.inf), "-inf where there is no rival"),
+    ("state.confidence.next", 0, "confidence.next does not agree with the rest"),
+]
+PICTURES = [
+    ("state.pictures.0", TWO_PIXELS, "pictures[0] has to be a JPEG"),
+    ("state.pictures.0", picture(64, 64, "PNG"), "pictures[0] has to be a JPEG"),
+    (
+        "state.pictures.0",
+        picture(64, 65),
+        "pictures[0] has to be a JPEG 64 pixels high",
+    ),
+    ("state.pictures.0", picture(600, 64), "64 pixels high, at most 512 wide"),
+    ("state.pictures.0", TWO_PIXELS.repeat(2**16), "of at most 65,536 bytes"),
+]
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "line"),
-    [
-        (
-            "names.1",
-            "c0",
-            "names does not agree with the rest, but has to be different ones",
-        ),
-        (
-            "names.1",
-            "a\x1b[2J",
-            "names[1] is 'a\\x1b[2J', but has to be another text: class name",
-        ),
-        (
-            "lessons.1.images.c1",
-            -3,
-            "lessons[1].images.c1 is -3, but has to be greater than or equal to 0",
-        ),
-        (
-            "features.cells",
-            100_000,
-            "features.cells is 100000, but has to be less than or equal to 8",
-        ),
-        (
-            "network.arguments.image_size",
-            10**9,
-            "network.arguments.image_size is 1000000000, but has to be less",
-        ),
-        (
-            "network.arguments.preprocessing",
-            Preprocessing(9, std=(0, 1, 1)).as_dict(),
-            "std[0] is 0, but has to be",
-        ),
-        (
-            "state.history.kept.0.features",
-            torch.zeros(6, 5),
-            "history.kept[0].features does not agree with the rest",
-        ),
-        (
-            "network.arguments.cut_layer",
-            1001,
-            "cut_layer is 1001, but has to be a valid string or has to be less",
-        ),
-        (
-            "lessons.1.images.a\x1b[2J",
-            0,
-            "images['a\\x1b[2J'] is 'a\\x1b[2J', but has to be another text: class name",
-        ),
-        (
-            "method",
-            "magic",
-            "method is 'magic', but has to be another text: known are rda, slda, ncm, ranpac",
-        ),
-        (
-            "network.weights_sha256",
-            "abc",
-            "network.weights_sha256 is 'abc', but has to be another text: a SHA-256",
-        ),
-        (
-            "names.0",
-            "\ud800",
-            "names[0] is '\\ud800', but has to be a valid string, unable to parse raw data",
-        ),
-        (
-            "lessons.0.right",
-            7,
-            "lessons[0] does not agree with the rest, but has to be right <= answered <= clips",
-        ),
-    ],
+    ("field", "value", "line"), NAMES + COUNTS + SETTINGS + DOUBTS + TENSORS + PICTURES
 )
-def test_the_line_names_file_field_value_and_rule(
-    files, field, value, line, crumb, tmp_path
-):
-    parts, path = copy.deepcopy(files[2]["rda"]), tmp_path / "mine.safetensors"
-    *inner, last = (int(key) if key.isdigit() else key for key in field.split("."))
-    held = parts if inner[:1] == ["state"] else parts["learner"]
-    for key in inner:
-        held = held[key]
-    held[last] = value
-    written(path, parts)
-    with pytest.raises(LearnerError, match=re.escape(line)):
+def test_line_of_a_wrong_value(good, field, value, line, tmp_path):
+    """It names the field, what it is, and the rule."""
+    path = tmp_path / "mine.safetensors"
+    write_parts(path, changed(good.parts["rda"], field, value))
+    with pytest.raises(LearnerError, match=re.escape(line)) as error:
         Learner.load(path)
-    code, out, err = crumb(
-        "learner", "undo" if inner[:1] == ["state"] else "show", path
-    )
-    assert code == 1 and not out and str(path) in err and err.count("\n") == 1
+    check_line(error.value, path)
 
 
-def test_what_cannot_be_read_again_is_not_written(files, tmp_path):
-    learner, path = copy.deepcopy(files[3]["slda"]), tmp_path / "mine.safetensors"
+@pytest.mark.parametrize(
+    ("method", "name"), [("slda", "covariance"), ("ranpac", "gram")]
+)
+def test_line_of_a_negative_scatter(good, method, name, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    field = f"state.statistics.{name}"
+    write_parts(path, changed(good.parts[method], field, with_first(-1.0)))
+    line = rf"statistics\.{name} does not agree .* a diagonal that is not negative"
+    with pytest.raises(LearnerError, match=line):
+        Learner.load(path, good.weights)
+
+
+@pytest.mark.parametrize(
+    ("action", "field", "value"),
+    [("show", *NAMES[0][:2]), ("undo", *TENSORS[2][:2])],
+)
+def test_commands_print_the_line(good, action, field, value, crumb, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    write_parts(path, changed(good.parts["rda"], field, value))
+    code, out, err = crumb("learner", action, path)
+    assert code == 1
+    assert not out
+    assert str(path) in err
+    assert err.count("\n") == 1
+
+
+def test_a_good_doubt(good, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    write_parts(path, changed(good.parts["rda"], "lessons.1.doubts", doubt()))
+    assert Learner.load(path).lessons[1].doubts[0].other == "c0"
+
+
+def test_a_good_picture(good, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    jpeg = picture(512, 64)
+    write_parts(path, changed(good.parts["rda"], "state.pictures.0", jpeg))
+    assert Learner.load(path).lessons[0].picture == jpeg.numpy().tobytes()
+
+
+def test_unreadable_states_are_not_written(good, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    learner = pickle.loads(pickle.dumps(good.others["slda"]))  # shares no memory
     learner.save(path)
     before = path.read_bytes()
     learner._classifier.statistics.covariance[0, 0] = float("nan")
-    with pytest.raises(
-        LearnerError,
-        match=r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan",
-    ):
+    line = r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan"
+    with pytest.raises(LearnerError, match=line):
         learner.save(path)
     assert path.read_bytes() == before
