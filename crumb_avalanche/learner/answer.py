@@ -46,28 +46,34 @@ class Answer:
     @property
     def shown(self) -> str:
         """The label, or that the image is unknown and which class is nearest."""
-        return f"unknown (nearest: {self.label})" if self.known is False else self.label
+        if self.known is False:
+            return f"unknown (nearest: {self.label})"
+        return self.label
 
     @property
     def place(self) -> str:
         """The path, with the box if there is one: ``photo.jpg#box=10,20,110,220``."""
-        return (
-            self.path
-            if self.box is None
-            else f"{self.path}#box={','.join(f'{edge:g}' for edge in self.box)}"
-        )
+        if self.box is None:
+            return self.path
+        return f"{self.path}#box={','.join(f'{edge:g}' for edge in self.box)}"
 
     def as_dict(self) -> dict:
-        """Return plain values for JSON, without the frames."""
+        """Return plain values for JSON, without the frames.
+
+        ``label`` is the nearest class also of an unknown image: ``known`` tells it from
+        an image of a class that is called unknown.
+        """
         runners_up = [
             {"label": label, "confidence": round(share, 6)}
             for label, share in self.runners_up
         ]
-        return {
+        values = {
             "path": self.path,
             "label": self.label,
             "confidence": round(self.confidence, 6),
             "known": self.known,
             "runners_up": runners_up,
-            **({} if self.box is None else {"box": list(self.box)}),
         }
+        if self.box is not None:
+            values["box"] = list(self.box)
+        return values

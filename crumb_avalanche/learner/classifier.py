@@ -308,9 +308,9 @@ class Classifier:
                 "slda can"
             )
         count = min(len(features), EACH_LESSON)
-        index = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
-        index = index.round().long()
-        self.nothing = with_shown(self.nothing, self._rows(features[index]))
+        spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
+        rows = self._rows(features[spread.round().long()])
+        self.nothing = with_shown(self.nothing, rows)
 
     def begin_lesson(self) -> None:
         """Let the first clip of a lesson be asked of all that was learned before it."""

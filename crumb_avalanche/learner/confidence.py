@@ -1,10 +1,15 @@
-"""Probabilities and unknown images, calibrated on clips that were predicted before they were learned."""
+"""Probabilities and unknown images.
+
+Both are calibrated on clips that were predicted before they were learned.
+"""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import LEAST_APART
@@ -16,16 +21,16 @@ REJECTED = 0.05  # share of images of known classes below each of the two thresh
 # smaller product counts. A steep cosine hardly changes the order of images above its
 # threshold.
 STEEPNESS = (1.0, 4.0)
-# deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1
-# the best of these
+# Deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1
+# the best of these.
 PRIOR = 0.25
-# probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay
-# below
+# Probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay
+# below.
 DOUBTFUL = 0.1
-RIVALS = (
-    16  # classes of a record besides the true one; the others add little to a softmax
-)
+# Classes of a record besides the true one; the others add little to a softmax.
+RIVALS = 16
 PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
+LEAST_DEVIATION = 1e-6  # a smaller one is of equal values
 
 
 class Records(NamedTuple):
@@ -54,90 +59,106 @@ class Records(NamedTuple):
     @classmethod
     def none(cls) -> "Records":
         """Return no records."""
-        none = torch.zeros(0, dtype=torch.int64)
-        rivals = none.view(0, 1).expand(0, RIVALS)
+        numbers = torch.zeros(0, dtype=torch.int64)
         return cls(
-            none,
-            none,
-            none,
-            none,
-            torch.zeros(0, 3, dtype=torch.float32),
-            rivals,
-            torch.zeros(0, RIVALS, dtype=torch.float32),
+            labels=numbers,
+            lessons=numbers,
+            images=numbers,
+            classes=numbers,
+            typicality=torch.zeros(0, 3, dtype=torch.float32),
+            rivals=torch.zeros(0, RIVALS, dtype=torch.int64),
+            gaps=torch.zeros(0, RIVALS, dtype=torch.float32),
         )
 
     @classmethod
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
-        """Return the records of a lesson; arguments as for ``Confidence.observe``, and the number of the lesson."""
-        column = (evidence.labels == label).nonzero().flatten()
+        """Return the records of a lesson.
+
+        Args:
+            evidence, label: see ``Confidence.observe``.
+            lesson: its number.
+        """
         images = len(evidence.scores)
-        rows = (
-            torch.linspace(0, images - 1, min(images, PER_LESSON), dtype=torch.float32)
-            .round()
-            .long()
-        )  # spread evenly
+        count = min(images, PER_LESSON)
+        spread = torch.linspace(0, images - 1, count, dtype=torch.float32)
+        rows = spread.round().long()
+        column = (evidence.labels == label).nonzero().flatten()
         scores = evidence.scores[rows]
         gaps = (scores - scores[:, column]).float()
         gaps[:, column] = -torch.inf
-        gaps, places = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
-        rivals = torch.where(gaps > -torch.inf, evidence.labels[places], -1)
-        empty = RIVALS - gaps.shape[1]
+        largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
+        is_rival = largest.values > -torch.inf
+        rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
+        empty = RIVALS - largest.values.shape[1]
         return cls(
-            torch.full((len(rows),), label),
-            torch.full((len(rows),), lesson),
-            evidence.counts[column].expand(len(rows)),
-            torch.full((len(rows),), len(evidence.labels)),
-            evidence.typicality[rows].float(),
-            torch.nn.functional.pad(rivals, (0, empty), value=-1),
-            torch.nn.functional.pad(gaps, (0, empty), value=-torch.inf),
+            labels=torch.full((len(rows),), label),
+            lessons=torch.full((len(rows),), lesson),
+            images=evidence.counts[column].expand(len(rows)),
+            classes=torch.full((len(rows),), len(evidence.labels)),
+            typicality=evidence.typicality[rows].float(),
+            rivals=functional.pad(rivals, (0, empty), value=-1),
+            gaps=functional.pad(largest.values, (0, empty), value=-torch.inf),
         )
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return copies of the records of a state, which has an entry for each attribute.
+        """Return copies of the records of a state with an entry for each attribute.
 
         Raises:
             KeyError: a tensor is missing.
             StateError: a tensor has another shape.
         """
-        loaded = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
-        for name, values, own in zip(cls._fields, loaded, cls.none(), strict=True):
-            if values.shape != (len(loaded.labels), *own.shape[1:]):
+        records = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
+        count = len(records.labels)
+        empty = cls.none()._asdict()
+        for name, values in records._asdict().items():
+            if values.shape != (count, *empty[name].shape[1:]):
                 raise StateError(
-                    f"{name} of the confidence has the shape {tuple(values.shape)}, which does not fit "
-                    f"{len(loaded.labels)} records; give what state_dict returned"
+                    f"{name} of the confidence has the shape {tuple(values.shape)}, "
+                    f"which does not fit {count} records; give what state_dict returned"
                 )
-        return loaded
+        return records
 
-    def where(self, keep: Tensor) -> "Records":
+    def where(self, mask: Tensor) -> "Records":
         """Return those records for which a ``(n,)`` bool is true."""
-        return Records(*(values[keep] for values in self))
+        return Records(*(values[mask] for values in self))
+
+    @property
+    def number_of_lessons(self) -> int:
+        """Number of lessons that the records are of."""
+        return len(self.lessons.unique())
 
     def of_first(self, *masks: Tensor) -> "Records":
         """Return the records of the first mask that leaves enough lessons, or all."""
         for mask in masks:
-            if len(self.lessons[mask].unique()) >= LEAST_LESSONS:
-                return self.where(mask)
+            records = self.where(mask)
+            if records.number_of_lessons >= LEAST_LESSONS:
+                return records
         return self
 
     def and_those(self, new: "Records", capacity: int) -> "Records":
-        """Return these and new records; beyond the capacity, the class with most loses every second one."""
-        records = Records(*(torch.cat(pair) for pair in zip(self, new, strict=True)))
+        """Return these and new records.
+
+        Beyond the capacity, the class with most records loses every second one.
+        """
+        records = Records(*map(torch.cat, zip(self, new, strict=True)))
         while len(records.labels) > capacity:
-            labels, numbers = records.labels.unique(return_counts=True)
-            fullest = (records.labels == labels[numbers.argmax()]).nonzero().flatten()
-            keep = torch.ones(len(records.labels), dtype=torch.bool)
-            keep[fullest[1::2] if len(fullest) > 1 else fullest] = False
-            records = records.where(keep)
+            labels, counts = records.labels.unique(return_counts=True)
+            of_fullest = records.labels == labels[counts.argmax()]
+            index = of_fullest.nonzero().flatten()
+            dropped = index[1::2] if len(index) > 1 else index
+            mask = torch.ones(len(records.labels), dtype=torch.bool)
+            mask[dropped] = False
+            records = records.where(mask)
         return records
 
     def without_class(self, label: int) -> "Records":
         """Return the records of the other classes, in which this class is no rival."""
-        kept = self.where(self.labels != label)
-        gone = kept.rivals == label
-        return kept._replace(
-            rivals=kept.rivals.masked_fill(gone, -1),
-            gaps=kept.gaps.masked_fill(gone, -torch.inf),
+        records = self.where(self.labels != label)
+        forgotten = records.rivals == label
+        return records._replace(
+            rivals=records.rivals.masked_fill(forgotten, -1),
+            gaps=records.gaps.masked_fill(forgotten, -torch.inf),
         )
 
     def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":
@@ -145,31 +166,39 @@ class Records(NamedTuple):
 
         Args:
             labels: the new number of each class; records of classes left out are not
-                returned.
+                returned. Two classes may become one.
             lessons: added to the numbers of lessons.
         """
-        numbers = torch.full(
-            (2 + max(labels, default=0),), -1
-        )  # the last one is for -1 and classes left out
-        for before, label in labels.items():
-            numbers[before] = label
-        last = len(numbers) - 1
-        new_labels = numbers[self.labels.clamp_max(last)]
-        rivals = numbers[self.rivals.masked_fill(self.rivals < 0, last).clamp_max(last)]
-        rivals = rivals.masked_fill(
-            rivals == new_labels[:, None], -1
-        )  # two classes became one
-        new = self._replace(
+        new_labels = _renumbered(self.labels, labels)
+        rivals = _renumbered(self.rivals, labels)
+        # A rival that is the true class now is none.
+        rivals = rivals.masked_fill(rivals == new_labels[:, None], -1)
+        records = self._replace(
             labels=new_labels,
             lessons=self.lessons + lessons,
             rivals=rivals,
             gaps=self.gaps.masked_fill(rivals < 0, -torch.inf),
         )
-        return new.where(new_labels >= 0)
+        return records.where(new_labels >= 0)
 
 
-class _Fit(NamedTuple):
-    """Units of relative distance and cosine, and thresholds and units of what ``_sums`` returns; ``(2,)`` each."""
+def _renumbered(values: Tensor, numbers: Mapping[int, int]) -> Tensor:
+    """Return the new numbers of classes; -1 for those left out, and for -1."""
+    last = 1 + max(numbers, default=0)  # stands for classes without a new number
+    table = torch.full((last + 1,), -1)
+    for old, new in numbers.items():
+        table[old] = new
+    return table[values.masked_fill(values < 0, last).clamp_max(last)]
+
+
+class _Thresholds(NamedTuple):
+    """What separates known from unknown images.
+
+    Attributes:
+        scales: units of relative distance and cosine, ``(2,)`` float64.
+        least: of what ``_sums`` returns, for a known image; ``(2,)``.
+        units: of what ``_sums`` returns; ``(2,)``.
+    """
 
     scales: Tensor
     least: Tensor
@@ -177,7 +206,23 @@ class _Fit(NamedTuple):
 
     def familiarity(self, typicality: Tensor) -> Tensor:
         """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
-        return ((_sums(typicality, self.scales) - self.least) / self.units).amin(1)
+        excess = _sums(typicality, self.scales) - self.least
+        return (excess / self.units).amin(1)
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What was fitted to the records.
+
+    Attributes:
+        key: numbers and image counts of the classes that it holds for.
+        temperature: factor on the usual temperature.
+        thresholds: ``None`` until enough lessons are observed.
+    """
+
+    key: tuple[int, ...]
+    temperature: float
+    thresholds: _Thresholds | None
 
 
 class Confidence:
@@ -212,13 +257,14 @@ class Confidence:
             ``nothing.usual_threshold``.
     """
 
-    def __init__(self, capacity: int = 2000, usual: float | None = None):
+    def __init__(self, capacity: int = 1000, usual: float | None = None):
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; give at least 1 record")
-        self.capacity, self.usual = capacity, usual
+        self.capacity = capacity
+        self.usual = usual
         self._records = Records.none()
-        self._next = 0
-        self._cache: tuple[tuple[int, ...], float, _Fit | None] | None = None
+        self._next = 0  # number of the next lesson
+        self._fit: _Fit | None = None  # computed when it is needed
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -227,7 +273,7 @@ class Confidence:
     @property
     def lessons_missing(self) -> int:
         """Lessons to be observed before the threshold is fitted."""
-        return max(0, LEAST_LESSONS - len(self._records.lessons.unique()))
+        return max(0, LEAST_LESSONS - self._records.number_of_lessons)
 
     def observe(self, evidence: Evidence, label: int) -> None:
         """Record a clip of a class before it is learned; one call is one lesson.
@@ -244,10 +290,15 @@ class Confidence:
             self._next += 1
 
     def _add(self, new: Records) -> None:
-        self._records, self._cache = self._records.and_those(new, self.capacity), None
+        """Add records; what was fitted to fewer no longer holds."""
+        self._records = self._records.and_those(new, self.capacity)
+        self._fit = None
 
     def probabilities(self, evidence: Evidence) -> Tensor:
-        """Return ``(B, C)`` float64 probabilities of the columns' classes, if the image shows one of them."""
+        """Return ``(B, C)`` float64 probabilities of the columns' classes.
+
+        They are those if the image shows one of the classes.
+        """
         return self.calibrated(evidence).scores.softmax(1)
 
     def calibrated(self, evidence: Evidence) -> Evidence:
@@ -256,28 +307,31 @@ class Confidence:
 
     def temperature(self, evidence: Evidence) -> float:
         """Return the factor on the usual temperature of the closed form."""
-        return self._fitted(evidence)[0]
+        return self._fitted(evidence).temperature
 
     def familiarity(self, evidence: Evidence) -> Tensor:
-        """Return ``(B,)`` float64, how well the classes explain each image: below 0 for unknown ones.
+        """Return ``(B,)`` float64, how well the classes explain each image.
 
-        The mean over the frames of a clip says the same of the clip.
+        It is below 0 for unknown images. The mean over the frames of a clip says the
+        same of the clip.
         """
-        temperature, fit = self._fitted(evidence)
-        if fit is not None:
-            familiarity = fit.familiarity(evidence.typicality)
+        fit = self._fitted(evidence)
+        if fit.thresholds is None:
+            familiarity = self._usual_familiarity(evidence, fit.temperature)
         else:
-            confident = (evidence.scores / temperature).log_softmax(1).amax(1)
-            familiarity = confident - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
-            if self.usual is not None:
-                familiarity = torch.minimum(
-                    familiarity, evidence.typicality[:, :2].sum(1) - self.usual
-                )
-        return (
-            familiarity
-            if evidence.apart is None
-            else torch.minimum(familiarity, evidence.apart - LEAST_APART)
-        )
+            familiarity = fit.thresholds.familiarity(evidence.typicality)
+        if evidence.apart is None:
+            return familiarity
+        return torch.minimum(familiarity, evidence.apart - LEAST_APART)
+
+    def _usual_familiarity(self, evidence: Evidence, temperature: float) -> Tensor:
+        """Return the familiarity as long as few lessons were observed."""
+        largest = (evidence.scores / temperature).log_softmax(1).amax(1)
+        familiarity = largest - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
+        if self.usual is None:
+            return familiarity
+        excess = evidence.typicality[:, :2].sum(1) - self.usual
+        return torch.minimum(familiarity, excess)
 
     def known(self, evidence: Evidence) -> Tensor:
         """Return ``(B,)`` bool, whether a class explains each image."""
@@ -285,7 +339,8 @@ class Confidence:
 
     def forget(self, label: int) -> None:
         """Remove the records of a class, and the class from those of others."""
-        self._records, self._cache = self._records.without_class(label), None
+        self._records = self._records.without_class(label)
+        self._fit = None
 
     def merge(self, other: "Confidence", labels: Mapping[int, int]) -> None:
         """Add the records of another instance.
@@ -309,80 +364,109 @@ class Confidence:
             StateError: a tensor is missing or has another shape.
         """
         try:
-            loaded, following = Records.of_state(state), int(state["next"])
+            records = Records.of_state(state)
+            following = int(state["next"])
         except KeyError as error:
             raise StateError(
-                f"the state of the confidence lacks {error}; give what state_dict returned"
+                f"the state of the confidence lacks {error}; give what state_dict "
+                "returned"
             ) from error
-        self._records, self._next, self._cache = loaded, following, None
+        self._records = records
+        self._next = following
+        self._fit = None
 
-    def _fitted(self, evidence: Evidence) -> tuple[float, _Fit | None]:
-        """Return temperature and fit for the present numbers of images; cached until either changes."""
-        key = (*evidence.labels.tolist(), *evidence.counts.tolist())
-        if self._cache is None or self._cache[0] != key:
-            records = self._records
-            now = dict(
-                zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True)
-            )
-            images = 2 * records.images >= torch.tensor(
-                [now.get(label, 0) for label in records.labels.tolist()]
-            )
-            classes = 2 * records.classes >= len(now)
-            temperature = _temperature(records.of_first(images & classes, images))
-            of_unknown = records.of_first(images & classes, classes)
-            enough = len(of_unknown.lessons.unique()) >= LEAST_LESSONS
-            self._cache = (
-                key,
-                temperature,
-                _fit(of_unknown, self.usual) if enough else None,
-            )
-        return self._cache[1:]
+    def _fitted(self, evidence: Evidence) -> _Fit:
+        """Return the fit for the present numbers of images; cached until they change."""
+        labels = evidence.labels.tolist()
+        counts = evidence.counts.tolist()
+        key = (*labels, *counts)
+        if self._fit is None or self._fit.key != key:
+            self._fit = self._fitted_to(key, dict(zip(labels, counts, strict=True)))
+        return self._fit
+
+    def _fitted_to(self, key: tuple[int, ...], images: dict[int, int]) -> _Fit:
+        """Fit temperature and thresholds; ``images`` are those of each class now."""
+        records = self._records
+        present = [images.get(label, 0) for label in records.labels.tolist()]
+        of_many_images = 2 * records.images >= torch.tensor(present)
+        of_many_classes = 2 * records.classes >= len(images)
+        of_both = of_many_images & of_many_classes
+        temperature = _temperature(records.of_first(of_both, of_many_images))
+        for_thresholds = records.of_first(of_both, of_many_classes)
+        thresholds = None
+        if for_thresholds.number_of_lessons >= LEAST_LESSONS:
+            thresholds = _thresholds(for_thresholds, self.usual)
+        return _Fit(key, temperature, thresholds)
 
 
 def _temperature(records: Records) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %."""
-    weights = _shares(records)
-    gaps = torch.nn.functional.pad(
-        records.gaps.double(), (1, 0)
-    )  # 0 for the true class
-    centre, step = 0.0, 0.5
+    weights = _weights(records)
+    # The true class has the gap 0.
+    gaps = functional.pad(records.gaps.double(), (1, 0))
+    centre = 0.0
+    step = 0.5
     while step > 1e-4:
         logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
-        losses = [
-            weights @ (gaps / log.exp()).logsumexp(1) + (log / PRIOR).square() / 2
-            for log in logs
-        ]
-        centre, step = float(logs[int(torch.stack(losses).argmin())]), step / 8
+        losses = []
+        for log in logs:
+            loss = weights @ (gaps / log.exp()).logsumexp(1)
+            losses.append(loss + (log / PRIOR).square() / 2)
+        centre = float(logs[int(torch.stack(losses).argmin())])
+        step /= 8
     return float(torch.tensor(centre, dtype=torch.float32).exp())
 
 
-def _fit(records: Records, usual: float | None) -> _Fit:
-    """Return the thresholds of images of known classes; that of the cosine is at most ``usual``."""
-    shares = _shares(records)
-    # With a usual threshold, both are in units of a cosine.
-    scales = torch.ones(2, dtype=torch.float64)
+def _thresholds(records: Records, usual: float | None) -> _Thresholds:
+    """Return the thresholds of images of known classes.
+
+    Args:
+        records: at least one.
+        usual: most that is asked of the cosine, whose units the distance has, too;
+            ``None`` where the distance has others.
+    """
+    typicality = records.typicality.double()
     if usual is None:
-        scales = records.typicality[:, :2].double().std(0, correction=0).clamp_min(1e-6)
-    values = _sums(records.typicality, scales)
-    ordered, order = values.sort(0)
-    below = shares[order].cumsum(0) / shares.sum()
-    least = ordered.gather(0, (below < REJECTED).sum(0, keepdim=True))[0]
+        scales = typicality[:, :2].std(0, correction=0).clamp_min(LEAST_DEVIATION)
+    else:
+        scales = torch.ones(2, dtype=torch.float64)
+    values = _sums(typicality, scales)
+    least = _quantiles(values, _weights(records))
     if usual is not None:
         least[1].clamp_max_(usual)
-    units = values.std(0, correction=0).clamp_min(1e-6) / torch.tensor(
-        STEEPNESS, dtype=torch.float64
-    )
-    return _Fit(scales, least, units)
+    deviations = values.std(0, correction=0).clamp_min(LEAST_DEVIATION)
+    steepness = torch.tensor(STEEPNESS, dtype=torch.float64)
+    return _Thresholds(scales, least, deviations / steepness)
+
+
+def _quantiles(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the value of each column of ``(n, 2)`` below which 5 % of the weights are.
+
+    Args:
+        values: ``(n, 2)``.
+        weights: ``(n,)``.
+
+    Returns:
+        ``(2,)``.
+    """
+    ordered, order = values.sort(0)
+    below = weights[order].cumsum(0) / weights.sum()
+    rows = (below < REJECTED).sum(0, keepdim=True)
+    return ordered.gather(0, rows)[0]
 
 
 def _sums(typicality: Tensor, scales: Tensor) -> Tensor:
-    """Return relative distance plus cosine, in their units, and the cosine apart; ``(B, 2)`` float64."""
+    """Return what has thresholds, ``(B, 2)`` float64.
+
+    These are relative distance plus cosine, in their units, and the cosine apart.
+    """
     typicality = typicality.double()
-    return torch.stack([(typicality[:, :2] / scales).sum(1), typicality[:, 2]], 1)
+    sums = (typicality[:, :2] / scales).sum(1)
+    return torch.stack([sums, typicality[:, 2]], 1)
 
 
-def _shares(records: Records) -> Tensor:
-    """Return ``(n,)`` float64 weights of the records, with which each lesson counts once."""
+def _weights(records: Records) -> Tensor:
+    """Return ``(n,)`` float64 weights with which each lesson counts once."""
     _, lessons, sizes = records.lessons.unique(return_inverse=True, return_counts=True)
     return 1 / sizes.double()[lessons]
 
@@ -390,7 +474,9 @@ def _shares(records: Records) -> Tensor:
 def expected_calibration_error(
     probabilities: Tensor, correct: Tensor, bins: int = 15
 ) -> float:
-    """Return the mean difference between confidence and accuracy, over bins of equal width (Guo et al., ICML 2017).
+    """Return the mean difference between confidence and accuracy.
+
+    Over bins of equal width (Guo et al., ICML 2017).
 
     Args:
         probabilities: ``(n,)``, the largest probability of each image.
@@ -398,9 +484,8 @@ def expected_calibration_error(
         bins: number of bins; a probability on the border of two counts in the lower
             one.
     """
-    places = (probabilities.double() * bins).ceil().long().clamp(1, bins) - 1
-    surplus = probabilities.double() - correct.double()
-    return float(
-        surplus.new_zeros(bins).index_add_(0, places, surplus).abs().sum()
-        / len(surplus)
-    )
+    probabilities = probabilities.double()
+    index = (probabilities * bins).ceil().long().clamp(1, bins) - 1
+    surplus = probabilities - correct.double()
+    sums = surplus.new_zeros(bins).index_add_(0, index, surplus)
+    return float(sums.abs().sum() / len(surplus))

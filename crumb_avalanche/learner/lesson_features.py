@@ -69,9 +69,10 @@ class LessonFeatures:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, and the features of all clips in one tensor."""
         pieces = self._pieces()
-        features = (
-            torch.cat(pieces) if pieces else torch.zeros(0, 1, dtype=torch.float32)
-        )
+        if pieces:
+            features = torch.cat(pieces)
+        else:
+            features = torch.zeros(0, 1, dtype=torch.float32)
         return {
             "labels": [clip.label for clip in self.clips],
             "pieces": [list(map(len, clip.pieces)) for clip in self.clips],

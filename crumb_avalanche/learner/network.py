@@ -57,8 +57,11 @@ class FrozenNetwork:
     @property
     def cuts(self) -> tuple[int | str, ...]:
         """The values of ``cut_layer`` that say where it is cut, the usual one first."""
-        given, stages = self.arguments.get("cut_layer"), self.model.stages
-        return (len(stages), *stages[-1:]) if given is None else (given,)
+        cut_layer = self.arguments.get("cut_layer")
+        if cut_layer is not None:
+            return (cut_layer,)
+        stages = self.model.stages
+        return (len(stages), *stages[-1:])
 
     @property
     def interpolation(self) -> str:
@@ -73,13 +76,15 @@ class FrozenNetwork:
         image_size: int | None = None,
         cut_layer: int | str | None = None,
     ) -> "FrozenNetwork":
-        """Build a network with published weights or those of a file; see ``split_backbone``."""
+        """Build a network with published weights or those of a file.
+
+        See ``split_backbone`` for the arguments, and for what is raised.
+        """
         expected = preprocessing_of(backbone)
-        image_size = (
-            expected.size
-            if image_size is None
-            else whole_number("image_size", image_size, 1)
-        )
+        if image_size is None:
+            image_size = expected.size
+        else:
+            image_size = whole_number("image_size", image_size, 1)
         arguments: dict[str, Any] = {
             "name": full_name(backbone),
             "image_size": image_size,
@@ -94,11 +99,19 @@ class FrozenNetwork:
     def of_arguments(
         cls, arguments: dict[str, Any], weights: str | os.PathLike | None
     ) -> "FrozenNetwork":
-        """Build a network from the ``arguments`` of another, with published weights or those of a file."""
-        name = str(weights) if weights is not None else None
-        source = f"the file {os.path.basename(name)}" if name else "random weights"
+        """Build a network from the ``arguments`` of another.
+
+        Args:
+            arguments: see the class.
+            weights: a name in ``PUBLISHED``, or a weight file; ``None`` draws them.
+        """
+        if weights is None:
+            return cls._of(_model(None, arguments), arguments, "random weights")
+        name = str(weights)
         if name in PUBLISHED:
             source = source_of(arguments["name"], name)
+        else:
+            source = f"the file {os.path.basename(name)}"
         return cls._of(_model(name, arguments), arguments, source)
 
     @classmethod
@@ -112,10 +125,11 @@ class FrozenNetwork:
         """
         arguments = header["arguments"]
         model = _model(None, arguments)
-        missing = sorted(_named(model).keys() ^ state.keys())
-        if missing:
+        different = sorted(_named(model).keys() ^ state.keys())
+        if different:
             raise NetworkError(
-                f"the weights of {arguments['name']} lack or add {missing[0]!r}; save the learner again"
+                f"the weights of {arguments['name']} lack or add {different[0]!r}; "
+                "save the learner again"
             )
         model.load_state_dict(state, strict=False)
         network = cls._of(model, arguments, header["source"])
@@ -133,21 +147,24 @@ class FrozenNetwork:
         """Raise NetworkError if the weights have another hash."""
         if self.sha256 != sha256:
             raise NetworkError(
-                f"the weights of {self.backbone} have the SHA-256 {self.sha256[:12]}..., but the learner was taught "
-                f"with {sha256[:12]}...: give the weight file that it was made with"
+                f"the weights of {self.backbone} have the SHA-256 "
+                f"{self.sha256[:12]}..., but the learner was taught with "
+                f"{sha256[:12]}...: give the weight file that it was made with"
             )
 
     def check_same(self, other: "FrozenNetwork") -> None:
         """Raise NetworkError if another network is not the same to the bit."""
-        if (self.arguments, self.sha256) != (other.arguments, other.sha256):
-            mine, theirs = (
-                f"{one.arguments} with weights {one.sha256[:12]}..."
-                for one in (self, other)
-            )
-            raise NetworkError(
-                f"the learners have different networks: {mine}, and {theirs}; only learners with the same network can "
-                "be merged: teach one of them again with the network of the other"
-            )
+        if self.arguments == other.arguments and self.sha256 == other.sha256:
+            return
+        raise NetworkError(
+            f"the learners have different networks: {self._described}, and "
+            f"{other._described}; only learners with the same network can be merged: "
+            "teach one of them again with the network of the other"
+        )
+
+    @property
+    def _described(self) -> str:
+        return f"{self.arguments} with weights {self.sha256[:12]}..."
 
     @property
     def bytes(self) -> int:
@@ -178,6 +195,7 @@ def _named(model: SplitModel) -> dict[str, Tensor]:
 
 
 def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
+    """Build the network, whose head is zero; the RNG state does not change."""
     with preserve_rng_state():
         model = split_backbone(weights=weights, n_classes=1, codebook=None, **arguments)
     head = model.plastic_layers.get_submodule(model.head)

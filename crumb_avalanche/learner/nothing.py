@@ -1,8 +1,10 @@
-"""What shows none of the classes: images that are drawn, and those that a person shows as nothing.
+"""What shows none of the classes: images that are drawn, and those shown as nothing.
 
 An image is unknown if what is left of it without the directions of such images is not
 like a class.
 """
+
+import itertools
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from crumb_avalanche.methods.typicality import DRAWN
 NOTHING = ""  # the class name of what shows nothing
 SIDE = 128  # of the images that are drawn, in pixels
 SHAPES = 100  # of an image
-# rows of features of images that were shown as nothing; the latest ones are kept
+# Rows of features of images that were shown as nothing; the latest ones stay.
 MOST_SHOWN = 96
 EACH_LESSON = 8  # images of a clip; others are nearly the same
 # Images are unknown whose distance and cosine add up to less than that of their
@@ -33,63 +35,63 @@ def usual_threshold(backbone: str) -> float:
 
 
 def drawn_images(side: int, number: int = DRAWN) -> Tensor:
-    """Draw images that show nothing, in turn of overlapping shapes and of coloured noise; always the same ones.
+    """Draw images that show nothing, always the same ones.
 
-    Both have about the statistics of photos (Baradad et al., Learning to See by Looking
+    They are in turn of overlapping shapes and of coloured noise. Both have about the statistics of photos (Baradad et al., Learning to See by Looking
     at Noise, NeurIPS 2021).
 
     Returns:
         ``(number, 3, side, side)`` uint8.
     """
     draws = np.random.default_rng(0)
-    images = np.stack(
-        [(_noise if place % 2 else _shapes)(draws) for place in range(number)]
-    )
-    pixels = functional.interpolate(
-        torch.from_numpy(images).permute(0, 3, 1, 2), size=side, mode="bilinear"
-    )
+    kinds = itertools.cycle((_shapes, _noise))
+    images = np.stack([draw(draws) for draw in itertools.islice(kinds, number)])
+    maps = torch.from_numpy(images).permute(0, 3, 1, 2)
+    pixels = functional.interpolate(maps, size=side, mode="bilinear")
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
 def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
     """Return the features of drawn images, and the latest ones of those shown."""
-    return torch.cat(
-        [nothing[:DRAWN], torch.cat([nothing[DRAWN:], rows])[-MOST_SHOWN:]]
-    )
+    shown = torch.cat([nothing[DRAWN:], rows])
+    return torch.cat([nothing[:DRAWN], shown[-MOST_SHOWN:]])
 
 
 def _shapes(draws: np.random.Generator) -> np.ndarray:
-    """Draw an image of nothing: ellipses and rectangles, many small, that cover each other: ``(SIDE, SIDE, 3)``."""
+    """Draw ellipses and rectangles, many of them small, that cover each other.
+
+    Returns:
+        ``(SIDE, SIDE, 3)`` float64, from 0 to 255.
+    """
     rows, columns = np.indices((SIDE, SIDE))
     image = np.zeros((SIDE, SIDE, 3))
-    colour = draws.uniform(0, 255, 3)
+    common_colour = draws.uniform(0, 255, 3)
     for width in sorted(0.02 * SIDE / draws.random(SHAPES) ** 0.7, reverse=True):
         width = min(width, 0.6 * SIDE)
         height = width * draws.uniform(0.4, 1)
         x, y = draws.uniform(0, SIDE, 2)
-        across, down = np.abs(columns - x) / width, np.abs(rows - y) / height
-        inside = (
-            np.hypot(across, down) < 1
-            if draws.random() < 0.5
-            else np.maximum(across, down) < 1
-        )
-        image[inside] = (colour + draws.uniform(0, 255, 3)) / 2
+        across = np.abs(columns - x) / width
+        down = np.abs(rows - y) / height
+        if draws.random() < 0.5:
+            inside = np.hypot(across, down) < 1
+        else:
+            inside = np.maximum(across, down) < 1
+        image[inside] = (common_colour + draws.uniform(0, 255, 3)) / 2
     return image
 
 
 def _noise(draws: np.random.Generator) -> np.ndarray:
-    """Draw noise whose amplitudes fall with the frequency: ``(SIDE, SIDE, 3)``."""
+    """Draw noise whose amplitudes fall with the frequency.
+
+    Returns:
+        ``(SIDE, SIDE, 3)`` float64, around the middle of 0 to 255.
+    """
     frequencies = np.hypot(*np.meshgrid(np.fft.fftfreq(SIDE), np.fft.fftfreq(SIDE)))
-    frequencies[0, 0] = np.inf
+    frequencies[0, 0] = np.inf  # the mean is set below
     amplitudes = frequencies ** -draws.uniform(0.8, 1.8)
-    spectrum = (
-        np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1))
-        * amplitudes[:, :, None]
-    )
-    image = np.fft.ifft2(spectrum, axes=(0, 1)).real
-    mixed = (
-        image
-        / image.std((0, 1))
-        @ (0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1)
-    )
-    return mixed * draws.uniform(25, 60) + draws.uniform(60, 190, 3)
+    white = np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1))
+    image = np.fft.ifft2(white * amplitudes[:, :, None], axes=(0, 1)).real
+    image /= image.std((0, 1))
+    # Channels of photos are much alike.
+    mixing = 0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1
+    return image @ mixing * draws.uniform(25, 60) + draws.uniform(60, 190, 3)
