@@ -1,1 +1,4 @@
-"""From downloads to the layout of a data set: download, unpack, write its table, check what is missing."""
+"""From downloads to the layout of a data set.
+
+Download, unpack, write its table, and check what is missing.
+"""

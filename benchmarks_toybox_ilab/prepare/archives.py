@@ -10,9 +10,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, cast
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write, remove_abandoned
 from benchmarks_toybox_ilab.tables.disk import check_room, readable_size
@@ -27,11 +28,14 @@ _CHUNK = 1 << 20
 _SMALL = 100_000_000  # bytes that are unpacked in any case
 _BLOCK = 512  # bytes of a block of a tar file
 _MARKER = 4  # bytes before the first file of a .zip file that was meant to be split
-_COMPRESSED_STARTS = (
-    b"\x1f\x8b",
-    b"BZh",
-    b"\xfd7zXZ",
-)  # of tar files; a plain one is recognised by its header
+# Of compressed tar files; a plain one is recognised by its header.
+_COMPRESSED_STARTS = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ")
+# Of archives that are not read, with what unpacks them.
+_OTHER_KINDS = {
+    b"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", "7z x"),
+    b"Rar!\x1a\x07": ("a RAR archive", "unrar x"),
+    b"\x28\xb5\x2f\xfd": ("compressed by Zstandard", "tar --zstd -xf"),
+}
 # What the readers raise on damaged bytes. RuntimeError: encrypted, or compressed in a
 # way that this Python cannot read.
 _DAMAGE = (
@@ -41,15 +45,24 @@ _DAMAGE = (
     zlib.error,
     lzma.LZMAError,
     EOFError,
+    RuntimeError,
+    ValueError,
 )
-_DAMAGE += (RuntimeError, ValueError)
 
 
-class Member(NamedTuple):
-    """What an archive holds under a name: "file", "folder", "link" or "device"; only files are unpacked."""
+@dataclass(frozen=True)
+class Member:
+    """What an archive holds under a name.
 
-    name: str  # as the archive has it; below the target once it is chosen
-    size: int  # bytes, unpacked
+    Attributes:
+        name: As the archive has it; below the target once it is chosen.
+        size: Bytes, unpacked.
+        open: Opens it for reading.
+        kind: "file", "folder", "link" or "device"; only files are unpacked.
+    """
+
+    name: str
+    size: int
     open: Callable[[], BinaryIO]
     kind: str = "file"
 
@@ -81,30 +94,18 @@ def unpack(
             or is no file, or the disk has too little room (nothing is written in these
             cases), or the archive is damaged (files before the damage are kept).
     """
-    archive, target = Path(archive), Path(target)
+    archive = Path(archive)
+    target = Path(target)
     with _members(archive) as members, _damage_named(archive):
         wanted = _wanted(members, archive, only)
-        places = ((member, target / member.name) for member in wanted)
-        missing = [
-            member
-            for member, path in places
-            if not path.exists() or path.stat().st_size != member.size
-        ]
-        packed, unpacked = archive.stat().st_size, sum(member.size for member in wanted)
-        if unpacked > max(_SMALL, MOST_RATIO * packed):
-            sizes = f"{readable_size(packed)} would become {readable_size(unpacked)}"
-            raise _refused(
-                archive,
-                f"{sizes}, more than {MOST_RATIO} times as much, which no images do",
-            )
-        check_room(
-            target, sum(member.size for member in missing), f"unpacking {archive}"
-        )
+        missing = [member for member in wanted if not _is_unpacked(member, target)]
+        _check_ratio(archive, wanted)
+        needed = sum(member.size for member in missing)
+        check_room(target, needed, f"unpacking {archive}")
         remove_abandoned(target)
         done = len(wanted) - len(missing)
-        with progress(
-            len(wanted), f"unpacking {archive.name}", " files", initial=done
-        ) as bar:
+        title = f"unpacking {archive.name}"
+        with progress(len(wanted), title, " files", initial=done) as bar:
             for member in missing:
                 _write(member, target)
                 bar.update()
@@ -112,7 +113,10 @@ def unpack(
 
 
 def archives_in(source: Path) -> list[Path]:
-    """The source if it is an archive, or the archives directly in it, in natural order; [] if it does not exist."""
+    """Return the source if it is an archive, or the archives directly in it.
+
+    They are in natural order; there are none if the source does not exist.
+    """
     if not source.is_dir():
         return [source] if source.exists() else []
     return [
@@ -120,6 +124,37 @@ def archives_in(source: Path) -> list[Path]:
         for entry in visible_entries(source)
         if entry.name.lower().endswith(ENDINGS) and entry.is_file()
     ]
+
+
+def names_in(archive: Path) -> list[str]:
+    """Return the names of the files in an archive, with forward slashes.
+
+    Raises:
+        FrameTableError: If it is no archive, or damaged.
+    """
+    with _members(archive) as members, _damage_named(archive):
+        return [
+            member.name.replace("\\", "/")
+            for member in members
+            if member.kind == "file"
+        ]
+
+
+def _is_unpacked(member: Member, target: Path) -> bool:
+    path = target / member.name
+    return path.exists() and path.stat().st_size == member.size
+
+
+def _check_ratio(archive: Path, wanted: list[Member]) -> None:
+    """Refuse an archive that would become far larger than images do."""
+    packed = archive.stat().st_size
+    unpacked = sum(member.size for member in wanted)
+    if unpacked > max(_SMALL, MOST_RATIO * packed):
+        raise _refused(
+            archive,
+            f"{readable_size(packed)} would become {readable_size(unpacked)}, more "
+            f"than {MOST_RATIO} times as much, which no images do",
+        )
 
 
 @contextmanager
@@ -144,121 +179,156 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
                 if start.startswith(_COMPRESSED_STARTS):
                     raise
     if opened is None:
-        raise FrameTableError(
-            f"{archive} is no archive ({', '.join(ENDINGS)}): it begins with {start!r}. It may be a web page that was "
-            "saved in place of the archive; download it again."
-        )
+        raise _no_archive(archive, start)
     with opened:
-        yield (
-            _of_zip(opened) if isinstance(opened, zipfile.ZipFile) else _of_tar(opened)
-        )
+        if isinstance(opened, zipfile.ZipFile):
+            yield _of_zip(opened)
+        else:
+            yield _of_tar(opened)
+
+
+def _no_archive(archive: Path, start: bytes) -> FrameTableError:
+    """Return the error for a file that begins with these bytes."""
+    for signature, (kind, command) in _OTHER_KINDS.items():
+        if start.startswith(signature):
+            return FrameTableError(
+                f"{archive} is {kind}, which is not read ({', '.join(ENDINGS)} are). "
+                f"Unpack it, such as by `{command} {archive.name}`, and give the "
+                "folder that it was unpacked to."
+            )
+    return FrameTableError(
+        f"{archive} is no archive ({', '.join(ENDINGS)}): it begins with {start!r}. It "
+        "may be a web page that was saved in place of the archive; download it again."
+    )
 
 
 def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
-    if min((info.header_offset for info in file.infolist()), default=0) > _MARKER:
+    offsets = (info.header_offset for info in file.infolist())
+    if min(offsets, default=0) > _MARKER:
         raise zipfile.BadZipFile("another archive comes before it")
-    kinds = {
-        0: "file",
-        stat.S_IFREG: "file",
-        stat.S_IFDIR: "folder",
-        stat.S_IFLNK: "link",
-    }
     for info in file.infolist():
-        kind = kinds.get(
-            stat.S_IFMT(info.external_attr >> 16), "device"
-        )  # 0 if not made on a Unix system
-        folder = kind == "file" and info.filename.endswith(("/", "\\"))
         yield Member(
-            info.filename,
-            info.file_size,
-            partial(file.open, info),
-            "folder" if folder else kind,
+            name=info.filename,
+            size=info.file_size,
+            # of zipfile's own type of file
+            open=cast(Callable[[], BinaryIO], partial(file.open, info)),
+            kind=_kind_in_zip(info),
         )
+
+
+def _kind_in_zip(info: zipfile.ZipInfo) -> str:
+    unix_type = stat.S_IFMT(info.external_attr >> 16)
+    if unix_type == stat.S_IFDIR:
+        return "folder"
+    if unix_type == stat.S_IFLNK:
+        return "link"
+    if unix_type not in (0, stat.S_IFREG):  # 0 if not made on a Unix system
+        return "device"
+    if info.filename.endswith(("/", "\\")):
+        return "folder"
+    return "file"
 
 
 def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
     for info in file.getmembers():
-        link = "link" if info.issym() or info.islnk() else "device"
-        kind = "file" if info.isfile() else "folder" if info.isdir() else link
-        yield Member(info.name, info.size, partial(file.extractfile, info), kind)
+        yield Member(
+            name=info.name,
+            size=info.size,
+            open=cast(Callable[[], BinaryIO], partial(file.extractfile, info)),
+            kind=_kind_in_tar(info),
+        )
     # tarfile also takes a damaged header for the block of zeros that ends the list. Of
     # that block only the length can still be checked, so zeros must follow, not another
     # archive; gzip compares its checksum at the end.
-    stream = file.fileobj
+    stream = cast(BinaryIO, file.fileobj)
     ends = stream.tell() - file.offset == _BLOCK
-    while part := stream.read(_CHUNK):
-        ends = ends and not part.strip(b"\0")
+    while chunk := stream.read(_CHUNK):
+        ends = ends and not chunk.strip(b"\0")
     if not ends:
         raise tarfile.ReadError(
-            f"it breaks off after {len(file.getmembers())} members, or another archive follows"
+            f"it breaks off after {len(file.getmembers())} members, or another archive "
+            "follows"
         )
+
+
+def _kind_in_tar(info: tarfile.TarInfo) -> str:
+    if info.isfile():
+        return "file"
+    if info.isdir():
+        return "folder"
+    if info.issym() or info.islnk():
+        return "link"
+    return "device"
 
 
 @contextmanager
 def _damage_named(archive: Path) -> Iterator[None]:
-    """Turn what the readers raise on damaged bytes into an error that names the archive."""
+    """Turn what the readers raise on damaged bytes into an error that names the file.
+
+    EINVAL is raised for a damaged place in a .zip file; other errors of the system are
+    no damage.
+    """
     try:
         yield
     except FrameTableError:
         raise
     except (*_DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in (
-            None,
-            errno.EINVAL,
-        ):  # a damaged place in a .zip file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
-        reason = " ".join(
-            f"{type(error).__name__}: {error}".split()
-        )  # tarfile's messages span several lines
+        # tarfile's messages span several lines
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise FrameTableError(
-            f"archive {archive} is damaged or incomplete ({reason}). Download it again; files that were already "
-            "unpacked are complete and are kept."
+            f"archive {archive} is damaged or incomplete ({reason}). Download it "
+            "again; files that were already unpacked are complete and are kept."
         ) from error
 
 
 def _wanted(
     members: Iterator[Member], archive: Path, only: Callable[[str], str | None] | None
 ) -> list[Member]:
-    """The files to unpack under safe names, in archive order; of two with one name the last, as tar does."""
+    """Return the files to unpack under safe names, in archive order.
 
-    def safe_name(name: str) -> str:
-        parts = [
-            part for part in name.replace("\\", "/").split("/") if part not in ("", ".")
-        ]
-        if name[:1] in ("/", "\\") or ".." in parts or re.match("[A-Za-z]:", name):
-            raise _refused(
-                archive, f"its member {name!r} lies outside the target folder"
-            )
-        return "/".join(parts)
-
+    Of two with one name the last is taken, as tar does.
+    """
     wanted: dict[str, Member] = {}
-    origin: dict[str, str] = {}
+    origin: dict[str, str] = {}  # name in the archive by the one below the target
     for member in members:
-        name = safe_name(member.name)
-        new = None if member.kind == "folder" else name if only is None else only(name)
-        if new is None:
+        name = _safe_name(member.name, archive)
+        if member.kind == "folder":
             continue
-        if member.kind != "file" or not name:
-            reason = (
-                f"is a {member.kind}, not a file"
-                if name
-                else "has no name below the target folder"
-            )
+        chosen = name if only is None else only(name)
+        if chosen is None:
+            continue
+        if member.kind != "file":
+            reason = f"is a {member.kind}, not a file"
             raise _refused(archive, f"its member {member.name!r} {reason}")
-        new = safe_name(new)
-        if origin.setdefault(new, name) != name:
+        if not name:
+            reason = "has no name below the target folder"
+            raise _refused(archive, f"its member {member.name!r} {reason}")
+        chosen = _safe_name(chosen, archive)
+        if origin.setdefault(chosen, name) != name:
             raise FrameTableError(
-                f"archive {archive} holds both {origin[new]} and {name}; only one can be {new}."
+                f"archive {archive} holds both {origin[chosen]} and {name}; only one "
+                f"can be {chosen}."
             )
-        wanted.pop(new, None)
-        wanted[new] = member._replace(name=new)
+        wanted.pop(chosen, None)
+        wanted[chosen] = replace(member, name=chosen)
     return list(wanted.values())
+
+
+def _safe_name(name: str, archive: Path) -> str:
+    """Return a name with forward slashes; raise if it lies outside the target."""
+    steps = name.replace("\\", "/").split("/")
+    parts = [step for step in steps if step not in ("", ".")]
+    if name[:1] in ("/", "\\") or ".." in parts or re.match("[A-Za-z]:", name):
+        raise _refused(archive, f"its member {name!r} lies outside the target folder")
+    return "/".join(parts)
 
 
 def _refused(archive: Path, reason: str) -> FrameTableError:
     return FrameTableError(
-        f"archive {archive} is refused, and nothing was unpacked: {reason}. Download it from its original source, or "
-        "unpack it yourself and give the folder."
+        f"archive {archive} is refused, and nothing was unpacked: {reason}. Download "
+        "it from its original source, or unpack it yourself and give the folder."
     )
 
 

@@ -30,7 +30,10 @@ _NETWORK_ERRORS = (
 
 
 class DownloadError(OSError):
-    """A file cannot be downloaded or has a wrong checksum; the message says what to do."""
+    """A file cannot be downloaded or has a wrong checksum.
+
+    The message says what to do.
+    """
 
 
 def download(
@@ -61,33 +64,46 @@ def download(
     """
     file = Path(file)
     if file.exists():
-        if md5 is not None and (got := md5_of(file)) != md5:
-            raise DownloadError(
-                f"{file} exists, but has the MD5 checksum {got}, while {md5} is expected. Delete it and run the same "
-                "command again to download it."
-            )
+        if md5 is not None:
+            _check_existing(file, md5)
         return file
     part = file.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         expected = _fetch(url, part, progress)
     except _NETWORK_ERRORS as error:
-        raise DownloadError(
-            _failure(url, part, str(error) or type(error).__name__)
-        ) from error
-    if expected and part.stat().st_size < expected:
-        arrived = (
-            f"the connection ended after {part.stat().st_size} of {expected} bytes"
-        )
-        raise DownloadError(_failure(url, part, arrived))
-    if md5 is not None and (got := md5_of(part)) != md5:
-        part.unlink()
-        raise DownloadError(
-            f"the download of {url} has the MD5 checksum {got}, but {md5} is expected, so it was deleted. Run the same "
-            f"command again, or download {file.name} elsewhere and give it with --source."
-        )
+        reason = str(error) or type(error).__name__
+        raise DownloadError(_failure(url, part, reason)) from error
+    size = part.stat().st_size
+    if expected and size < expected:
+        reason = f"the connection ended after {size} of {expected} bytes"
+        raise DownloadError(_failure(url, part, reason))
+    if md5 is not None:
+        _check_new(url, file, part, md5)
     os.replace(part, file)
     return file
+
+
+def _check_existing(file: Path, md5: str) -> None:
+    """Raise if a file that exists has another checksum."""
+    checksum = md5_of(file)
+    if checksum != md5:
+        raise DownloadError(
+            f"{file} exists, but has the MD5 checksum {checksum}, while {md5} is "
+            "expected. Delete it and run the same command again to download it."
+        )
+
+
+def _check_new(url: str, file: Path, part: Path, md5: str) -> None:
+    """Delete a download and raise if it has another checksum."""
+    checksum = md5_of(part)
+    if checksum != md5:
+        part.unlink()
+        raise DownloadError(
+            f"the download of {url} has the MD5 checksum {checksum}, but {md5} is "
+            "expected, so it was deleted. Run the same command again, or download "
+            f"{file.name} elsewhere and give it with --source."
+        )
 
 
 def md5_of(file: Path) -> str:
@@ -101,13 +117,16 @@ def md5_of(file: Path) -> str:
 
 
 def _failure(url: str, part: Path, reason: str) -> str:
-    kept = part.stat().st_size if part.exists() else 0
-    advice = (
-        f"{readable_size(kept)} are kept in {part} and the same command resumes"
-        if kept
-        else "Run the command again"
+    """Return the message of a download that failed."""
+    arrived = part.stat().st_size if part.exists() else 0
+    advice = "Run the command again"
+    if arrived:
+        size = readable_size(arrived)
+        advice = f"{size} are kept in {part} and the same command resumes"
+    return (
+        f"cannot download {url}: {reason}. {advice}; or download the file elsewhere "
+        "and give it with --source."
     )
-    return f"cannot download {url}: {reason}. {advice}; or download the file elsewhere and give it with --source."
 
 
 class _NoFtp(urllib.request.FTPHandler):
@@ -119,15 +138,19 @@ class _NoFtp(urllib.request.FTPHandler):
 
 
 def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
-    """Receive the rest of `part` until the connection ends; return its expected length, or 0 if unknown."""
+    """Receive the rest of `part` until the connection ends.
+
+    Returns:
+        Its expected length, or 0 if unknown.
+    """
     start = part.stat().st_size if part.exists() else 0
-    headers = {"User-Agent": "crumb-avalanche"} | (
-        {"Range": f"bytes={start}-"} if start else {}
-    )
+    headers = {"User-Agent": "crumb-avalanche"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    request = urllib.request.Request(url, headers=headers)
+    opener = urllib.request.build_opener(_NoFtp)
     try:
-        with urllib.request.build_opener(_NoFtp).open(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
-        ) as answer:
+        with opener.open(request, timeout=TIMEOUT) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             resumes = match is not None and int(match["first"]) == start
             if resumes or answer.status != _PARTIAL_CONTENT:
@@ -137,7 +160,7 @@ def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
             raise
         if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
             return start  # it was complete
-    # the server sent another range, or its file is now shorter than the partial data
+    # The server sent another range, or its file is now shorter than the partial data.
     part.unlink()
     return _fetch(url, part, progress)
 
@@ -149,16 +172,18 @@ def _append(
     resumes: bool,
     progress: Callable[..., Any],
 ) -> int:
-    """Append an answer to the `start` bytes of `part` if it resumes there, else replace them."""
+    """Write an answer to `part`: after its `start` bytes if it resumes there.
+
+    Returns:
+        The expected length of the whole file, or 0 if unknown.
+    """
     done = start if resumes else 0
-    length = (
-        getattr(answer, "length", None) or 0
-    )  # None unless an HTTP server states a number
+    # None unless an HTTP server states a number
+    length = getattr(answer, "length", None) or 0
     expected = done + length if length else 0
-    check_room(part.parent, expected - start, f"downloading {part.stem}")
-    bar = progress(
-        expected or None, f"downloading {part.stem}", "B", initial=done, scale=True
-    )
+    title = f"downloading {part.stem}"
+    check_room(part.parent, expected - start, title)
+    bar = progress(expected or None, title, "B", initial=done, scale=True)
     with bar, open(part, "ab" if resumes else "wb") as file:
         while chunk := answer.read(_CHUNK):
             file.write(chunk)

@@ -25,7 +25,7 @@ from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
-from benchmarks_toybox_ilab.prepare import core
+from benchmarks_toybox_ilab.prepare import job
 from benchmarks_toybox_ilab.prepare.core import check
 from benchmarks_toybox_ilab.prepare.download import DownloadError
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -141,7 +141,7 @@ def test_a_folder_that_has_the_layout_is_used_where_it_is(
 def test_data_sets_from_their_archives(
     tmp_path, run, said, packed, name, names, monkeypatch
 ):
-    monkeypatch.setattr(core, "_LARGE", 100)
+    monkeypatch.setattr(job, "LARGE", 100)
     made = write_files(
         tmp_path / "made",
         [*names, "README", "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg"],

@@ -1,0 +1,159 @@
+"""What one call of `prepare` was asked for, and how its archives are unpacked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks_toybox_ilab.datasets.registry import Benchmark
+from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
+from benchmarks_toybox_ilab.prepare.download import download, md5_of
+from benchmarks_toybox_ilab.prepare.findings import describe
+from benchmarks_toybox_ilab.tables.disk import readable_size
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
+LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
+
+
+def counted(table: FrameTable) -> str:
+    """Return the numbers of classes and images of a table, in words."""
+    classes = len(table.classes)
+    train = table.split.count("train")
+    test = table.split.count("test")
+    plural = "" if classes == 1 else "es"
+    return f"{classes} class{plural}, {train} training and {test} test images"
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """What exists of a data set below a root, and what is missing, in words."""
+
+    exists: list[str]
+    missing: list[str]
+
+    @classmethod
+    def of(cls, data: Benchmark, root: Path) -> "Gaps":
+        """Compare the files below a root with the whole data set."""
+        try:
+            table = data.frames(root)
+        except FrameTableError as error:
+            return cls(exists=[], missing=[str(error)])
+        line = f"{data.name} in {table.root}: {counted(table)}"
+        return cls(exists=[line], missing=data.files.missing(table))
+
+
+@dataclass(frozen=True)
+class Job:
+    """The arguments of `core.prepare`."""
+
+    data: Benchmark
+    root: Path
+    source: Path | None
+    workers: int
+    progress: Callable[..., Any]
+    say: Callable[[str], object]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the root itself is the source."""
+        return self.source is None or self.source.resolve() == self.root.resolve()
+
+    def unpack(
+        self, archive: Path, only: Callable[[str], str | None] | None = None
+    ) -> None:
+        """Unpack the files that are needed below the root."""
+        if archive.is_file() and archive.stat().st_size >= LARGE:
+            size = readable_size(archive.stat().st_size)
+            self.say(f"reading the file list of {archive} ({size})")
+        place = self.data.files.place if only is None else only
+        count = unpack(archive, self.root, self.progress, place)
+        plural = "" if count == 1 else "s"
+        self.say(f"{archive}: {count} file{plural} unpacked")
+
+    def bring(self, write: Callable[[Path], object] | None = None) -> None:
+        """Unpack the archives of the source or of the root, or download one.
+
+        A root that is unpacked needs none.
+
+        Args:
+            write: Called with the data set's own archive, of verified content; None
+                unpacks it.
+        """
+        if self._is_unpacked():
+            return
+        archives = self._archives()
+        for archive in archives:
+            if write is not None and self._is_own(archive):
+                write(archive)
+            else:
+                self._check_own(archive)
+                self.unpack(archive)
+            if archive.parent.name == DOWNLOADS:
+                self.say(f"{archive} is no longer needed")
+        ready = self.data.files.find(self.root) is not None
+        if not ready or not (archives or self.in_place):
+            raise self.nothing_there()
+
+    @property
+    def _own_name(self) -> str:
+        """File name of the data set's own archive; empty if there is none."""
+        return self.data.files.url.rpartition("/")[2]
+
+    def _is_unpacked(self) -> bool:
+        """Whether a user has put the files into the root, or all are unpacked."""
+        if not self._own_name or self.source is not None:
+            return False
+        if self.data.files.find(self.root) is None:
+            return False
+        downloads = (self.root / DOWNLOADS, self.root / self._own_name)
+        begun = any(path.exists() for path in downloads)
+        return not begun or not Gaps.of(self.data, self.root).missing
+
+    def _archives(self) -> list[Path]:
+        """Return the archives to unpack; one is downloaded if there is none."""
+        archives = archives_in(self.source or self.root / self._own_name)
+        if archives or not self._own_name or self.source is not None:
+            return archives
+        layout = self.data.files
+        archive = self.root / DOWNLOADS / self._own_name
+        download(layout.url, archive, layout.md5, self.progress)
+        return [archive]
+
+    def _is_own(self, archive: Path) -> bool:
+        """Whether an archive is the data set's own, whatever its name."""
+        self._check_own(archive)
+        known = self.data.files.md5
+        return bool(known) and md5_of(archive) == known
+
+    def _check_own(self, archive: Path) -> None:
+        """Raise if an archive has the name of the own one, but not its content."""
+        name = self._own_name
+        known = self.data.files.md5
+        if archive.name != name or not known:
+            return
+        checksum = md5_of(archive)
+        if checksum != known:
+            raise FrameTableError(
+                f"{archive} has the MD5 checksum {checksum}, while that of {name} is "
+                f"{known}: it is damaged or incomplete. Download it: "
+                f"{self.data.files.url}"
+            )
+
+    def nothing_there(self) -> FrameTableError:
+        """Return the error to raise if there is nothing to start from.
+
+        It says what is there instead.
+        """
+        layout = self.data.files
+        source = self.source or self.root
+        sentences = [
+            f"{source} holds nothing of {self.data.name}.",
+            describe(source, layout),
+            "Download it and give the archive, or the folder of the archives: `crumb "
+            f"prepare {self.data.name} --dataset-root {self.root} --source "
+            "DOWNLOADED`.",
+            f"Source: {layout.source}. Final layout: {layout.tree}",
+        ]
+        return FrameTableError(" ".join(filter(None, sentences)))

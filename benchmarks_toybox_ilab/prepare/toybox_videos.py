@@ -1,0 +1,116 @@
+"""Unpack the videos of Toybox, and extract their frames."""
+
+import re
+from pathlib import Path
+
+from benchmarks_toybox_ilab.datasets import toybox
+from benchmarks_toybox_ilab.prepare.archives import archives_in
+from benchmarks_toybox_ilab.prepare.job import Job
+from benchmarks_toybox_ilab.tables.folders import files_below
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.video import extract
+
+FRAME_SIZE = (224, 224)  # as the paper's authors made the frames, and one per second
+
+_TREE = (
+    "<source>/<supercategory>/<object>/<object>_<transform>.mp4, "
+    "e.g. households/cup_01_pivothead/cup_01_pivothead_rzplus.mp4"
+)
+_VIDEO = re.compile(rf"(?:.*/)?(?:{toybox.IN_FOLDER}){toybox.CLIP}\.(?i:mp4)", re.ASCII)
+
+
+def bring_toybox(job: Job) -> list[str]:
+    """Unpack archives to `root/videos`, and extract the frames of all videos.
+
+    Frames are named `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`
+    with k from 1. Finished clips are skipped.
+
+    Returns:
+        A line for each video that cannot be read.
+    """
+    source = job.source or job.root
+    unpacked = job.root / toybox.VIDEOS
+    archives = archives_in(source)
+    _unpack(job, source, unpacked, archives)
+    folders = []
+    if videos_below(source):
+        folders.append(source)
+    if archives and not job.in_place and videos_below(unpacked):
+        folders.append(unpacked)
+    if not folders and job.data.files.find(job.root) is None:
+        raise job.nothing_there()
+    failures = []
+    for folder in folders:
+        clips = _clips(folder, job.root)
+        failures += extract.extract_many(clips, job.workers, job.progress)
+    return [f"{video}: {message}" for video, message in failures]
+
+
+def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> None:
+    """Unpack archives, but no videos that the user has unpacked beside them."""
+    there = {
+        video.name.lower()
+        for video in videos_below(source)
+        if unpacked not in video.parents
+    }
+
+    def place(name: str) -> str | None:
+        if name.lower().rpartition("/")[2] in there:
+            return None
+        return job.data.files.place(name)
+
+    for archive in archives:
+        job.unpack(archive, place)
+
+
+def videos_below(source: Path) -> list[Path]:
+    """Return the videos below a folder, in the order of their paths.
+
+    Raises:
+        FrameTableError: If a video of Toybox has another layout.
+    """
+    if not source.is_dir():
+        return []
+    names = [name for name in files_below(source) if name.lower().endswith(".mp4")]
+    for name in names:
+        if "_pivothead/" in name and _VIDEO.fullmatch(name) is None:
+            raise FrameTableError(
+                f"video {source / name} does not fit the layout of Toybox's videos: "
+                f"{_TREE}; {toybox.LAYOUT.rule}. Rename it or move it away."
+            )
+    return [source / name for name in names]
+
+
+def _clips(source: Path, root: Path) -> list[extract.Job]:
+    """Return the clips of the videos below a source.
+
+    Raises:
+        FrameTableError: If there are none, or two videos show the same clip.
+    """
+    videos: dict[str, Path] = {}  # by name without ending
+    for video in videos_below(source):
+        if not _VIDEO.fullmatch(video.relative_to(source).as_posix()):
+            continue
+        earlier = videos.setdefault(video.stem, video)
+        if earlier is not video:
+            raise FrameTableError(
+                f"{earlier} and {video} are the same clip of Toybox; keep one of them."
+            )
+    clips = []
+    for name, video in videos.items():
+        if name.endswith(toybox.UNUSED_SESSIONS):
+            continue
+        supercategory, thing = video.parts[-3:-1]
+        clips.append(
+            extract.Job(
+                video=video,
+                folder=root / "images" / supercategory / thing,
+                prefix=f"{name}_",
+                digits=1,
+                fps=1.0,
+                size=FRAME_SIZE,
+            )
+        )
+    if not clips:
+        raise FrameTableError(f"{source} holds no videos of Toybox: expected {_TREE}")
+    return clips
