@@ -1,4 +1,6 @@
-"""Online-CIFAR100: 100 classes, 50,000 training and 10,000 test images of 32 x 32 pixels, in 20 experiences of 5.
+"""Online-CIFAR100: 100 classes of images of 32 x 32 pixels, in 20 experiences of 5.
+
+50,000 training and 10,000 test images.
 
 Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 """
@@ -19,9 +21,11 @@ LAYOUT = Layout(
     name="cifar100",
     title="CIFAR-100",
     tree="<root>/{train,test}/<class>/<image>.png, e.g. train/apple/apple_s_000022.png",
-    source="https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` downloads and unpacks it",
+    source="https://www.cs.toronto.edu/~kriz/cifar.html; `crumb prepare cifar100` "
+    "downloads and unpacks it",
     pattern=re.compile(
-        r"(?P<folder>train|test)/(?P<class_name>[^/]+)/(?P<name>[^/.][^/]*)\.(?:png|jpe?g)",
+        r"(?P<folder>train|test)/(?P<class_name>[^/]+)/"
+        r"(?P<name>[^/.][^/]*)\.(?:png|jpe?g)",
         re.IGNORECASE,
     ),
     folders=("train", "test"),
@@ -34,7 +38,14 @@ LAYOUT = Layout(
 CIFAR100Frames = LAYOUT.image_table
 """Make the table of CIFAR-100's images, as `Layout.image_table`."""
 BENCHMARK = register(
-    Benchmark(LAYOUT, CIFAR100Frames, 5, 128, 100, protocol="class_iid")
+    Benchmark(
+        LAYOUT,
+        CIFAR100Frames,
+        classes_per_experience=5,
+        batch_size=128,
+        budget_images=100,
+        protocol="class_iid",
+    )
 )
 
 
@@ -44,8 +55,8 @@ def OnlineCIFAR100(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """CIFAR-100 as an Avalanche benchmark of 20 experiences, 2,500 training images each; stream them once.
+    """Make CIFAR-100 as an Avalanche benchmark of 20 experiences.
 
-    The protocol is class_iid by default. See `Benchmark.stream`.
+    Each has 2,500 training images; stream them once. The protocol is class_iid by default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -1,4 +1,6 @@
-"""CLEAR-10 and CLEAR-100: photos of 2004 to 2014 in ten buckets, one experience each, with all classes in every one.
+"""CLEAR-10 and CLEAR-100: photos of 2004 to 2014 in ten buckets, one experience each.
+
+Every experience has all classes.
 
 CLEAR-10 has 10 classes and a background, CLEAR-100 has 100 classes; the numbers of
 images vary. Each bucket has a training and a test set of the same time.
@@ -27,32 +29,39 @@ from benchmarks_toybox_ilab.datasets.registry import (
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
+# fmt: off
 CLEAR10_CLASSES = (
-    *("BACKGROUND", "baseball", "bus", "camera", "cosplay", "dress"),
-    *("hockey", "laptop", "racing", "soccer", "sweater"),
+    "BACKGROUND", "baseball", "bus", "camera", "cosplay", "dress",
+    "hockey", "laptop", "racing", "soccer", "sweater",
 )
+# fmt: on
 BUCKETS = tuple(map(str, range(1, 11)))  # bucket 0 is for pretraining
 SPLITS = ("train", "test")
 
 
 def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
+    """Return the layout of one of the two; `classes` is a pattern of their names."""
+    folder = (
+        rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/"
+        rf"(?P<bucket>{'|'.join(BUCKETS)}))"
+    )
+    image = rf"(?P<class_name>{classes})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png|gif)"
+    sessions = number * len(BUCKETS)
     return Layout(
         name=name,
         title=title,
         tree="<root>/{train,test}/labeled_images/{1..10}/<class>/<image>.jpg, "
         "e.g. train/labeled_images/1/bus/2364877.jpg",
-        source=f"https://linzhiqiu.gitbook.io/the-clear-benchmark: {name}-train.zip and {name}-test.zip, which hold "
-        "the folders train and test",
-        pattern=re.compile(
-            rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/(?P<bucket>{'|'.join(BUCKETS)}))/"
-            rf"(?P<class_name>{classes})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png|gif)"
-        ),
+        source=f"https://linzhiqiu.gitbook.io/the-clear-benchmark: {name}-train.zip "
+        f"and {name}-test.zip, which hold the folders train and test",
+        pattern=re.compile(f"{folder}/{image}"),
         ignored=re.compile(r"[^/]+/(?:labeled_images/0|all_images)/.*"),
         rule=rule,
         folders=SPLITS,
         counts={
             "classes": number,
-            **{f"{split}_sessions": number * len(BUCKETS) for split in SPLITS},
+            "train_sessions": sessions,
+            "test_sessions": sessions,
         },
         owner="the data set",
     )
@@ -60,15 +69,18 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
 
 LAYOUTS = {
     "clear10": _layout(
-        *("clear10", "CLEAR-10", len(CLEAR10_CLASSES), "|".join(CLEAR10_CLASSES)),
-        f"the classes are {', '.join(CLEAR10_CLASSES)}",
+        name="clear10",
+        title="CLEAR-10",
+        number=len(CLEAR10_CLASSES),
+        classes="|".join(CLEAR10_CLASSES),
+        rule=f"the classes are {', '.join(CLEAR10_CLASSES)}",
     ),
     "clear100": _layout(
-        "clear100",
-        "CLEAR-100",
-        100,
-        "[^/]+",
-        "every image lies in the folder of its class",
+        name="clear100",
+        title="CLEAR-100",
+        number=100,
+        classes="[^/]+",
+        rule="every image lies in the folder of its class",
     ),
 }
 
@@ -76,9 +88,9 @@ LAYOUTS = {
 def CLEARFrames(
     root: str | Path, paths: Iterable[str] | None = None, data_name: str = "clear10"
 ) -> FrameTable:
-    """The table of CLEAR-10 or CLEAR-100: the official `train` and `test` folders in every run.
+    """Make the table of CLEAR-10 or CLEAR-100.
 
-    A session is a bucket, "1" to "10"; every image is a clip of its own. Images of
+    The splits are the official `train` and `test` folders in every run. A session is a bucket, "1" to "10"; every image is a clip of its own. Images of
     bucket 0, which the official protocol uses for pretraining without labels, are left
     out. Classes and buckets may be missing.
 
@@ -95,13 +107,23 @@ def CLEARFrames(
         )
     root, images = LAYOUTS[data_name].read(root, paths)
     frames = [
-        Frame(image[0], *image.group("class_name", "name", "bucket"), 0, image["split"])
+        Frame(
+            path=image[0],
+            class_name=image["class_name"],
+            object_name=image["name"],
+            session=image["bucket"],
+            frame=0,
+            split=image["split"],
+        )
         for image in images
     ]
-    frames.sort(
-        key=lambda frame: (frame.split == "test", int(frame.session), frame.path)
-    )
+    frames.sort(key=_position)
     return LAYOUTS[data_name].table(frames, root)
+
+
+def _position(frame: Frame) -> tuple[bool, int, str]:
+    """Return what rows are sorted by: training first, then by bucket."""
+    return frame.split == "test", int(frame.session), frame.path
 
 
 BENCHMARKS = {
@@ -109,9 +131,9 @@ BENCHMARKS = {
         Benchmark(
             layout,
             partial(CLEARFrames, data_name=name),
-            None,
-            64,
-            100,
+            classes_per_experience=None,
+            batch_size=64,
+            budget_images=100,
             protocol="class_iid",
         )
     )
@@ -125,9 +147,9 @@ def CLEAR(
     data_name: str = "clear10",
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """CLEAR as an Avalanche benchmark of 10 experiences with all classes each, and a test set for each.
+    """Make CLEAR as an Avalanche benchmark of 10 experiences with all classes each.
 
-    With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of
+    Each has a test set. With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of
     Avalanche gives the figures of the paper. See `Benchmark.stream`, and `CLEARFrames`
     for `data_name`.
 

@@ -1,4 +1,7 @@
-"""A folder of clips as a data set: `class/object/clip/frame.jpg` or `class/object/clip.mp4`."""
+"""A folder of clips as a data set.
+
+`class/object/clip/frame.jpg` or `class/object/clip.mp4`.
+"""
 
 import math
 import os
@@ -7,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from PIL import Image
 
@@ -35,8 +37,9 @@ from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
 LAYOUT = Layout(
     name="clip_folder",
     title="a folder of clips",
-    tree="<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. cup/red_cup/kitchen/0001.jpg, or a video "
-    "<root>/<class>/<object>/<clip>.mp4; an only object, and an only clip of photos, need no folder",
+    tree="<root>/<class>/<object>/<clip>/<frame>.jpg, e.g. "
+    "cup/red_cup/kitchen/0001.jpg, or a video <root>/<class>/<object>/<clip>.mp4; an "
+    "only object, and an only clip of photos, need no folder",
     source="your own images and videos",
 )
 _RULE = f"the layout is {LAYOUT.tree}"
@@ -44,13 +47,32 @@ FRAMES_FOLDER = ".crumb_frames"  # below the root: the frames of its videos
 SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
 
-class _Clip(NamedTuple):
-    """A clip: the names of its class, its object and itself, and its folder of images or its video."""
+@dataclass(frozen=True)
+class _Clip:
+    """A clip.
+
+    Attributes:
+        class_name, object_name, name: The names of its class, its object and itself.
+        path: Its folder of images, or its video.
+    """
 
     class_name: str
     object_name: str
     name: str
     path: Path
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """What is in the test split.
+
+    Attributes:
+        clips: Wholly.
+        divided: In part; each is the only clip of its class.
+    """
+
+    clips: set[_Clip]
+    divided: list[_Clip]
 
 
 def ClipFolderFrames(
@@ -61,13 +83,12 @@ def ClipFolderFrames(
     bad_videos: list[str] | None = None,
     new_class: bool = False,
 ) -> FrameTable:
-    """The table of a folder of clips, which are folders of images, video files, or both.
+    """Make the table of a folder of clips.
 
-    A folder of photos is a clip, and so is a video, at any depth, as for `crumb teach`.
+    Clips are folders of images, video files, or both. A folder of photos is a clip, and so is a video, at any depth, as for `crumb teach`.
     The first folder below that of the class is the object:
     `class/object/clip/frame.jpg`, `class/object/clip.mp4`. Without it, the class is its
-    only
-    object: `class/clip.mp4`, `class/frame.jpg`. Names are sorted in natural order
+    only object: `class/clip.mp4`, `class/frame.jpg`. Names are sorted in natural order
     (frame2 before frame10), and a frame's number is its position in its clip. Other
     files are ignored, and counted by extension in a warning. Images are rotated as
     their EXIF orientation says.
@@ -112,116 +133,140 @@ def ClipFolderFrames(
     root = Path(root)
     if not root.is_dir():
         raise FrameTableError(
-            f"there is no folder {root}; give the folder of your classes, laid out as {LAYOUT.tree}"
+            f"there is no folder {root}; give the folder of your classes, laid out as "
+            f"{LAYOUT.tree}"
         )
     ignored: Counter[str] = Counter()
-    of_clip: dict[_Clip, list[Path]] = {}
+    images_of: dict[_Clip, list[Path]] = {}
     for folder, name in _classes(root, ignored, new_class).items():
-        of_clip |= _clips_of_class(folder, name, ignored)
-    clips = list(of_clip)
-    for clip in clips:
-        _utf8(str(clip.path.relative_to(root)), root)
-    _held_out(
-        clips, run, held_out
-    )  # an error of the numbers comes before videos are decoded
-    if told := ignored_files(ignored):
-        warnings.warn(printable(f"below {root} are ignored: {told}"), stacklevel=1)
-    images = {clip.path: found for clip, found in of_clip.items() if found}
-    images |= _video_images(
-        root, [clip.path for clip in clips if clip.path not in images], fps, bad_videos
-    )
-    clips = [
-        clip for clip in clips if clip.path in images
-    ]  # without videos that cannot be read
-    tested, parted = _held_out(clips, run, held_out)
-    for clip in parted:
-        if len(images[clip.path]) == 1:
+        images_of |= _clips_of_class(folder, name, ignored)
+    for clip in images_of:
+        _check_utf8(str(clip.path.relative_to(root)), root)
+    # An error of the numbers comes before videos are decoded.
+    _held_out(list(images_of), run, held_out)
+    listed = ignored_files(ignored)
+    if listed:
+        warnings.warn(printable(f"below {root} are ignored: {listed}"), stacklevel=1)
+    videos = [clip.path for clip, images in images_of.items() if not images]
+    extracted = _video_images(root, videos, fps, bad_videos)
+    for clip, images in list(images_of.items()):
+        if not images:
+            images_of[clip] = extracted.get(clip.path, [])
+        if not images_of[clip]:  # a video that cannot be read
+            del images_of[clip]
+    test = _held_out(list(images_of), run, held_out)
+    for clip in test.divided:
+        if len(images_of[clip]) == 1:
             raise FrameTableError(
-                f"class {clip.class_name!r} has a single image, that of {clip.path}, but a class needs one for "
-                "training and another for testing; add images, take more frames of a video (a higher fps), add another "
-                "clip, or remove the class."
+                f"class {clip.class_name!r} has a single image, that of {clip.path}, "
+                "but a class needs one for training and another for testing; add "
+                "images, take more frames of a video (a higher fps), add another clip, "
+                "or remove the class."
             )
     frames = []
-    for clip in clips:
-        trained = 0 if clip in tested else len(images[clip.path])
-        trained -= _fifth(trained) if clip in parted else 0
-        for position, image in enumerate(images[clip.path]):
-            split = "train" if position < trained else "test"
+    for clip, images in images_of.items():
+        trained = len(images)
+        if clip in test.clips:
+            trained = 0
+        elif clip in test.divided:
+            trained -= _fifth(len(images))
+        for position, image in enumerate(images):
             frames.append(
-                Frame(image.relative_to(root).as_posix(), *clip[:3], position, split)
+                Frame(
+                    path=image.relative_to(root).as_posix(),
+                    class_name=clip.class_name,
+                    object_name=clip.object_name,
+                    session=clip.name,
+                    frame=position,
+                    split="train" if position < trained else "test",
+                )
             )
     return FrameTable(frames, root, UprightImages(root), root.name)
 
 
 def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
-    """The class folders and their names, which must be those of classes, and tell these apart."""
+    """Return the class folders and their names.
+
+    The names must be those of classes, and tell these apart.
+    """
     entries = entries_of(root)
     ignored.update(entries.ignored)
     for file in (*entries.images, *entries.videos):
         raise FrameTableError(f"{file} lies where class folders are expected; {_RULE}")
     if not entries.folders:
         raise FrameTableError(f"{root} holds no class folders; {_RULE}")
-    class_names = {
-        folder: check_name(_utf8(folder.name, root)) for folder in entries.folders
-    }
+    name_of: dict[Path, str] = {}
     folder_of: dict[str, Path] = {}
-    for folder, name in class_names.items():
-        if (earlier := folder_of.setdefault(name, folder)) is not folder:
+    for folder in entries.folders:
+        _check_utf8(folder.name, root)
+        name = check_name(folder.name)
+        name_of[folder] = name
+        earlier = folder_of.setdefault(name, folder)
+        if earlier is not folder:
             raise FrameTableError(
                 f"{earlier} and {folder} are both class {name!r}; rename or merge one."
             )
     if not new_class:
-        check_not_splits(
-            root,
-            {
-                one.name: [inner.name for inner in entries_of(one).folders]
-                for one in class_names
-            },
-        )
-        check_near(class_names.values())
-    return class_names
+        inner = {folder.name: _folder_names(folder) for folder in name_of}
+        check_not_splits(root, inner)
+        check_near(name_of.values())
+    return name_of
 
 
-def _utf8(name: str, root: Path) -> str:
-    """Return a name below root; raise FrameTableError if its bytes are not UTF-8."""
+def _folder_names(folder: Path) -> list[str]:
+    return [inner.name for inner in entries_of(folder).folders]
+
+
+def _check_utf8(name: str, root: Path) -> None:
+    """Raise FrameTableError if the bytes of a name below root are not UTF-8."""
     if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
         raise FrameTableError(
-            f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename that folder."
+            f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename "
+            "that folder."
         )
-    return name
 
 
-def _held_out(
-    clips: list[_Clip], run: int, held_out: int | None
-) -> tuple[set[_Clip], list[_Clip]]:
-    """The clips that are wholly in the test split, and those of which a part is: the only ones of their classes."""
-    tested: set[_Clip] = set()
-    parted: list[_Clip] = []
-    for name, found in groupby(clips, lambda clip: clip.class_name):
-        groups, kind = (
-            [list(group) for _, group in groupby(found, lambda clip: clip.object_name)],
-            "object",
-        )
+def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> _HeldOut:
+    """Choose what is in the test split, class by class.
+
+    Args:
+        clips: All clips, sorted by class and object.
+        run: Number of the run.
+        held_out: Number of objects or clips of a class; None is a fifth.
+    """
+    chosen = _HeldOut(clips=set(), divided=[])
+    for class_name, of_class in groupby(clips, lambda clip: clip.class_name):
+        by_object = groupby(of_class, lambda clip: clip.object_name)
+        groups = [list(of_object) for _, of_object in by_object]
+        kind = "object"
         if len(groups) == 1:
-            groups, kind = [[clip] for clip in groups[0]], "clip"
+            groups = [[clip] for clip in groups[0]]
+            kind = "clip"
         number = len(groups)
         if number == 1:
-            parted += groups[0] if held_out != 0 else []
+            if held_out != 0:
+                chosen.divided.extend(groups[0])
             continue
         count = _fifth(number) if held_out is None else held_out
         if count >= number:
             raise FrameTableError(
-                f"class {name!r} has {number} {kind}s, so held_out={held_out} leaves none for training; give "
-                f"held_out=None to hold out a fifth, or at most {number - 1}, or add {kind}s."
+                f"class {class_name!r} has {number} {kind}s, so held_out={held_out} "
+                "leaves none for training; give held_out=None to hold out a fifth, or "
+                f"at most {number - 1}, or add {kind}s."
             )
-        # Neighbours on a circle: those after the last run's, shifted by one after each
-        # full turn.
-        common = math.gcd(number, count)
-        first = run * count + run // (number // common) % common
-        tested |= {
-            clip for step in range(count) for clip in groups[(first + step) % number]
-        }
-    return tested, parted
+        for position in _neighbours(number, count, run):
+            chosen.clips.update(groups[position])
+    return chosen
+
+
+def _neighbours(number: int, count: int, run: int) -> list[int]:
+    """Return `count` neighbouring positions on a circle of `number`.
+
+    They are those after the last run's, shifted by one after each full turn.
+    """
+    common = math.gcd(number, count)
+    first = run * count + run // (number // common) % common
+    return [(first + step) % number for step in range(count)]
 
 
 def _fifth(number: int) -> int:
@@ -230,26 +275,25 @@ def _fifth(number: int) -> int:
 
 
 def held_out_of(table: FrameTable) -> dict[str, str]:
-    """What a table of `ClipFolderFrames` holds out of each class, such as "2 of 9 objects: blue, red"."""
-    described = {}
-    for class_name in table.classes:
-        every, test = table.rows(class_name=class_name), table.rows("test", class_name)
-        described[class_name] = (
-            f"the last {len(test)} of {len(every)} frames of its one clip"
-        )
-        for column, kind in (
-            (table.session, "clips of its one object"),
-            (table.object_name, "objects"),
-        ):
-            number, names = (
-                len({column[row] for row in every}),
-                list(dict.fromkeys(column[row] for row in test)),
-            )
-            if number > 1:
-                described[class_name] = (
-                    f"{len(names)} of {number} {kind}: {', '.join(names)}"
-                )
-    return described
+    """Describe what a table of `ClipFolderFrames` holds out of each class.
+
+    Such as "2 of 9 objects: blue, red".
+    """
+    return {name: _described(table, name) for name in table.classes}
+
+
+def _described(table: FrameTable, class_name: str) -> str:
+    rows = table.rows(class_name=class_name)
+    test = table.rows("test", class_name)
+    for column, kind in (
+        (table.object_name, "objects"),
+        (table.session, "clips of its one object"),
+    ):
+        number = len({column[row] for row in rows})
+        if number > 1:
+            names = list(dict.fromkeys(column[row] for row in test))
+            return f"{len(names)} of {number} {kind}: {', '.join(names)}"
+    return f"the last {len(test)} of {len(rows)} frames of its one clip"
 
 
 @dataclass(frozen=True)
@@ -266,64 +310,65 @@ class UprightImages:
 def _clips_of_class(
     folder: Path, class_name: str, ignored: Counter
 ) -> dict[_Clip, list[Path]]:
-    """The clips of a class in natural order, each with its images; [] for a video."""
+    """Return the clips of a class in natural order, each with its images.
+
+    [] for a video. A video beside photos is left out: it is their source, perhaps.
+    """
     clips: dict[_Clip, list[Path]] = {}
-    names: dict[tuple[str, str], Path] = {}
+    path_of: dict[tuple[str, str], Path] = {}  # by object and clip
 
-    def unreadable(place: Path, error: OSError) -> None:
-        raise FrameTableError(
-            f"{place} cannot be read: {error.strerror or error}. Make it readable, or move it away."
-        )
+    def add(thing: str, name: str, path: Path, images: list[Path]) -> None:
+        earlier = path_of.setdefault((thing, name), path)
+        if earlier != path:
+            raise FrameTableError(
+                f"{earlier} and {path} are both clip {name!r}; rename or remove one."
+            )
+        clips[_Clip(class_name, thing, name, path)] = images
 
-    for place, entries in walk(folder, unreadable, folder.parent):
+    for place, entries in walk(folder, _raise_unreadable, folder.parent):
+        ignored.update(entries.ignored)
         above, *below = place.relative_to(folder.parent).parts
         thing = below.pop(0) if below else above
-        found = (
-            [("/".join(below) or place.name, place, entries.images)]
-            if entries.images
-            else []
-        )
-        if not entries.images:  # a video beside photos is their source, perhaps
-            found = [
-                ("/".join([*below, video.stem]), video, []) for video in entries.videos
-            ]
-        ignored.update(entries.ignored)
-        ignored.update(
-            video.suffix.lower() for video in entries.videos if entries.images
-        )
-        for name, path, images in found:
-            if (earlier := names.setdefault((thing, name), path)) != path:
-                raise FrameTableError(
-                    f"{earlier} and {path} are both clip {name!r}; rename or remove one."
-                )
-            clips[_Clip(class_name, thing, name, path)] = images
+        if entries.images:
+            add(thing, "/".join(below) or place.name, place, entries.images)
+            ignored.update(video.suffix.lower() for video in entries.videos)
+        else:
+            for video in entries.videos:
+                add(thing, "/".join([*below, video.stem]), video, [])
     if not clips:
-        but = f" (but {found})" if (found := ignored_files(ignored)) else ""
+        listed = ignored_files(ignored)
+        but = f" (but {listed})" if listed else ""
         raise FrameTableError(
-            f"{folder} holds no images and no videos{but}; fill it or remove it. {_RULE}"
+            f"{folder} holds no images and no videos{but}; fill it or remove it. "
+            f"{_RULE}"
         )
-    return dict(
-        sorted(
-            clips.items(),
-            key=lambda item: (
-                natural_key(item[0].object_name),
-                natural_key(item[0].name),
-            ),
-        )
+    ordered = sorted(clips, key=_natural_order)
+    return {clip: clips[clip] for clip in ordered}
+
+
+def _raise_unreadable(folder: Path, error: OSError) -> None:
+    raise FrameTableError(
+        f"{folder} cannot be read: {error.strerror or error}. Make it readable, or "
+        "move it away."
     )
+
+
+def _natural_order(clip: _Clip) -> tuple:
+    return natural_key(clip.object_name), natural_key(clip.name)
 
 
 def _video_images(
     root: Path, videos: list[Path], fps: float, bad_videos: list[str] | None
 ) -> dict[Path, list[Path]]:
-    """The frames of each video that can be read, extracted unless that was done before."""
-    if not videos:
-        return {}
+    """Return the frames of each video that can be read.
+
+    They are extracted unless that was done before.
+    """
     folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
-    jobs = [
-        Job(video, folder / video.relative_to(root), "", 6, fps, SHORT_SIDE)
-        for video in videos
-    ]
+    jobs = []
+    for video in videos:
+        frames = folder / video.relative_to(root)
+        jobs.append(Job(video, frames, digits=6, fps=fps, size=SHORT_SIDE))
     bad = set()
     if any(job.finished() is None for job in jobs):
         failures = extract_many(jobs)
@@ -333,8 +378,9 @@ def _video_images(
         elif failures:
             listed = "".join(f"\n  {message}" for _, message in failures)
             raise FrameTableError(
-                f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to their end; remove or replace "
-                "them, or leave them out with --on-bad-frame skip. The frames of the others are kept."
+                f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to "
+                "their end; remove or replace them, or leave them out with "
+                "--on-bad-frame skip. The frames of the others are kept."
                 f"{listed}"
             )
     images = {}
@@ -343,13 +389,22 @@ def _video_images(
             names = job.finished()
             if names is None:
                 raise FrameTableError(
-                    f"video {job.video} was changed while it was read; run the same again."
+                    f"video {job.video} was changed while it was read; run the same "
+                    "again."
                 )
             images[job.video] = [job.folder / name for name in names]
     return images
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ClipFolderFrames, 2, 21, 15))
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT,
+        ClipFolderFrames,
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=15,
+    )
+)
 
 
 def ClipFolder(
@@ -359,5 +414,8 @@ def ClipFolder(
     fps: float = 1.0,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """A folder of clips as an Avalanche benchmark; see `ClipFolderFrames` and `Benchmark.stream`."""
+    """Make an Avalanche benchmark of a folder of clips.
+
+    See `ClipFolderFrames` and `Benchmark.stream`.
+    """
     return BENCHMARK.stream(dataset_root, {"held_out": held_out, "fps": fps}, **host)

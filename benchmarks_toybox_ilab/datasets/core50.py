@@ -1,6 +1,6 @@
-"""CORe50: 10 classes x 5 objects x 11 sessions, objects turned in a hand in front of different backgrounds.
+"""CORe50: objects turned in a hand in front of different backgrounds.
 
-6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15
+10 classes x 5 objects x 11 sessions. 6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15
 frames per clip at one per second, in 5 experiences of 2 classes. The complete data set
 has 164,866 frames.
 
@@ -11,9 +11,15 @@ Recognition", CoRL 2017, PMLR 78:17-26.
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import cast
 
 from benchmarks_toybox_ilab.datasets import registry
-from benchmarks_toybox_ilab.datasets.layout import Layout, paper_order, read_lists
+from benchmarks_toybox_ilab.datasets.layout import (
+    Layout,
+    Listed,
+    paper_order,
+    read_lists,
+)
 from benchmarks_toybox_ilab.datasets.registry import (
     DRAWN,
     Benchmark,
@@ -28,18 +34,21 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 # In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50
 # remote controls.
+# fmt: off
 CLASSES = (
-    *("plug_adapter", "mobile_phone", "scissor", "light_bulb", "can"),
-    *("glass", "ball", "marker", "cup", "remote_control"),
+    "plug_adapter", "mobile_phone", "scissor", "light_bulb", "can",
+    "glass", "ball", "marker", "cup", "remote_control",
 )
+# fmt: on
 OBJECTS = 5  # per class
 SESSIONS = tuple(f"s{session}" for session in range(1, 12))
 TEST_SESSIONS = frozenset({"s3", "s7", "s10"})
-FRAMES = range(
-    10, 300, 20
-)  # used of a clip: one per second, starting after the 134 frames that the data set lacks
+# Used of a clip: one per second, starting after the 134 frames that the data set lacks.
+FRAMES = range(10, 300, 20)
 
-IMAGES, MINI = "core50_128x128", "core50_32x32"  # folders of the images
+# folders of the images
+IMAGES = "core50_128x128"
+MINI = "core50_32x32"
 # The official protocols: folder of their lists, and the number of training experiences.
 LISTS = {"ni": ("batches_filelists/NI_inc", 8), "nc": ("batches_filelists/NC_inc", 9)}
 LISTS |= {f"nicv2_{number}": (f"NIC_v2_{number}", number) for number in (79, 196, 391)}
@@ -56,29 +65,31 @@ MINI_ARCHIVE = (
 )
 # The lookaheads ask for two digits, of which the first is 0 where the folder has one.
 PATTERN = re.compile(
-    r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/o(?P<object>[1-9]|[1-4]\d|50)/"
+    r"(?:core50_128x128/)?(?P<session>s(?P<s>[1-9]|1[01]))/"
+    r"o(?P<object>[1-9]|[1-4]\d|50)/"
     r"C_(?=\d\d_)0?(?P=s)_(?=\d\d_)0?(?P=object)_(?P<frame>[0-2]\d\d)\.(?i:png)",
     re.ASCII,
 )
 
 
 def _key(image: re.Match[str]) -> tuple | None:
-    number, frame = int(image["object"]), int(image["frame"])
-    return (
-        (CLASSES[(number - 1) // OBJECTS], number, image["session"], frame)
-        if frame in FRAMES
-        else None
-    )
+    frame = int(image["frame"])
+    if frame not in FRAMES:
+        return None
+    number = int(image["object"])
+    return CLASSES[(number - 1) // OBJECTS], number, image["session"], frame
 
 
 LAYOUT = Layout(
     name="core50",
     title="CORe50",
-    tree="<root>/core50_128x128/s{1..11}/o{1..50}/C_SS_OO_FFF.png, e.g. core50_128x128/s1/o3/C_01_03_010.png",
+    tree="<root>/core50_128x128/s{1..11}/o{1..50}/C_SS_OO_FFF.png, "
+    "e.g. core50_128x128/s1/o3/C_01_03_010.png",
     source="https://vlomonaco.github.io/core50/: core50_128x128.zip",
     pattern=PATTERN,
     folders=SESSIONS,
-    rule="SS is the session, OO the object of the folders, in two digits each, and FFF a frame from 000 to 299",
+    rule="SS is the session, OO the object of the folders, in two digits each, and FFF "
+    "a frame from 000 to 299",
     key=_key,
     whole=False,
     places=("core50_128x128", "core50/core50_128x128"),
@@ -93,32 +104,37 @@ class_groups = paper_order(CLASSES)
 def CORe50Frames(
     root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
 ) -> FrameTable:
-    """The table of CORe50: sessions 3, 7 and 10 are the test split, the other eight the training split in every run.
+    """Make the table of CORe50.
 
-    Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are
+    Sessions 3, 7 and 10 are the test split, the other eight the training split in every
+    run. Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are
     named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions, clips
     and frames may be missing. `reference` has no effect: the published code uses the
     same frames. See `Layout.read` for the others.
     """
     root, images = LAYOUT.read(root, paths)
-    frames = [
-        Frame(
-            path,
-            class_name,
-            f"o{number}",
-            session,
-            frame,
-            "test" if session in TEST_SESSIONS else "train",
-        )
-        for class_name, objects in LAYOUT.clips(images).items()
-        for number, clips in sorted(objects.items())
-        for session in SESSIONS
-        for frame, path in sorted(clips.get(session, {}).items())
-    ]
+    frames = []
+    for class_name, objects in LAYOUT.clips(images).items():
+        for number, clips in sorted(objects.items()):
+            for session in SESSIONS:
+                split = "test" if session in TEST_SESSIONS else "train"
+                for frame, path in sorted(clips.get(session, {}).items()):
+                    frames.append(
+                        Frame(path, class_name, f"o{number}", session, frame, split)
+                    )
     return LAYOUT.table(frames, root)
 
 
-BENCHMARK = register(Benchmark(LAYOUT, CORe50Frames, 2, 21, 15, class_groups))
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT,
+        CORe50Frames,
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=15,
+        class_groups=class_groups,
+    )
+)
 
 
 def CORe50Categories(
@@ -128,9 +144,9 @@ def CORe50Categories(
     download: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences, 1,200 training frames each.
+    """Make CORe50 by its 10 classes as an Avalanche benchmark of 5 experiences.
 
-    See `Benchmark.stream`; the data set has 5 GB.
+    Each has 1,200 training frames. See `Benchmark.stream`; the data set has 5 GB.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, download, **host)
 
@@ -142,9 +158,9 @@ def CORe50ListedFrames(
     object_lvl: bool = True,
     mini: bool = False,
 ) -> FrameTable:
-    """The table of an official protocol of CORe50, from the text lists that the authors publish beside the images.
+    """Make the table of an official protocol of CORe50.
 
-    Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows
+    From the text lists that the authors publish beside the images. Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows
     in the order of the lists. Labels are those of the lists, or the ten categories in
     their official order. No pickle is read.
 
@@ -164,30 +180,40 @@ def CORe50ListedFrames(
     """
     if whole_number("run", run, 0) > 9:
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
-    root, (folder, batches) = Path(root), LISTS[scenario]
-    root = next(
-        (place for place in (root, root / "core50") if (place / folder).is_dir()), root
-    )
+    folder, batches = LISTS[scenario]
+    root = Path(root)
+    if not (root / folder).is_dir() and (root / "core50" / folder).is_dir():
+        root = root / "core50"
     images = root / (MINI if mini else IMAGES)
-    if absent := [
-        str(place) for place in (root / folder, images) if not place.is_dir()
-    ]:
+    needed = (root / folder, images)
+    absent = [str(needed) for needed in needed if not needed.is_dir()]
+    if absent:
+        archives = ", ".join(url for url, _ in LISTS_ARCHIVES)
         raise FrameTableError(
-            f"there is no folder {' and no folder '.join(absent)}. Scenario {scenario!r} needs the images and the "
-            f"official lists ({', '.join(url for url, _ in LISTS_ARCHIVES)}) side by side, as download=True does."
+            f"there is no folder {' and no folder '.join(absent)}. Scenario "
+            f"{scenario!r} needs the images and the official lists ({archives}) side "
+            "by side, as download=True does."
         )
 
-    def names(image: re.Match[str], label: int, line: int) -> tuple[str, str, int]:
+    def names(image: re.Match[str], label: int, line: int) -> Listed:
         thing = int(image["object"]) - 1
-        category = CLASSES[thing // OBJECTS]
-        class_name = f"{category}{thing % OBJECTS + 1}" if object_lvl else category
-        return class_name, f"o{thing + 1}", int(image["frame"])
+        class_name = CLASSES[thing // OBJECTS]
+        if object_lvl:
+            class_name += str(thing % OBJECTS + 1)
+        return Listed(class_name, f"o{thing + 1}", int(image["frame"]))
 
-    lists, example = root / folder / f"run{run}", "s1/o3/C_01_03_010.png 2"
-    frames, classes = read_lists(
-        lists, "_filelist.txt", batches, PATTERN, example, names, object_lvl
+    lists = read_lists(
+        root / folder / f"run{run}",
+        ending="_filelist.txt",
+        batches=batches,
+        pattern=PATTERN,
+        example="s1/o3/C_01_03_010.png 2",
+        names=names,
+        labelled=object_lvl,
     )
-    return FrameTable(frames, images, name="core50", classes=classes or CLASSES)
+    return FrameTable(
+        lists.frames, images, name="core50", classes=lists.classes or CLASSES
+    )
 
 
 def CORe50(
@@ -200,7 +226,9 @@ def CORe50(
     download: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """CORe50 as an Avalanche benchmark: the paper's ten categories, or an official protocol.
+    """Make CORe50 as an Avalanche benchmark.
+
+    The paper's ten categories, or an official protocol.
 
     Args:
         dataset_root, reference: See `Benchmark.stream`; `reference` is for "paper".
@@ -217,7 +245,8 @@ def CORe50(
     if scenario == "paper":
         if mini:
             raise ValueError(
-                'mini=True is for the official protocols; scenario="paper" reads core50_128x128.'
+                'mini=True is for the official protocols; scenario="paper" reads '
+                "core50_128x128."
             )
         return CORe50Categories(
             dataset_root, reference=reference, download=download, **host
@@ -226,22 +255,37 @@ def CORe50(
         raise ValueError(
             f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}."
         )
-    if (
-        drawn := [name for name in DRAWN if host.get(name) is not None]
-        + ["reference"] * reference
-    ):
+    drawn = [name for name in DRAWN if host.get(name) is not None]
+    if reference:
+        drawn.append("reference")
+    if drawn:
         raise ValueError(
-            f"{' and '.join(drawn)} cannot be given with scenario {scenario!r}, whose experiences and order are in the "
-            "official lists: choose one of these by run, from 0 to 9."
+            f"{' and '.join(drawn)} cannot be given with scenario {scenario!r}, whose "
+            "experiences and order are in the official lists: choose one of these by "
+            "run, from 0 to 9."
         )
-    root = BENCHMARK.place(dataset_root)
+    root = cast(Path, BENCHMARK.place(dataset_root))
     if download:
-        archives = {MINI: MINI_ARCHIVE} if mini else {IMAGES: (LAYOUT.url, LAYOUT.md5)}
-        archives[LISTS[scenario][0]] = LISTS_ARCHIVES[int(scenario.startswith("nicv2"))]
-        for folder, (url, md5) in archives.items():
-            if not (root / folder).is_dir():
-                registry.download_whole(url, md5, root)
-    listed = Benchmark(LAYOUT, CORe50ListedFrames, None, 21, 15, protocol=TABLE)
-    return listed.stream(
-        root, {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}, **host
+        _download_lists(root, scenario, mini)
+    listed = Benchmark(
+        LAYOUT,
+        CORe50ListedFrames,
+        classes_per_experience=None,
+        batch_size=21,
+        budget_images=15,
+        protocol=TABLE,
     )
+    arguments = {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}
+    return listed.stream(root, arguments, **host)
+
+
+def _download_lists(root: Path, scenario: str, mini: bool) -> None:
+    """Download images and lists whose folders are not there."""
+    archives = {IMAGES: (LAYOUT.url, LAYOUT.md5)}
+    if mini:
+        archives = {MINI: MINI_ARCHIVE}
+    folder, _ = LISTS[scenario]
+    archives[folder] = LISTS_ARCHIVES[scenario.startswith("nicv2")]
+    for folder, (url, md5) in archives.items():
+        if not (root / folder).is_dir():
+            registry.download_whole(url, md5, root)

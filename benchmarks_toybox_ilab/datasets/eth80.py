@@ -1,4 +1,6 @@
-"""ETH-80: 8 classes x 10 objects x 41 views on a grid around the object; a small set of real images.
+"""ETH-80: 8 classes x 10 objects x 41 views on a grid around the object.
+
+A small set of real images.
 
 Leibe and Schiele, "Analyzing Appearance and Contour Based Methods for Object
 Categorization", CVPR 2003.
@@ -24,9 +26,8 @@ from benchmarks_toybox_ilab.tables.frame import (
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
-LARGEST_NUMBER = (
-    14  # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
-)
+# of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
+LARGEST_NUMBER = 14
 TEST_OBJECTS = 2  # per class and run
 
 
@@ -38,15 +39,16 @@ LAYOUT = Layout(
     name="eth80",
     title="ETH-80",
     tree="<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg",
-    source="Leibe & Schiele, CVPR 2003; 256 px copy at https://github.com/Kai-Xuan/ETH-80",
+    source="Leibe & Schiele, CVPR 2003; 256 px copy at "
+    "https://github.com/Kai-Xuan/ETH-80",
     pattern=re.compile(
-        rf"(?P<object>(?P<class_name>{'|'.join(CLASSES)})\d+)/(?P=object)-(?P<ring>\d{{3}})-(?P<azimuth>\d{{3}})"
-        r"\.(?i:jpe?g|png)",
+        rf"(?P<object>(?P<class_name>{'|'.join(CLASSES)})\d+)/"
+        r"(?P=object)-(?P<ring>\d{3})-(?P<azimuth>\d{3})\.(?i:jpe?g|png)",
         re.ASCII,
     ),
     ignored=re.compile("[^/]+/maps/.*"),  # the masks of the original distribution
-    rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar angle and AAA the azimuth in three "
-    "digits each",
+    rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar "
+    "angle and AAA the azimuth in three digits each",
     key=_key,
     folders=tuple(
         f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)
@@ -59,7 +61,7 @@ LAYOUT = Layout(
 
 
 def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
-    """The table of ETH-80: 3,280 frames; two objects of each class are held out.
+    """Make the table of ETH-80: 3,280 frames; two objects of each class are held out.
 
     A clip is one ring of views (one polar angle) around one object, sorted by azimuth:
     1 to 16 turntable images, not video. All views are used. In run r the test objects
@@ -84,32 +86,43 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
         objects = sorted(views, key=natural_key)
         if len(objects) <= TEST_OBJECTS:
             raise FrameTableError(
-                f"class {class_name!r} in {root} has only {len(objects)} objects ({', '.join(objects)}), but "
-                f"{TEST_OBJECTS} are held out and at least one must remain for training; complete the data."
+                f"class {class_name!r} in {root} has only {len(objects)} objects "
+                f"({', '.join(objects)}), but {TEST_OBJECTS} are held out and at least "
+                "one must remain for training; complete the data."
             )
-        # Two neighbours in runs 0 to 4, two positions half the number apart in runs 5
-        # to 9.
-        first, apart = (
-            (2 * (run % 10), 1) if run % 10 < 5 else (run % 10 - 5, len(objects) // 2)
-        )
-        held_out = {
-            objects[position % len(objects)] for position in (first, first + apart)
-        }
+        held_out = _held_out(objects, run)
         for name in objects:
             split = "test" if name in held_out else "train"
             for ring, files in sorted(views[name].items()):
-                frames += [
-                    Frame(files[azimuth], class_name, name, ring, azimuth, split)
-                    for azimuth in sorted(files)
-                ]
+                for azimuth, path in sorted(files.items()):
+                    frames.append(Frame(path, class_name, name, ring, azimuth, split))
     return LAYOUT.table(frames, root)
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ETH80Frames, 2, 21, 15))
+def _held_out(objects: list[str], run: int) -> set[str]:
+    """Return the test objects of a class: two neighbours, or half the number apart."""
+    step = run % 10
+    if step < 5:
+        first = 2 * step
+        second = first + 1
+    else:
+        first = step - 5
+        second = first + len(objects) // 2
+    return {objects[first % len(objects)], objects[second % len(objects)]}
+
+
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT, ETH80Frames, classes_per_experience=2, batch_size=21, budget_images=15
+    )
+)
 
 
 def ETH80(
     dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:
-    """ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes; see `Benchmark.stream`."""
+    """Make ETH-80 as an Avalanche benchmark of 4 experiences of 2 classes.
+
+    See `Benchmark.stream`.
+    """
     return BENCHMARK.stream(dataset_root, **host)

@@ -1,6 +1,6 @@
-"""iCubWorld Transformations: 20 classes x 10 objects x 5 clips of objects that a person shows to a robot.
+"""iCubWorld Transformations: objects that a person shows to a robot.
 
-800 training clips (four transformations of each object) and 200 test clips (a mix of
+20 classes x 10 objects x 5 clips. 800 training clips (four transformations of each object) and 200 test clips (a mix of
 them), at one frame per second, in 10 experiences of 2 classes. Clips vary in length, so
 there are no totals of frames.
 
@@ -24,37 +24,15 @@ from benchmarks_toybox_ilab.datasets.registry import (
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-PARTS = (
-    "part1",
-    "part2",
-    "part3",
-    "part4",
-)  # as distributed; the parts have no meaning
+PARTS = ("part1", "part2", "part3", "part4")  # as distributed, without a meaning
+# fmt: off
 CLASSES = (
-    *(
-        "bodylotion",
-        "book",
-        "cellphone",
-        "flower",
-        "glass",
-        "hairbrush",
-        "hairclip",
-        "mouse",
-        "mug",
-        "ovenglove",
-    ),
-    *(
-        "pencilcase",
-        "perfume",
-        "remote",
-        "ringbinder",
-        "soapdispenser",
-        "sodabottle",
-        "sprayer",
-        "squeezer",
-    ),
-    *("sunglasses", "wallet"),
+    "bodylotion", "book", "cellphone", "flower", "glass",
+    "hairbrush", "hairclip", "mouse", "mug", "ovenglove",
+    "pencilcase", "perfume", "remote", "ringbinder", "soapdispenser",
+    "sodabottle", "sprayer", "squeezer", "sunglasses", "wallet",
 )
+# fmt: on
 OBJECTS = 10  # per class
 TRANSFORMATIONS = ("MIX", "ROT2D", "ROT3D", "SCALE", "TRANSL")
 TEST_TRANSFORMATION = "MIX"
@@ -63,26 +41,24 @@ STEP = 10  # use every tenth frame: 10 per second become one
 
 def _key(image: re.Match[str]) -> tuple | None:
     class_name, number, transformation, day, camera, frame = image.groups()
-    return (
-        (class_name, int(number), transformation, (day, int(frame)))
-        if camera == "left"
-        else None
-    )
+    if camera != "left":
+        return None
+    return class_name, int(number), transformation, (day, int(frame))
 
 
 LAYOUT = Layout(
     name="icub",
     title="iCubWorld Transformations",
-    tree="<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/<8 digits>.jpg, "
-    "e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg",
+    tree="<root>/part{1..4}/<category>/<object>/<transformation>/day<d>/{left,right}/"
+    "<8 digits>.jpg, e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg",
     source="https://robotology.github.io/iCubWorld/#icubworld-transformations-modal",
     pattern=re.compile(
         rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS})"
         rf"/({'|'.join(TRANSFORMATIONS)})/(day\d+)/(left|right)/(\d{{8}})\.(?i:jpg)",
         re.ASCII,
     ),
-    rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; the transformations are "
-    f"{', '.join(TRANSFORMATIONS)}",
+    rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; "
+    f"the transformations are {', '.join(TRANSFORMATIONS)}",
     key=_key,
     folders=(*PARTS, *CLASSES),
     whole=False,
@@ -94,9 +70,9 @@ LAYOUT = Layout(
 def ICubFrames(
     root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
 ) -> FrameTable:
-    """The table of iCubWorld Transformations: the clips MIX are the test split in every run.
+    """Make the table of iCubWorld Transformations.
 
-    A clip is one transformation of one object, seen by the left camera on the first day
+    The clips MIX are the test split in every run. A clip is one transformation of one object, seen by the left camera on the first day
     that has such images. Its files are sorted by number, and those at positions 0, 10,
     20, ... are used, so numbers may be missing. The frame is the number of the file.
     Parts, classes, objects and clips may be missing.
@@ -112,44 +88,61 @@ def ICubFrames(
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
             for transformation, files in sorted(clips.items()):
-                first = min(
-                    (day for day, _ in files), key=None if reference else natural_key
-                )
                 split = "test" if transformation == TEST_TRANSFORMATION else "train"
-                for day, frame in sorted(place for place in files if place[0] == first)[
-                    ::STEP
-                ]:
-                    names = class_name, f"{class_name}{number}", transformation
-                    frames.append(Frame(files[day, frame], *names, frame, split))
+                days = {day for day, _ in files}
+                first_day = min(days) if reference else min(days, key=natural_key)
+                numbers = sorted(frame for day, frame in files if day == first_day)
+                for frame in numbers[::STEP]:
+                    frames.append(
+                        Frame(
+                            path=files[first_day, frame],
+                            class_name=class_name,
+                            object_name=f"{class_name}{number}",
+                            session=transformation,
+                            frame=frame,
+                            split=split,
+                        )
+                    )
     return LAYOUT.table(frames, root)
 
 
 def listing_order(root: str | Path) -> list[str]:
-    """The categories below `root` in the order in which the operating system lists their folders, part by part.
+    """Return the categories in the order in which the system lists their folders.
 
-    The published code numbers the classes so, and its order of classes depends on the
-    machine that holds the data.
+    Part by part. The published code numbers the classes so, and its order of classes
+    depends on the machine that holds the data.
     """
-    root = LAYOUT.folder(Path(root))
-    folders = [
-        folder for folder in (*(root / part for part in PARTS), root) if folder.is_dir()
-    ]
-    listed = (
-        name
-        for folder in folders
-        for name in os.listdir(folder)
-        if (folder / name).is_dir()
-    )
-    return list(dict.fromkeys(name for name in listed if name in CLASSES))
+    top = LAYOUT.folder(Path(root))
+    names: dict[str, None] = {}  # ordered, each once
+    for folder in (*(top / part for part in PARTS), top):
+        if folder.is_dir():
+            for name in os.listdir(folder):
+                if name in CLASSES and (folder / name).is_dir():
+                    names[name] = None
+    return list(names)
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """With `reference` one group in `listing_order`, which reads the table's root; otherwise None: sorted by name."""
+    """Return one group in `listing_order` with `reference`, which reads the root.
+
+    Otherwise None: classes are sorted by name.
+    """
+    if not reference or table.root is None:
+        return None
     # The folder of a category may exist without any frame that is used.
-    return paper_order(listing_order(table.root))(table, True) if reference else None
+    return paper_order(listing_order(table.root))(table, True)
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ICubFrames, 2, 21, 30, class_groups))
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT,
+        ICubFrames,
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=30,
+        class_groups=class_groups,
+    )
+)
 
 
 def ICub(
@@ -158,8 +151,8 @@ def ICub(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """iCubWorld Transformations as an Avalanche benchmark of 10 experiences, 80 training clips each.
+    """Make iCubWorld Transformations as an Avalanche benchmark of 10 experiences.
 
-    See `Benchmark.stream`.
+    Each has 80 training clips. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -1,6 +1,6 @@
-"""iLab-2M-Light: 14 classes of toy vehicles x 28 objects x 8 backgrounds on a turntable, stills of several cameras.
+"""iLab-2M-Light: toy vehicles on a turntable, stills of several cameras.
 
-35,280 training images (6 backgrounds of each object) and 11,760 test images (2
+14 classes x 28 objects x 8 backgrounds. 35,280 training images (6 backgrounds of each object) and 11,760 test images (2
 backgrounds), 15 per background, in 7 experiences of 2 classes. The order within a
 background is a sweep over cameras and rotations, not a video.
 
@@ -28,10 +28,12 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 FOLDER = "iLab-2M-Light"
 # The paper's class number is the position, from 1; "semi" has a number (11) but is not
 # used.
+# fmt: off
 CATEGORIES = (
-    *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
-    *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
+    "boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster",
+    "pickup", "plane", "semi", "tank", "train", "ufo", "van",
 )
+# fmt: on
 UNUSED_CLASS = "semi"
 CLASSES = tuple(name for name in CATEGORIES if name != UNUSED_CLASS)
 OBJECTS = 28  # per class
@@ -48,20 +50,25 @@ def _key(image: re.Match[str]) -> tuple | None:
     return class_name, number, background, tuple(view)  # camera, rotation, light, focus
 
 
+_ALL = "|".join(CATEGORIES)
+_CLASS_FOLDER = "|".join(f"{name}/{name}-" for name in CATEGORIES)
+
 LAYOUT = Layout(
     name="ilab",
     title=FOLDER,
-    tree="<root>/train_img/<class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, e.g. train_img/boat-i0001-b0003-c02-r03-l0-f2.jpg",
+    tree="<root>/train_img/<class>-iNNNN-bNNNN-cNN-rNN-lN-fN.jpg, "
+    "e.g. train_img/boat-i0001-b0003-c02-r03-l0-f2.jpg",
     source="http://ilab.usc.edu/ilab2m/iLab-2M-Light.tar.gz",
     pattern=re.compile(
-        rf"(?:{FOLDER}/)?(?:train_img/)?(?:(?={'|'.join(f'{c}/{c}-' for c in CATEGORIES)})[a-z0-9]+/)?"
-        rf"(?P<class_name>{'|'.join(CATEGORIES)})-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?\.(?i:jpe?g)",
+        rf"(?:{FOLDER}/)?(?:train_img/)?(?:(?={_CLASS_FOLDER})[a-z0-9]+/)?"
+        rf"(?P<class_name>{_ALL})-i(\d+)-b(\d+)-c(\d+)-r(\d+)-l(\d+)(?:-f(\d+))?"
+        r"\.(?i:jpe?g)",
         re.ASCII,
     ),
-    ignored=re.compile(
-        rf"(?:{FOLDER}/)?test_img/.*"
-    ),  # the paper splits train_img alone
-    rule=f"images lie in train_img or in train_img/<class>, and the classes are {', '.join(CATEGORIES)}",
+    # The paper splits train_img alone.
+    ignored=re.compile(rf"(?:{FOLDER}/)?test_img/.*"),
+    rule="images lie in train_img or in train_img/<class>, and the classes are "
+    f"{', '.join(CATEGORIES)}",
     key=_key,
     folders=("train_img",),
     inside=True,
@@ -74,9 +81,9 @@ LAYOUT = Layout(
 def ILabFrames(
     root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
 ) -> FrameTable:
-    """The table of iLab-2M-Light: 28 objects per class, 8 sessions per object, 15 images per session.
+    """Make the table of iLab-2M-Light.
 
-    A session is one background behind one object; its images are numbered from 0 by
+    28 objects per class, 8 sessions per object, 15 images per session. A session is one background behind one object; its images are numbered from 0 by
     camera, rotation, light and focus. Sessions need at least 15 images; each object
     that has enough of them uses its first 8, and each class its first 28 such objects.
     The fourth and the eighth session of an object are the test split in every run.
@@ -97,50 +104,58 @@ def ILabFrames(
         FrameTableError: Also if a class has no object with 8 sessions of 15 images.
     """
     root, images = LAYOUT.read(root, paths)
-    generator = random.Random(0) if reference else None
+    # The draws go on from one session to the next.
+    first_view = random.Random(0).randrange if reference else None
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        enough = {
-            number: sorted(
-                background
-                for background, views in sessions.items()
-                if len(views) >= FRAMES
-            )
-            for number, sessions in sorted(objects.items())
-        }
-        usable = {
-            number: found[:SESSIONS]
-            for number, found in enough.items()
-            if len(found) >= SESSIONS
-        }
-        if not usable:
+        sessions_of = {}
+        for number, sessions in sorted(objects.items()):
+            long = [name for name, views in sessions.items() if len(views) >= FRAMES]
+            if len(long) >= SESSIONS:
+                sessions_of[number] = sorted(long)[:SESSIONS]
+        if not sessions_of:
             raise FrameTableError(
-                f"class {class_name!r} in {root} has {len(objects)} objects, none with {SESSIONS} sessions "
-                f"(backgrounds) of at least {FRAMES} images, but only such objects are used. Complete the class, or "
-                "move its images away."
+                f"class {class_name!r} in {root} has {len(objects)} objects, none with "
+                f"{SESSIONS} sessions (backgrounds) of at least {FRAMES} images, but "
+                "only such objects are used. Complete the class, or move its images "
+                "away."
             )
-        for number, sessions in list(usable.items())[:OBJECTS]:
-            for position, background in enumerate(sessions, 1):
-                names = class_name, f"i{number:04d}", f"b{background:04d}"
-                views = [
-                    path for _, path in sorted(objects[number][background].items())
-                ]
+        for number, backgrounds in list(sessions_of.items())[:OBJECTS]:
+            for position, background in enumerate(backgrounds, 1):
+                object_name = f"i{number:04d}"
+                session = f"b{background:04d}"
+                views = sorted(objects[number][background].items())
                 starts = len(views) - FRAMES + 1
-                digest = hashlib.sha256("/".join(names).encode()).digest()
-                start = (
-                    generator.randrange(starts)
-                    if generator
-                    else int.from_bytes(digest[:8], "big") % starts
-                )
-                split = "test" if position in TEST_POSITIONS else "train"
-                frames += [
-                    Frame(views[frame], *names, frame, split)
-                    for frame in range(start, start + FRAMES)
-                ]
+                if first_view is None:
+                    start = _start(f"{class_name}/{object_name}/{session}", starts)
+                else:
+                    start = first_view(starts)
+                for frame in range(start, start + FRAMES):
+                    _, path = views[frame]
+                    frames.append(
+                        Frame(
+                            path=path,
+                            class_name=class_name,
+                            object_name=object_name,
+                            session=session,
+                            frame=frame,
+                            split="test" if position in TEST_POSITIONS else "train",
+                        )
+                    )
     return LAYOUT.table(frames, root)
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ILabFrames, 2, 21, 15))
+def _start(name: str, starts: int) -> int:
+    """Return the first image of a session, drawn from its name."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % starts
+
+
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT, ILabFrames, classes_per_experience=2, batch_size=21, budget_images=15
+    )
+)
 
 
 def ILab(
@@ -149,5 +164,8 @@ def ILab(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """iLab-2M-Light as an Avalanche benchmark of 7 experiences, 5,040 training images each; see `Benchmark.stream`."""
+    """Make iLab-2M-Light as an Avalanche benchmark of 7 experiences.
+
+    Each has 5,040 training images. See `Benchmark.stream`.
+    """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

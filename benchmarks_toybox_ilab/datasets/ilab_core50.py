@@ -1,6 +1,6 @@
-"""iLab followed by CORe50: 24 classes with equal numbers of clips, iLab's 14 toy vehicles before CORe50's 10 classes.
+"""iLab followed by CORe50: 24 classes with equal numbers of clips.
 
-14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15
+iLab's 14 toy vehicles come before CORe50's 10 classes. 14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15
 images per clip, in 12 experiences of 2 classes.
 
 See `ilab` and `core50` for the two data sets and their references.
@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
@@ -27,12 +28,17 @@ from benchmarks_toybox_ilab.datasets.registry import (
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-ILAB, CORE50 = ilab.FOLDER, "core50"  # the folders
+# the folders
+ILAB = ilab.FOLDER
+CORE50 = "core50"
+
 LAYOUT = Layout(
     name="ilab_core50",
     title=f"{ILAB} and CORe50",
-    tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: {ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
-    source=f"`crumb prepare ilab --dataset-root ROOT/{ILAB}` and `crumb prepare core50 --dataset-root ROOT/{CORE50}`",
+    tree=f"<root>/{ILAB} and <root>/{CORE50}, each with its own layout: "
+    f"{ilab.LAYOUT.tree}; {core50.LAYOUT.tree}",
+    source=f"`crumb prepare ilab --dataset-root ROOT/{ILAB}` and `crumb prepare core50 "
+    f"--dataset-root ROOT/{CORE50}`",
     folders=(ILAB, CORE50),
     counts={"classes": 24, "train": 14_400, "test": 5_400},
 )
@@ -47,7 +53,7 @@ _NUMBER = {
 def ILabCORe50Frames(
     root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
 ) -> FrameTable:
-    """The table of iLab and CORe50 with the same number of clips in every class.
+    """Make the table of iLab and CORe50 with the same number of clips in every class.
 
     In each split every class keeps as many of its (object, session) clips as the class
     with the fewest. Clips are ordered by the SHA-256 of "class/object/session" and the
@@ -62,67 +68,86 @@ def ILabCORe50Frames(
             25). Also passed to the two tables.
     """
     root = Path(root)
-    root = LAYOUT.folder(root) if paths is None else root
-    paths, frames = None if paths is None else list(paths), []
-    for folder, make in ((ILAB, ILabFrames), (CORE50, CORe50Frames)):
-        below = paths and [
-            path.removeprefix(f"{folder}/")
-            for path in paths
-            if path.startswith(f"{folder}/")
-        ]
-        table = make(root / folder, below, reference)
-        prefix = table.root.relative_to(root).as_posix()
+    if paths is None:
+        root = LAYOUT.folder(root)
+        ilab_paths = None
+        core50_paths = None
+    else:
+        paths = list(paths)
+        ilab_paths = _below(ILAB, paths)
+        core50_paths = _below(CORE50, paths)
+    tables = (
+        ILabFrames(root / ILAB, ilab_paths, reference),
+        CORe50Frames(root / CORE50, core50_paths, reference),
+    )
+    frames: list[Frame] = []
+    for table in tables:
+        prefix = cast(Path, table.root).relative_to(root).as_posix()
         frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
     both = FrameTable(frames, root, name="ilab_core50")
-    kept = (
-        row
-        for split in SPLITS
-        for clip in _balanced(both, split, reference)
-        for row in clip
-    )
-    return FrameTable(
-        (both[row] for clip in both.clips(kept) for row in clip), root, name=both.name
-    )
+    balanced = [clip for split in SPLITS for clip in _balanced(both, split, reference)]
+    ordered = np.concatenate(both.clips(np.concatenate(balanced)))
+    return FrameTable((both[row] for row in ordered), root, name=both.name)
+
+
+def _below(folder: str, paths: list[str]) -> list[str]:
+    """Return the paths in a folder, relative to it."""
+    prefix = f"{folder}/"
+    return [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
-    """The classes of iLab, which come first in a stream, and those of CORe50, each in the paper's order.
+    """Return the classes of iLab, which come first in a stream, and those of CORe50.
 
-    `reference` has no effect.
+    Each in the paper's order. `reference` has no effect.
     """
-    return [
-        [name for name in classes if name in table.classes]
-        for classes in (ilab.CLASSES, core50.CLASSES)
-    ]
+    return [_present(table, ilab.CLASSES), _present(table, core50.CLASSES)]
+
+
+def _present(table: FrameTable, classes: tuple[str, ...]) -> list[str]:
+    return [name for name in classes if name in table.classes]
 
 
 def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
-    """The clips of a split that are kept, as row numbers: the same number for each class."""
+    """Return the clips of a split that are kept, as row numbers.
 
-    def digest(frame: Frame) -> bytes:
-        return hashlib.sha256(
-            f"{frame.class_name}/{frame.object_name}/{frame.session}".encode()
-        ).digest()
-
+    They are as many for each class.
+    """
     clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
     least = min(clips, key=lambda name: len(clips[name]))
     count = len(clips[least])
     if not count:
         raise FrameTableError(
-            f"class {least!r} in {table.root} has no {split} clips, so there is nothing to balance the other classes "
-            "to. Complete the class."
+            f"class {least!r} in {table.root} has no {split} clips, so there is "
+            "nothing to balance the other classes to. Complete the class."
         )
-    kept = []
+    balanced: list[np.ndarray] = []
     for name, of_class in clips.items():
         if reference:
             order = np.random.RandomState(_NUMBER[name]).permutation(len(of_class))
-            kept += [of_class[place] for place in order[:count]]
+            ordered = [of_class[position] for position in order]
         else:
-            kept += sorted(of_class, key=lambda clip: digest(table[clip[0]]))[:count]
-    return kept
+            ordered = sorted(of_class, key=lambda clip: _digest(table[clip[0]]))
+        balanced += ordered[:count]
+    return balanced
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ILabCORe50Frames, 2, 21, 30, class_groups))
+def _digest(frame: Frame) -> bytes:
+    """Return the SHA-256 of the name of a frame's clip."""
+    name = f"{frame.class_name}/{frame.object_name}/{frame.session}"
+    return hashlib.sha256(name.encode()).digest()
+
+
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT,
+        ILabCORe50Frames,
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=30,
+        class_groups=class_groups,
+    )
+)
 
 
 def ILabCORe50(
@@ -131,9 +156,9 @@ def ILabCORe50(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """iLab and CORe50 as one Avalanche benchmark of 12 experiences, up to 1,200 training images each.
+    """Make iLab and CORe50 as one Avalanche benchmark of 12 experiences.
 
-    The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The
+    Each has up to 1,200 training images. The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The
     published code counts iLab's unused category as a class and loses a real one in most
     runs, so that it streams 23. Here all 24 are streamed in every run, also with
     `reference`, so the order of classes is not the published one. See

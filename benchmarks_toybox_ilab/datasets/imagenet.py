@@ -1,6 +1,6 @@
-"""Online-ImageNet: 1000 classes, 1,281,167 training and 50,000 test images, in 10 experiences of 100 classes.
+"""Online-ImageNet: 1000 classes in 10 experiences of 100.
 
-The test images are those of the validation set.
+1,281,167 training and 50,000 test images. The test images are those of the validation set.
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", International
 Journal of Computer Vision 115, 2015.
@@ -21,14 +21,18 @@ from benchmarks_toybox_ilab.datasets.registry import (
 LAYOUT = Layout(
     name="imagenet",
     title="ImageNet",
-    tree="<root>/{train,val}/<wnid>/<image>.JPEG, e.g. train/n01440764/n01440764_10026.JPEG",
-    source="https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an account). Unpack its archives with "
-    'torchvision.datasets.ImageNet(root, split), for split "train" and for "val"',
+    tree="<root>/{train,val}/<wnid>/<image>.JPEG, "
+    "e.g. train/n01440764/n01440764_10026.JPEG",
+    source="https://image-net.org/challenges/LSVRC/2012/ (ILSVRC2012; needs an "
+    "account). Unpack its archives with torchvision.datasets.ImageNet(root, split), "
+    'for split "train" and for "val"',
     pattern=re.compile(
-        r"(?P<folder>train|val)/(?P<class_name>n[0-9]{8})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"
+        r"(?P<folder>train|val)/(?P<class_name>n[0-9]{8})/"
+        r"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)"
     ),
-    rule="<wnid> is the class: n and 8 digits. Images of val must lie in one folder per class too, and only the labels "
-    'in the development kit name the classes: torchvision.datasets.ImageNet(root, split="val") sorts them if '
+    rule="<wnid> is the class: n and 8 digits. Images of val must lie in one folder "
+    "per class too, and only the labels in the development kit name the classes: "
+    'torchvision.datasets.ImageNet(root, split="val") sorts them if '
     "ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz lie in its root",
     folders=("train", "val"),
     counts={"classes": 1000, "train": 1_281_167, "test": 50_000},
@@ -38,7 +42,14 @@ LAYOUT = Layout(
 ImageNetFrames = LAYOUT.image_table
 """Make the table of ImageNet's images, as `Layout.image_table`."""
 BENCHMARK = register(
-    Benchmark(LAYOUT, ImageNetFrames, 100, 128, 10_000, protocol="class_iid")
+    Benchmark(
+        LAYOUT,
+        ImageNetFrames,
+        classes_per_experience=100,
+        batch_size=128,
+        budget_images=10_000,
+        protocol="class_iid",
+    )
 )
 
 
@@ -48,8 +59,8 @@ def OnlineImageNet(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """ImageNet as an Avalanche benchmark of 10 experiences, about 128,000 training images each; stream them once.
+    """Make ImageNet as an Avalanche benchmark of 10 experiences.
 
-    The protocol is class_iid by default. See `Benchmark.stream`.
+    Each has about 128,000 training images; stream them once. The protocol is class_iid by default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -16,25 +16,25 @@ from benchmarks_toybox_ilab.tables.folders import (
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
+# session and split
 SPLIT_OF_FOLDER = {
     "train": ("0", "train"),
     "val": ("1", "test"),
     "test": ("1", "test"),
-}  # session and split
+}
 _LISTED = 20  # incomplete classes that are reported one by one
-_WORDS = {"classes": "classes"} | {
-    f"{split}{key}": f"{'training' if split == 'train' else 'test'} {words}"
-    for key, words in (
-        ("", "images"),
-        ("_clips", "clips"),
-        ("_sessions", "sessions of a class"),
-    )
-    for split in ("train", "test")
+_WORDS = {
+    "classes": "classes",
+    "train": "training images",
+    "test": "test images",
+    "train_clips": "training clips",
+    "test_clips": "test clips",
+    "train_sessions": "training sessions of a class",
+    "test_sessions": "test sessions of a class",
 }
 
-Clips = dict[
-    str, dict[Any, dict[Any, dict[Any, str]]]
-]  # path by class, object, session and frame
+# Path by class, object, session and frame.
+Clips = dict[str, dict[Any, dict[Any, dict[Any, str]]]]
 
 
 @dataclass(frozen=True)
@@ -91,59 +91,75 @@ class Layout:
     md5: str = ""
 
     def find(self, root: Path, every: bool = False) -> Path | None:
-        """The folder of the data set: root or a folder below it that holds any (or every one) of `folders`, or None."""
+        """Return the folder of the data set, if it is there.
+
+        It is the root or a folder below it that holds any of `folders`, or every one.
+        """
         enough = all if every else any
-        places = [root / place for place in ("", *self.places, self.name)]
-        found = next(
-            (
-                place
-                for place in places
-                if enough((place / top).is_dir() for top in self.folders)
-            ),
-            None,
-        )
-        return (
-            root
-            if found is None and self.inside and root.absolute().name in self.folders
-            else found
-        )
+        for place in ("", *self.places, self.name):
+            folder = root / place
+            if enough((folder / top).is_dir() for top in self.folders):
+                return folder
+        if self.inside and root.absolute().name in self.folders:
+            return root
+        return None
 
     def folder(self, root: Path) -> Path:
-        """The folder of the data set, which has all that a table needs; FrameTableError if it is not there."""
-        found = self.find(root, self.whole)
-        if found is not None and found.is_dir():
-            return found
-        made = f"`crumb prepare {self.name}`" if self.pattern else self.source
-        advice = f"{self.name} is laid out as {self.tree}; give that folder as root, or make it with {made}."
+        """Return the folder of the data set, which has all that a table needs.
+
+        Raises:
+            FrameTableError: If it is not there.
+        """
+        folder = self.find(root, self.whole)
+        if folder is not None and folder.is_dir():
+            return folder
+        source = f"`crumb prepare {self.name}`" if self.pattern else self.source
+        advice = (
+            f"{self.name} is laid out as {self.tree}; give that folder as root, or "
+            f"make it with {source}."
+        )
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
-        absent = [top for top in self.folders if not (root / top).is_dir()][
-            : None if self.whole else 1
-        ]
-        holds = listed_entries(root)
+        absent = [top for top in self.folders if not (root / top).is_dir()]
+        if not self.whole:
+            absent = absent[:1]
         raise FrameTableError(
-            f"{root} has no folder {' and no folder '.join(absent)}, but holds {holds}. {advice}"
+            f"{root} has no folder {' and no folder '.join(absent)}, but holds "
+            f"{listed_entries(root)}. {advice}"
         )
 
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
-        """Yield a match of `pattern` for each image; FrameTableError at one that does not fit. Others are ignored."""
+        """Yield a match of `pattern` for each image.
+
+        Files that are no images are left out.
+
+        Raises:
+            FrameTableError: At an image that does not fit.
+        """
+        if self.pattern is None:
+            return
         for path in paths:
-            if match := self.pattern.fullmatch(path):
+            match = self.pattern.fullmatch(path)
+            if match:
                 yield match
-            elif (
-                path.lower().endswith(IMAGE_EXTENSIONS)
-                and _seen(path)
-                and not self.ignored.fullmatch(path)
-            ):
+            elif self._is_wrong(path):
                 raise FrameTableError(
-                    f"image {path} does not fit the layout of {self.title}: {self.tree}; {self.rule}. Rename it or "
-                    "move it away."
+                    f"image {path} does not fit the layout of {self.title}: "
+                    f"{self.tree}; {self.rule}. Rename it or move it away."
                 )
+
+    def _is_wrong(self, path: str) -> bool:
+        """Whether a path without a match is an error."""
+        if not path.lower().endswith(IMAGE_EXTENSIONS) or not _seen(path):
+            return False
+        return not self.ignored.fullmatch(path)
 
     def read(
         self, root: str | Path, paths: Iterable[str] | None = None
     ) -> tuple[Path, Iterator[re.Match[str]]]:
-        """The folder of the data set and a match of each image; all functions that make tables take these arguments.
+        """Return the folder of the data set and a match of each image.
+
+        All functions that make tables take these arguments.
 
         Args:
             root: The folder that `tree` describes, or one that contains it as one of
@@ -158,40 +174,47 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            tops = (
-                [top for top in self.folders if (root / top).is_dir()]
-                if self.whole
-                else []
-            )
-            paths = [name for top in tops or [""] for name in files_below(root, top)]
+            tops = [""]
+            if self.whole:
+                tops = [top for top in self.folders if (root / top).is_dir()] or tops
+            paths = [path for top in tops for path in files_below(root, top)]
         return root, self.images(paths)
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
-        """Group images by what `key` returns, classes by name; FrameTableError if two images are the same frame."""
-        found: Clips = {}
+        """Group images by what `key` returns, classes by name.
+
+        Raises:
+            FrameTableError: If two images are the same frame.
+        """
+        clips: Clips = {}
         for image in images:
-            if place := self.key(image):
-                class_name, thing, session, frame = place
-                clip = (
-                    found.setdefault(class_name, {})
-                    .setdefault(thing, {})
-                    .setdefault(session, {})
+            key = self.key(image)
+            if key is None:
+                continue
+            class_name, thing, session, frame = key
+            objects = clips.setdefault(class_name, {})
+            clip = objects.setdefault(thing, {}).setdefault(session, {})
+            if frame in clip:
+                raise FrameTableError(
+                    f"{image[0]} and {clip[frame]} are the same frame; keep one file "
+                    "per frame."
                 )
-                if frame in clip:
-                    raise FrameTableError(
-                        f"{image[0]} and {clip[frame]} are the same frame; keep one file per frame."
-                    )
-                clip[frame] = image[0]
-        return dict(sorted(found.items()))
+            clip[frame] = image[0]
+        return dict(sorted(clips.items()))
 
     def table(
         self, frames: Sequence[Frame], root: Path, padded: bool = False
     ) -> FrameTable:
-        """The table of these frames; FrameTableError if there are none."""
+        """Return the table of these frames.
+
+        Raises:
+            FrameTableError: If there are none.
+        """
         if not frames:
             raise FrameTableError(
-                f"{root} holds no images of {self.title} that are used. The layout is {self.tree}; `crumb prepare "
-                f"{self.name} --dataset-root {root}` makes it of a download."
+                f"{root} holds no images of {self.title} that are used. The layout is "
+                f"{self.tree}; `crumb prepare {self.name} --dataset-root {root}` makes "
+                "it of a download."
             )
         return FrameTable(frames, root, name=self.name, padded=padded)
 
@@ -201,57 +224,68 @@ class Layout:
         paths: Iterable[str] | None = None,
         reference: bool = False,
     ) -> FrameTable:
-        """The table of single images in `<split>/<class>/<image>`: `train` is the training split in every run.
+        """Make the table of single images in `<split>/<class>/<image>`.
 
-        Every image is a clip of its own, see `single_image`; rows have the order of the
-        files. Classes may be missing. `reference` has no effect; see `read` for the
-        others.
+        `train` is the training split in every run. Every image is a clip of its own,
+        see `single_image`; rows have the order of the files. Classes may be missing.
+        `reference` has no effect; see `read` for the others.
         """
         root, images = self.read(root, paths)
         return self.table(list(map(single_image, images)), root)
 
     def place(self, name: str) -> str | None:
-        """The path below the root of a file of an archive, which may have outer folders; None if it is not needed."""
-        if self.archived or not self.pattern or not _seen(name):
-            return self.archived(name) if self.archived else None
+        """Return the path below the root of a file of an archive.
+
+        The archive may have outer folders. None if the file is not needed.
+        """
+        if self.archived is not None:
+            return self.archived(name)
+        if self.pattern is None or not _seen(name):
+            return None
         parts = name.split("/")
         ends = ["/".join(parts[first:]) for first in range(len(parts))]
-        ignored = any(map(self.ignored.fullmatch, ends))
-        return None if ignored else next(filter(self.pattern.fullmatch, ends), None)
+        if any(map(self.ignored.fullmatch, ends)):
+            return None
+        return next(filter(self.pattern.fullmatch, ends), None)
 
     def missing(self, table: FrameTable) -> list[str]:
-        """List what a table lacks of the whole data set: totals that differ, and classes with less than their share."""
-        clips = set(
-            zip(table.class_name, table.split, table.session, table.object_name)
-        )
-        found = Counter((name, "classes") for name in table.classes)
-        found.update(zip(table.class_name, table.split))
-        found.update((name, f"{split}_clips") for name, split, *_ in clips)
-        found.update(
-            (name, f"{split}_sessions")
-            for name, split, _ in {clip[:3] for clip in clips}
-        )
-        lines, shares, few = [], {}, []
+        """List what a table lacks of the whole data set.
+
+        Totals that differ, and classes with less than their share.
+        """
+        numbers = _numbers(table)
+        lines = []
+        shares = {}  # of a class, by what is counted
         for key, count in self.counts.items():
-            total = sum(number for (_, one), number in found.items() if one == key)
+            total = sum(number for (_, kind), number in numbers.items() if kind == key)
             if total != count:
                 lines.append(f"{total} {_WORDS[key]}; {self.owner} has {count}")
             if key != "classes" and count % self.counts["classes"] == 0:
                 shares[key] = count // self.counts["classes"]
+        incomplete = []
         for name in self.classes or table.classes:
-            gaps = {
-                key: share for key, share in shares.items() if found[name, key] < share
-            }
+            gaps = []
+            for key, share in shares.items():
+                number = numbers[name, key]
+                if number < share:
+                    gaps.append(f"{number} of {share} {_WORDS[key]}")
             if gaps:
-                parts = (
-                    f"{found[name, key]} of {share} {_WORDS[key]}"
-                    for key, share in gaps.items()
-                )
-                few.append(f"class {name}: {', '.join(parts)}")
-        more = [f"{len(few) - _LISTED} more classes are incomplete"] * (
-            len(few) > _LISTED
-        )
-        return [*lines, *few[:_LISTED], *more, *self.lacks(table)]
+                incomplete.append(f"class {name}: {', '.join(gaps)}")
+        lines += incomplete[:_LISTED]
+        if len(incomplete) > _LISTED:
+            lines.append(f"{len(incomplete) - _LISTED} more classes are incomplete")
+        return [*lines, *self.lacks(table)]
+
+
+def _numbers(table: FrameTable) -> Counter[tuple[str, str]]:
+    """Count what the keys of `Layout.counts` name, by class and key."""
+    numbers = Counter((name, "classes") for name in table.classes)
+    numbers.update(zip(table.class_name, table.split))
+    clips = set(zip(table.class_name, table.split, table.session, table.object_name))
+    numbers.update((name, f"{split}_clips") for name, split, _, _ in clips)
+    sessions = set(zip(table.class_name, table.split, table.session))
+    numbers.update((name, f"{split}_sessions") for name, split, _ in sessions)
+    return numbers
 
 
 def _seen(path: str) -> bool:
@@ -259,29 +293,65 @@ def _seen(path: str) -> bool:
 
 
 def single_image(image: re.Match[str], class_name: str | None = None) -> Frame:
-    """The row of an image that is a clip of its own; its class is the folder's unless given.
+    """Return the row of an image that is a clip of its own.
 
     Object is the file name without extension, session "0" for training and "1" for
-    testing, frame 0. `image` is a match with the groups "folder" (a key of
-    `SPLIT_OF_FOLDER`), "class_name" and "name".
+    testing, frame 0.
+
+    Args:
+        image: A match with the groups "folder" (a key of `SPLIT_OF_FOLDER`),
+            "class_name" and "name".
+        class_name: The class; None is that of the match.
     """
     session, split = SPLIT_OF_FOLDER[image["folder"]]
     return Frame(
-        image[0], class_name or image["class_name"], image["name"], session, 0, split
+        path=image[0],
+        class_name=class_name or image["class_name"],
+        object_name=image["name"],
+        session=session,
+        frame=0,
+        split=split,
     )
 
 
 def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]:
-    """Make `class_groups(table, reference)`: by reference one group in this order, else None, which sorts by name."""
+    """Make `class_groups(table, reference)` of the paper's order of classes.
+
+    It returns one group in this order with `reference`, and None, which sorts by name,
+    without.
+    """
 
     def class_groups(
         table: FrameTable, reference: bool = False
     ) -> list[list[str]] | None:
-        return (
-            [[name for name in classes if name in table.classes]] if reference else None
-        )
+        if not reference:
+            return None
+        return [[name for name in classes if name in table.classes]]
 
     return class_groups
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What an official list says of an image."""
+
+    class_name: str
+    object_name: str
+    frame: int
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The contents of official lists.
+
+    Attributes:
+        frames: The rows.
+        classes: The classes in the order of their labels; empty if these are not their
+            own.
+    """
+
+    frames: list[Frame]
+    classes: list[str]
 
 
 def read_lists(
@@ -290,57 +360,70 @@ def read_lists(
     batches: int,
     pattern: re.Pattern[str],
     example: str,
-    names: Callable[[re.Match[str], int, int], tuple[str, str, int]],
+    names: Callable[[re.Match[str], int, int], Listed],
     labelled: bool = True,
-) -> tuple[list[Frame], list[str]]:
-    """Read official lists of images and labels, of which a session each consists: "batch0", "batch1", ... and "test".
+) -> Lists:
+    """Read official lists of images and labels.
+
+    Each is a session: "batch0", "batch1", ... and "test".
 
     Args:
         folder, ending: The files are `train_batch_00` and so on, and `test`, with this
             ending.
         batches: Number of training lists.
         pattern, example: Of the path of an image, and of a line, for messages.
-        names: Class, object and frame of an image, from the match of its path, its
-            label and the number of its line.
+        names: What is known of an image, from the match of its path, its label and the
+            number of its line.
         labelled: Whether each class has a label of its own, from 0.
-
-    Returns:
-        The frames, and the classes in the order of their labels; none if these are not
-        their own.
 
     Raises:
         FrameTableError: If a list is missing or empty, or a line or the labels are not
             as they should be.
     """
-    frames, label_of = [], {}
+    frames = []
+    label_of: dict[str, int] = {}
     for batch in range(batches + 1):
-        session, split, name = f"batch{batch}", "train", f"train_batch_{batch:02d}"
+        file = folder / f"train_batch_{batch:02d}{ending}"
+        session = f"batch{batch}"
+        split = "train"
         if batch == batches:
-            session = split = name = "test"
-        file = folder / f"{name}{ending}"
+            file = folder / f"test{ending}"
+            session = "test"
+            split = "test"
         if not file.is_file() or not file.stat().st_size:
             raise FrameTableError(
-                f"{file}, one of the official lists, is missing or empty; unpack them again."
+                f"{file}, one of the official lists, is missing or empty; unpack them "
+                "again."
             )
-        for number, line in enumerate(
-            file.read_text(encoding="utf-8", errors="replace").splitlines(), 1
-        ):
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, 1):
             path, _, label = line.strip().rpartition(" ")
             image = pattern.fullmatch(path)
             if not image or not (label.isascii() and label.isdigit()):
                 raise FrameTableError(
-                    f"line {number} of {file} is {line[:80]!r}, but must be the path of an image and a label, e.g. "
-                    f"{example}. Unpack the lists again."
+                    f"line {number} of {file} is {line[:80]!r}, but must be the path "
+                    f"of an image and a label, e.g. {example}. Unpack the lists again."
                 )
-            class_name, thing, frame = names(image, int(label), number)
+            listed = names(image, int(label), number)
+            class_name = listed.class_name
             if labelled and label_of.setdefault(class_name, int(label)) != int(label):
                 raise FrameTableError(
-                    f"line {number} of {file} gives {class_name} a second label; unpack it again."
+                    f"line {number} of {file} gives {class_name} a second label; "
+                    "unpack it again."
                 )
-            frames.append(Frame(path, class_name, thing, session, frame, split))
+            frames.append(
+                Frame(
+                    path=path,
+                    class_name=class_name,
+                    object_name=listed.object_name,
+                    session=session,
+                    frame=listed.frame,
+                    split=split,
+                )
+            )
     classes = sorted(label_of, key=label_of.__getitem__)
-    if [label_of[name] for name in classes] != [*range(len(classes))]:
+    if [label_of[name] for name in classes] != list(range(len(classes))):
         raise FrameTableError(
             f"the labels in {folder} are not 0 to {len(classes) - 1}; unpack it again."
         )
-    return frames, classes
+    return Lists(frames=frames, classes=classes)

@@ -1,6 +1,6 @@
-"""OpenLORIS-Object: 121 objects of 40 categories, filmed by a robot under four factors that make them hard to see.
+"""OpenLORIS-Object: 121 objects of 40 categories, filmed by a robot.
 
-For each factor nine segments follow one another, three for each level of difficulty,
+Four factors make them hard to see. For each factor nine segments follow one another, three for each level of difficulty,
 and each shows all objects. The stream of a factor has 9 experiences, that of all four
 36, each with all 121 classes: an object is a class. Clips vary in length, so there are
 no totals of frames.
@@ -14,11 +14,11 @@ Learning", ICRA 2020, arXiv:1911.06487.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout, read_lists
+from benchmarks_toybox_ilab.datasets.layout import Layout, Listed, read_lists
 from benchmarks_toybox_ilab.datasets.registry import (
     DRAWN,
     Benchmark,
@@ -32,93 +32,81 @@ from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 # Number of objects of each category; they count from 1, but the ninth cup is cup_10.
-CATEGORIES = (
-    dict.fromkeys(("corkscrew", "knife", "mouse", "pot", "swimming_glasses", "tape"), 1)
-    | dict.fromkeys(
-        ("battery", "clamp", "cottonswab", "hat", "pencilcase", "u_disk"), 2
-    )
-    | dict.fromkeys(
-        (
-            "bracelet",
-            "chopsticks",
-            "comb",
-            "cushion",
-            "headphone",
-            "key",
-            "nail_clippers",
-            "notebook",
-        ),
-        3,
-    )
-    | dict.fromkeys(
-        (
-            "plasticbag",
-            "scissors",
-            "socks",
-            "spoon",
-            "stapler",
-            "thermometer",
-            "tissue",
-            "toothpaste",
-        ),
-        3,
-    )
-    | dict.fromkeys(("umbrella", "wallet"), 3)
-    | dict.fromkeys(("bottle", "glasses", "ladle", "paper_cutter", "plug"), 4)
-    | {"bowl": 5, "cup": 9, "mask": 5, "pencil": 5, "toy": 5}
-)
-CLASSES = tuple(
-    f"{name}_{10 if (name, number) == ('cup', 9) else number:02d}"
-    for name, count in sorted(CATEGORIES.items())
-    for number in range(1, count + 1)
-)
-FACTORS = (
-    "illumination",
-    "occlusion",
-    "pixel",
-    "clutter",
-)  # in the order of the stream of all
+# fmt: off
+_BY_NUMBER = {
+    1: ("corkscrew", "knife", "mouse", "pot", "swimming_glasses", "tape"),
+    2: ("battery", "clamp", "cottonswab", "hat", "pencilcase", "u_disk"),
+    3: (
+        "bracelet", "chopsticks", "comb", "cushion", "headphone", "key",
+        "nail_clippers", "notebook", "plasticbag", "scissors", "socks", "spoon",
+        "stapler", "thermometer", "tissue", "toothpaste", "umbrella", "wallet",
+    ),
+    4: ("bottle", "glasses", "ladle", "paper_cutter", "plug"),
+    5: ("bowl", "mask", "pencil", "toy"),
+    9: ("cup",),
+}
+# fmt: on
+CATEGORIES = {name: count for count, names in _BY_NUMBER.items() for name in names}
+
+
+def _objects() -> Iterator[str]:
+    """Yield the names of all objects, sorted by category."""
+    for name, count in sorted(CATEGORIES.items()):
+        for number in range(1, count + 1):
+            if (name, number) == ("cup", 9):
+                number = 10
+            yield f"{name}_{number:02d}"
+
+
+CLASSES = tuple(_objects())
+# in the order of the stream of all
+FACTORS = ("illumination", "occlusion", "pixel", "clutter")
 SEGMENTS = 9  # of each factor
 SPLITS = ("train", "test")
-MIXTURE, LISTS, BATCHES = "mixture-iros", "batches_filelists/domain/iros", 12
+# The 12 batches that mix all factors, by text lists.
+MIXTURE = "mixture-iros"
+LISTS = "batches_filelists/domain/iros"
+BATCHES = 12
 LISTED = re.compile(r"[^/.\s][^\s]*/(?P<name>[^/.\s][^/\s]*)\.(?i:jpe?g|png)")
 
 
 def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
     split, factor, segment, class_name, name = image.groups()
-    return (
-        (class_name, factor, f"{split}/segment{segment}", name)
-        if factor in factors
-        else None
-    )
+    if factor not in factors:
+        return None
+    return class_name, factor, f"{split}/segment{segment}", name
 
 
 def _layout(name: str, factors: tuple[str, ...]) -> Layout:
+    sessions = len(CLASSES) * len(factors) * SEGMENTS
     return Layout(
         name=f"openloris_{name}",
         title=f"OpenLORIS-Object ({', '.join(factors)})",
         tree="<root>/{train,test}/<factor>/segment{1..9}/<object>/<image>.jpg, "
         "e.g. train/clutter/segment1/bottle_01/001.jpg",
-        source="https://lifelong-robotic-vision.github.io/dataset/object (train.zip and test.zip)",
+        source="https://lifelong-robotic-vision.github.io/dataset/object (train.zip "
+        "and test.zip)",
         pattern=re.compile(
-            rf"({'|'.join(SPLITS)})/({'|'.join(FACTORS)})/segment([1-{SEGMENTS}])/({'|'.join(CLASSES)})/"
-            r"([^/.][^/]*)\.(?i:jpe?g|png)"
+            rf"({'|'.join(SPLITS)})/({'|'.join(FACTORS)})/segment([1-{SEGMENTS}])/"
+            rf"({'|'.join(CLASSES)})/([^/.][^/]*)\.(?i:jpe?g|png)"
         ),
-        rule=f"the factors are {', '.join(FACTORS)}; an object is one of 40 categories and its number, as in cup_10",
+        rule=f"the factors are {', '.join(FACTORS)}; an object is one of 40 categories "
+        "and its number, as in cup_10",
         key=partial(_key, factors=factors),
         folders=SPLITS,
         places=("openloris",),
-        counts={"classes": len(CLASSES)}
-        | {
-            f"{split}_sessions": len(CLASSES) * len(factors) * SEGMENTS
-            for split in SPLITS
+        counts={
+            "classes": len(CLASSES),
+            "train_sessions": sessions,
+            "test_sessions": sessions,
         },
         owner="the data set",
         classes=CLASSES,
     )
 
 
-STREAMS = {"sequence": FACTORS} | {factor: (factor,) for factor in FACTORS}
+STREAMS: dict[str, tuple[str, ...]] = {"sequence": FACTORS}
+STREAMS |= {factor: (factor,) for factor in FACTORS}
 """Factors of each stream by the name that the official code gives it."""
 LAYOUTS = {name: _layout(name, factors) for name, factors in STREAMS.items()}
 
@@ -126,9 +114,10 @@ LAYOUTS = {name: _layout(name, factors) for name, factors in STREAMS.items()}
 def OpenLORISFrames(
     root: str | Path, paths: Iterable[str] | None = None, factor: str = "clutter"
 ) -> FrameTable:
-    """The table of OpenLORIS-Object: the official `train` and `test` folders in every run; `validation` is not used.
+    """Make the table of OpenLORIS-Object.
 
-    A session is a segment, named task1 to task9, or to task36 for all factors:
+    The splits are the official `train` and `test` folders in every run; `validation` is
+    not used. A session is a segment, named task1 to task9, or to task36 for all factors:
     illumination, occlusion, pixel, clutter. A frame is the position of the image among
     those of its object and segment, in natural order of their names. Objects and
     segments may be missing.
@@ -147,20 +136,29 @@ def OpenLORISFrames(
     root, images = layout.read(root, paths)
     frames = []
     for class_name, factors in layout.clips(images).items():
-        for position, one in enumerate(STREAMS[factor]):
-            clips = factors.get(one, {})
-            for clip, files in sorted(
-                clips.items(), key=lambda item: (item[0].startswith("test"), item[0])
-            ):
+        for position, name in enumerate(STREAMS[factor]):
+            clips = factors.get(name, {})
+            for clip in sorted(clips, key=_training_first):
                 split, segment = clip.split("/segment")
                 session = f"task{SEGMENTS * position + int(segment)}"
-                for frame, name in enumerate(sorted(files, key=natural_key)):
+                files = clips[clip]
+                for frame, file in enumerate(sorted(files, key=natural_key)):
                     frames.append(
                         Frame(
-                            files[name], class_name, class_name, session, frame, split
+                            path=files[file],
+                            class_name=class_name,
+                            object_name=class_name,
+                            session=session,
+                            frame=frame,
+                            split=split,
                         )
                     )
     return layout.table(frames, root)
+
+
+def _training_first(clip: str) -> tuple[bool, str]:
+    """Return what the clips of an object are sorted by, such as train/segment3."""
+    return clip.startswith("test"), clip
 
 
 BENCHMARKS = {
@@ -168,9 +166,9 @@ BENCHMARKS = {
         Benchmark(
             layout,
             partial(OpenLORISFrames, factor=name),
-            None,
-            32,
-            len(CLASSES),
+            classes_per_experience=None,
+            batch_size=32,
+            budget_images=len(CLASSES),
             protocol="class_iid",
         )
     )
@@ -179,9 +177,9 @@ BENCHMARKS = {
 
 
 def OpenLORISListedFrames(root: str | Path) -> FrameTable:
-    """The table of the 12 batches that mix all factors, from the text lists that Avalanche downloads with the images.
+    """Make the table of the 12 batches that mix all factors.
 
-    Sessions are "batch0" to "batch11" for training and "test", rows in the order of the
+    From the text lists that Avalanche downloads with the images. Sessions are "batch0" to "batch11" for training and "test", rows in the order of the
     lists. Classes are the labels of the lists. An object is the folder of an image.
 
     Args:
@@ -191,13 +189,20 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
         FrameTableError: If a list is missing, or a line of one is invalid.
     """
 
-    def names(image: re.Match[str], label: int, line: int) -> tuple[str, str, int]:
-        return str(label), image[0].rpartition("/")[0], line
+    def names(image: re.Match[str], label: int, line: int) -> Listed:
+        folder = image[0].rpartition("/")[0]
+        return Listed(class_name=str(label), object_name=folder, frame=line)
 
-    frames, classes = read_lists(
-        Path(root) / LISTS, ".txt", BATCHES, LISTED, "train/cup_10/001.jpg 34", names
+    lists = read_lists(
+        Path(root) / LISTS,
+        ending=".txt",
+        batches=BATCHES,
+        pattern=LISTED,
+        example="train/cup_10/001.jpg 34",
+        names=names,
     )
-    return FrameTable(frames, root, name=f"openloris_{MIXTURE}", classes=classes)
+    name = f"openloris_{MIXTURE}"
+    return FrameTable(lists.frames, root, name=name, classes=lists.classes)
 
 
 def OpenLORIS(
@@ -206,7 +211,9 @@ def OpenLORIS(
     factor: str = "clutter",
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """OpenLORIS-Object as an Avalanche benchmark of 9 experiences (36 for "sequence") with all 121 classes each.
+    """Make OpenLORIS-Object as an Avalanche benchmark of 9 experiences.
+
+    36 for "sequence", with all 121 classes each.
 
     Args:
         dataset_root, host: See `Benchmark.stream`. Lists leave nothing to draw or
@@ -219,16 +226,18 @@ def OpenLORIS(
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:
-        if drawn := [name for name in DRAWN if host.get(name) is not None]:
+        drawn = [name for name in DRAWN if host.get(name) is not None]
+        if drawn:
             raise ValueError(
-                f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its lists fix the order."
+                f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its "
+                "lists fix the order."
             )
         listed = Benchmark(
             LAYOUTS["sequence"],
             OpenLORISListedFrames,
-            None,
-            32,
-            len(CLASSES),
+            classes_per_experience=None,
+            batch_size=32,
+            budget_images=len(CLASSES),
             protocol=TABLE,
         )
         return listed.stream(dataset_root, {}, **host)

@@ -1,4 +1,7 @@
-"""Benchmarks by name: the table of a data set, and the Avalanche stream that its generator makes of it."""
+"""Benchmarks by name.
+
+The table of a data set, and the Avalanche stream that its generator makes of it.
+"""
 
 import inspect
 import os
@@ -7,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from typing_extensions import Unpack
 
@@ -28,8 +31,9 @@ DRAWN = (
     "seed",
     "fixed_class_order",
     "shuffle",
+    "first_exp_with_half_classes",
+    "protocol",
 )
-DRAWN += ("first_exp_with_half_classes", "protocol")
 
 
 @dataclass(frozen=True)
@@ -96,28 +100,27 @@ class Benchmark:
                 take `fps`, or the folder is not that of the data set.
         """
         if self.needs_root and root is None:
-            own = (
-                ""
-                if self.name == "clip_folder"
-                else " (for clips of your own: --benchmark clip_folder)"
-            )
+            advice = " (for clips of your own: --benchmark clip_folder)"
+            if self.name == "clip_folder":
+                advice = ""
             raise FrameTableError(
-                f"benchmark {self.name} needs --dataset-root; expected there: {self.files.tree}{own}"
+                f"benchmark {self.name} needs --dataset-root; expected there: "
+                f"{self.files.tree}{advice}"
             )
         if fps is not None and "fps" not in self.options:
             raise FrameTableError(
-                f"benchmark {self.name} reads no video files; fps={fps:g} is for clip_folder."
+                f"benchmark {self.name} reads no video files; fps={fps:g} is for "
+                "clip_folder."
             )
-        given = {
+        values = {
             "run": run,
             "reference": reference,
             "fps": 1.0 if fps is None else fps,
             "bad_videos": bad_videos,
+            "new_class": new_class,
         }
-        given["new_class"] = new_class
-        return self.frames(
-            root, **{name: given[name] for name in self.options if name in given}
-        )
+        options = {name: values[name] for name in self.options if name in values}
+        return self.frames(root, **options)
 
     def stream(
         self,
@@ -127,7 +130,9 @@ class Benchmark:
         /,
         **keywords: Unpack[StreamKeywords],
     ) -> FrameBenchmark:
-        """Make the Avalanche benchmark: what every generator does, with these arguments and errors.
+        """Make the Avalanche benchmark.
+
+        Every generator does so, with these arguments and errors.
 
         Args:
             dataset_root: Folder of the data set, as `root` of the function that makes
@@ -150,19 +155,17 @@ class Benchmark:
         from benchmarks_toybox_ilab.streams.protocols import make_benchmark
         from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
 
-        for name in keywords.keys() - StreamKeywords.__annotations__.keys():
-            near = get_close_matches(name, StreamKeywords.__annotations__, 1, 0.4)
-            raise TypeError(
-                f"{self.name} has no keyword {name!r}{f'; did you mean {near[0]!r}?' if near else '.'}"
-            )
-        run = keywords.get("run") if keywords.get("seed") is None else keywords["seed"]
-        own = dict(own or {}) | ({"run": run or 0} if "run" in self.options else {})
+        _check_keywords(self.name, keywords)
+        own = dict(own or {})
+        if "run" in self.options:
+            seed = keywords.get("seed")
+            own["run"] = (keywords.get("run") if seed is None else seed) or 0
         root = self.place(dataset_root)
-        if download and self.files.find(root) is None:
+        if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **own)
-        transform = imagenet_transform(own.get("size", 224))
-        defaults = {
+        transform = imagenet_transform(cast(int, own.get("size", 224)))
+        defaults: dict[str, object] = {
             "protocol": self.protocol,
             "train_transform": transform,
             "eval_transform": transform,
@@ -171,16 +174,12 @@ class Benchmark:
             defaults["classes_per_experience"] = self.classes_per_experience
         elif keywords.get("classes_per_experience") is not None:
             raise ValueError(
-                "n_experiences and classes_per_experience both divide the classes; give one of them."
+                "n_experiences and classes_per_experience both divide the classes; "
+                "give one of them."
             )
+        missing = [name for name in defaults if keywords.get(name) is None]
         # Editors follow the keywords into make_benchmark only if no item is assigned.
-        keywords.update(
-            {
-                name: value
-                for name, value in defaults.items()
-                if keywords.get(name) is None
-            }
-        )
+        keywords.update({name: defaults[name] for name in missing})  # type: ignore
         reference = bool(own.get("reference"))
         groups = self.class_groups(table, reference)
         return make_benchmark(
@@ -188,7 +187,10 @@ class Benchmark:
         )
 
     def place(self, root: str | Path | None) -> Path | None:
-        """The folder of the data set; for None that of its name where Avalanche keeps data, or None without files.
+        """Return the folder of the data set.
+
+        None stands for the folder of its name where Avalanche keeps data; without files
+        there is none.
 
         Raises:
             TypeError: If root is a number, which is first among the arguments of
@@ -198,7 +200,8 @@ class Benchmark:
             return None
         if isinstance(root, int):
             raise TypeError(
-                f"dataset_root is {root}; for a number of experiences give n_experiences={root}."
+                f"dataset_root is {root}; for a number of experiences give "
+                f"n_experiences={root}."
             )
         if root is None:
             from avalanche.benchmarks.datasets import default_dataset_location
@@ -207,15 +210,28 @@ class Benchmark:
         return Path(root)
 
 
+def _check_keywords(name: str, keywords: Mapping[str, object]) -> None:
+    """Raise TypeError if a generator has no such keyword."""
+    known = StreamKeywords.__annotations__
+    for keyword in keywords.keys() - known.keys():
+        near = get_close_matches(keyword, known, n=1, cutoff=0.4)
+        advice = f"; did you mean {near[0]!r}?" if near else "."
+        raise TypeError(f"{name} has no keyword {keyword!r}{advice}")
+
+
 def download_whole(url: str, md5: str, root: Path) -> None:
-    """Download an archive to root and unpack it there: all of it, or nothing if that is interrupted."""
+    """Download an archive to root and unpack it there.
+
+    All of it, or nothing if that is interrupted.
+    """
     from torchvision.datasets.utils import download_and_extract_archive
 
     unfinished = root / f".{url.rpartition('/')[2]}.unpacked"
     download_and_extract_archive(url, str(root), str(unfinished), md5=md5)
     for entry in unfinished.iterdir():
-        if not os.path.isdir(place := root / entry.name) or not os.listdir(place):
-            entry.replace(place)
+        target = root / entry.name
+        if not target.is_dir() or not os.listdir(target):
+            entry.replace(target)
     shutil.rmtree(unfinished)
 
 

@@ -1,6 +1,6 @@
-"""Toybox: 12 classes x 29 objects x 10 clips of a rotating or moving object, seen by a head-mounted camera.
+"""Toybox: rotating or moving objects, seen by a head-mounted camera.
 
-36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15
+12 classes x 29 objects x 10 clips. 36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15
 frames per clip at one per second, in 6 experiences of 2 classes.
 
 Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018,
@@ -30,18 +30,12 @@ SUPERCATEGORIES = {
     "vehicles": ("car", "truck", "airplane", "helicopter"),
 }
 CLASSES = tuple(name for names in SUPERCATEGORIES.values() for name in names)
+# fmt: off
 SESSIONS = (
-    "rxplus",
-    "ryplus",
-    "rzplus",
-    "rxminus",
-    "ryminus",
-    "rzminus",
-    "tx",
-    "ty",
-    "tz",
-    "hodgepodge",
+    "rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus",
+    "tx", "ty", "tz", "hodgepodge",
 )
+# fmt: on
 TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
 OBJECTS = 29  # per class; the thirtieth is left out if all are complete
@@ -74,18 +68,18 @@ def _key(image: re.Match[str]) -> tuple | None:
 
 
 def _archived(name: str) -> str | None:
-    """Path of a video below the root; some archives lack the folder of the supercategory."""
-    match = (
-        re.search(rf"(?:^|/)({CLIP}\.mp4)$", name, re.IGNORECASE)
-        if all(map(is_visible, name.split("/")))
-        else None
-    )
-    folders = [
-        folder
-        for folder, names in SUPERCATEGORIES.items()
-        if match and match["class_name"] in names
-    ]
-    return f"{VIDEOS}/{folders[0]}/{match[1]}" if folders else None
+    """Return the path of a video below the root.
+
+    Some archives lack the folder of the supercategory.
+    """
+    if not all(map(is_visible, name.split("/"))):
+        return None
+    match = re.search(rf"(?:^|/)({CLIP}\.mp4)$", name, re.IGNORECASE)
+    if match:
+        for folder, class_names in SUPERCATEGORIES.items():
+            if match["class_name"] in class_names:
+                return f"{VIDEOS}/{folder}/{match[1]}"
+    return None
 
 
 LAYOUT = Layout(
@@ -93,13 +87,15 @@ LAYOUT = Layout(
     title="Toybox",
     tree="<root>/images/<supercategory>/<object>/<object>_<transform>_<frame>.png, "
     "e.g. images/households/cup_01_pivothead/cup_01_pivothead_rzplus_1.png",
-    source="https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the frames from the videos",
+    source="https://aivaslab.github.io/toybox/; `crumb prepare toybox` extracts the "
+    "frames from the videos",
     pattern=re.compile(
-        rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)\.(?i:png|jpe?g)",
+        rf"(?:.*/)?images/(?:{IN_FOLDER}){CLIP}_(?P<frame>0*[1-9]\d*)"
+        r"\.(?i:png|jpe?g)",
         re.ASCII,
     ),
-    rule=f"the classes are {_IN_WORDS}; the transforms are {', '.join(SESSIONS + UNUSED_SESSIONS)}; frames "
-    "count from 1",
+    rule=f"the classes are {_IN_WORDS}; the transforms are "
+    f"{', '.join(SESSIONS + UNUSED_SESSIONS)}; frames count from 1",
     key=_key,
     folders=("images",),
     counts={"classes": 12, "train": 36_540, "test": 15_660},
@@ -112,9 +108,9 @@ class_groups = paper_order(CLASSES)
 def ToyboxFrames(
     root: str | Path, paths: Iterable[str] | None = None, reference: bool = False
 ) -> FrameTable:
-    """The table of Toybox, from the frames that `crumb prepare toybox` extracts from the videos.
+    """Make the table of Toybox.
 
-    A session is a clip named after its transform; rzplus, rzminus and tz are the test
+    From the frames that `crumb prepare toybox` extracts from the videos. A session is a clip named after its transform; rzplus, rzminus and tz are the test
     split in every run. The clips "present" and "absent" are not used, and only the
     first 15 frames of a clip are. Objects that lack one of the ten clips are left out,
     and so is the last object of a class that then has 30. Every frame is listed once,
@@ -133,16 +129,16 @@ def ToyboxFrames(
     root, images = LAYOUT.read(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        complete = [
-            number
-            for number in sorted(objects)
-            if len(objects[number]) == len(SESSIONS)
-        ]
+        complete = []
+        for number, clips in sorted(objects.items()):
+            if len(clips) == len(SESSIONS):
+                complete.append(number)
         if not complete:
             most = max(map(len, objects.values()))
             raise FrameTableError(
-                f"class {class_name!r} in {root} has {len(objects)} objects, none with all {len(SESSIONS)} clips (at "
-                f"most {most}), but only objects that have them all are used. Complete the class, or move it away."
+                f"class {class_name!r} in {root} has {len(objects)} objects, none with "
+                f"all {len(SESSIONS)} clips (at most {most}), but only objects that "
+                "have them all are used. Complete the class, or move it away."
             )
         for number in complete[:OBJECTS]:
             for session in SESSIONS:
@@ -150,29 +146,41 @@ def ToyboxFrames(
                 for frame, path in _clip(objects[number][session], reference):
                     frames.append(
                         Frame(
-                            path,
-                            class_name,
-                            f"{class_name}_{number:02d}",
-                            session,
-                            frame,
-                            split,
+                            path=path,
+                            class_name=class_name,
+                            object_name=f"{class_name}_{number:02d}",
+                            session=session,
+                            frame=frame,
+                            split=split,
                         )
                     )
     return LAYOUT.table(frames, root, reference)
 
 
 def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
-    """Number and path of the first frames of a clip; with `reference` a short clip is followed by itself backwards."""
+    """Return number and path of the first frames of a clip.
+
+    With `reference` a short clip is followed by itself backwards.
+    """
     frames = sorted(files.items())
     if reference:
-        last = frames[-1][0]
-        frames += [
-            (last + step, path) for step, (_, path) in enumerate(frames[-2::-1], 1)
-        ]
+        last, _ = frames[-1]
+        backwards = frames[-2::-1]
+        for step, (_, path) in enumerate(backwards, 1):
+            frames.append((last + step, path))
     return frames[:FRAMES]
 
 
-BENCHMARK = register(Benchmark(LAYOUT, ToyboxFrames, 2, 21, 15, class_groups))
+BENCHMARK = register(
+    Benchmark(
+        LAYOUT,
+        ToyboxFrames,
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=15,
+        class_groups=class_groups,
+    )
+)
 
 
 def Toybox(
@@ -181,5 +189,8 @@ def Toybox(
     reference: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """Toybox as an Avalanche benchmark of 6 experiences, 6,090 training frames each; see `Benchmark.stream`."""
+    """Make Toybox as an Avalanche benchmark of 6 experiences.
+
+    Each has 6,090 training frames. See `Benchmark.stream`.
+    """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -1,1 +1,4 @@
-"""A table as an Avalanche stream: protocols, orders, transforms, and the PyTorch dataset."""
+"""From a table of frames to an Avalanche benchmark.
+
+Orders and protocols, the plan of a stream, and frames as a PyTorch dataset.
+"""

@@ -1,6 +1,6 @@
-"""The protocols by name, the keywords of a stream, and the orders of classes, clips and frames drawn from a seed."""
+"""The protocols by name, the keywords of a stream, and the orders drawn from a seed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -9,14 +9,18 @@ from benchmarks_toybox_ilab.tables.frame import whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
-"""Names of the protocols (paper, "Training protocols"): clips one after the other, frames shuffled within an
-experience, all classes at once."""
+"""Names of the protocols (paper, "Training protocols").
+
+Clips one after the other, frames shuffled within an experience, all classes at once.
+"""
 TABLE = "table"
 """Name of the protocol that keeps the order of a table's rows."""
 
 
 class StreamKeywords(TypedDict, total=False):
-    """The keywords of every generator and of `protocols.make_benchmark`; most are those of Avalanche's generators.
+    """The keywords of every generator and of `protocols.make_benchmark`.
+
+    Most are those of Avalanche's generators.
 
     Attributes:
         protocol: "class_instance", "class_iid", "offline" or "table"; see `protocols`.
@@ -64,34 +68,50 @@ _CLASS_ORDER, _CLIP_ORDER, _FRAME_ORDER = range(3)
 
 
 class PortableDraws:
-    """The orders of a `run`, its seed, each drawn from a child of it, so that they do not influence each other."""
+    """The orders of a `run`, its seed.
+
+    Each is drawn from a child of the seed, so that they do not influence each other.
+    """
 
     def __init__(self, run: int) -> None:
         self.run = run
-        self._groups = 0
+        self._groups = 0  # of classes, so far
 
     def classes(self, count: int) -> np.ndarray:
-        """Shuffle the `count` classes of a group, `(count,)` int64; call it once per group, in order."""
+        """Shuffle the `count` classes of a group, `(count,)` int64.
+
+        Call it once per group, in order.
+        """
         self._groups += 1
         return self._order(_CLASS_ORDER, count, self._groups - 1)
 
     def clips(self, count: int, experience: int) -> np.ndarray:
-        """Shuffle the `count` clips of an `experience`, whose number counts from 0, `(count,)` int64."""
+        """Shuffle the `count` clips of an experience, `(count,)` int64.
+
+        Experiences are numbered from 0.
+        """
         return self._order(_CLIP_ORDER, count, experience)
 
     def frames(self, count: int, experience: int) -> np.ndarray:
-        """Shuffle the `count` frames of an `experience`, whose number counts from 0, `(count,)` int64."""
+        """Shuffle the `count` frames of an experience, `(count,)` int64.
+
+        Experiences are numbered from 0.
+        """
         return self._order(_FRAME_ORDER, count, experience)
 
     def _order(self, kind: int, count: int, number: int) -> np.ndarray:
-        child = (kind,) if kind == _CLASS_ORDER and number == 0 else (kind, number)
-        return np.random.default_rng(
-            np.random.SeedSequence(self.run, spawn_key=child)
-        ).permutation(count)
+        child: tuple[int, ...] = (kind, number)
+        if kind == _CLASS_ORDER and number == 0:
+            child = (kind,)
+        seed = np.random.SeedSequence(self.run, spawn_key=child)
+        return np.random.default_rng(seed).permutation(count)
 
 
 class HostDraws(PortableDraws):
-    """The orders of a seed, that of the classes as Avalanche draws it; torch's own generator is not touched."""
+    """The orders of a seed, that of the classes as Avalanche draws it.
+
+    Torch's own generator is not touched.
+    """
 
     def __init__(self, seed: int) -> None:
         import torch
@@ -100,7 +120,10 @@ class HostDraws(PortableDraws):
         self._random = torch.Generator().manual_seed(seed)
 
     def classes(self, count: int) -> np.ndarray:
-        """Shuffle the `count` classes of a group, `(count,)` int64; call it once per group, in order."""
+        """Shuffle the `count` classes of a group, `(count,)` int64.
+
+        Call it once per group, in order.
+        """
         import torch
 
         return torch.randperm(count, generator=self._random).numpy()
@@ -136,64 +159,105 @@ class ReferenceDraws(PortableDraws):
 def numbered_clips(
     table: FrameTable, clips: list[np.ndarray], classes: Sequence[str]
 ) -> list[np.ndarray]:
-    """Sort clips by number of object, session and class, as the published code does before it shuffles them.
+    """Sort clips as the published code does before it shuffles them.
 
-    Objects are numbered within their class and sessions within their object, in the
-    order of the table's rows; classes by their position in `classes`. The published
-    index files of CORe50 may number objects across classes instead.
+    By number of object, session and class. Objects are numbered within their class and
+    sessions within their object, in the order of the table's rows; classes by their
+    position in `classes`. The published index files of CORe50 may number objects across
+    classes instead.
+
+    Args:
+        table: The frames.
+        clips: Row numbers of each clip.
+        classes: Names of all classes.
     """
-    objects: dict[str, list[str]] = {}
-    sessions: dict[tuple[str, str], list[str]] = {}
-
-    def position(known: list[str], name: str) -> int:
-        if name not in known:
-            known.append(name)
-        return known.index(name)
-
-    keys = {}
+    objects = _Numbers()
+    sessions = _Numbers()
+    numbers = {}
     for clip in sorted(clips, key=min):
-        frame = table[int(clip[0])]
-        item = position(objects.setdefault(frame.class_name, []), frame.object_name)
-        session = position(
-            sessions.setdefault((frame.class_name, frame.object_name), []),
-            frame.session,
+        first = int(clip[0])
+        frame = table[first]
+        numbers[first] = (
+            objects.number(frame.class_name, frame.object_name),
+            sessions.number((frame.class_name, frame.object_name), frame.session),
+            classes.index(frame.class_name),
         )
-        keys[int(clip[0])] = item, session, classes.index(frame.class_name)
-    return sorted(clips, key=lambda clip: keys[int(clip[0])])
+    return sorted(clips, key=lambda clip: numbers[int(clip[0])])
+
+
+class _Numbers:
+    """Numbers names within their group from 0, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._names: dict[Hashable, list[str]] = {}
+
+    def number(self, group: Hashable, name: str) -> int:
+        """Return the number of a name, which may be new."""
+        names = self._names.setdefault(group, [])
+        if name not in names:
+            names.append(name)
+        return names.index(name)
 
 
 def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraws:
-    """The draws of a run or a seed; ValueError if both are given, or one is no whole number of at least 0."""
+    """Return the draws of a run or a seed.
+
+    Raises:
+        ValueError: If both are given, or one is no whole number of at least 0.
+    """
     if seed is None:
         run = whole_number("run", 0 if run is None else run, 0)
-        return ReferenceDraws(run) if reference else PortableDraws(run)
+        if reference:
+            return ReferenceDraws(run)
+        return PortableDraws(run)
     if run is not None or reference:
         other = "reference=True" if run is None else f"run={run}"
         raise ValueError(
-            f"seed={seed} excludes {other}: seed draws the order of classes as Avalanche does, run as this package (or "
-            "the published code, with reference=True) does. Give one of them."
+            f"seed={seed} excludes {other}: seed draws the order of classes as "
+            "Avalanche does, run as this package (or the published code, with "
+            "reference=True) does. Give one of them."
         )
     return HostDraws(whole_number("seed", seed, 0))
 
 
 def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]:
-    """The labels of an order of labels or names; ValueError if one is unknown or repeated, or there are none."""
-    known = {name: label for label, name in enumerate(classes)} | {
-        label: label for label in range(len(classes))
-    }
-    labels = [known.get(one if isinstance(one, str) else int(one), -1) for one in order]
-    if not labels or -1 in labels or len(set(labels)) < len(labels):
+    """Return the labels of an order of labels or names.
+
+    Raises:
+        ValueError: If one is unknown or repeated, or there are none.
+    """
+    labels = [_label(classes, item) for item in order]
+    if not labels or None in labels or len(set(labels)) < len(labels):
         raise ValueError(
-            f"fixed_class_order is {list(order)}, but must hold labels from 0 to {len(classes) - 1} or names of the "
-            f"classes, each at most once: {', '.join(classes)}"
+            f"fixed_class_order is {list(order)}, but must hold labels from 0 to "
+            f"{len(classes) - 1} or names of the classes, each at most once: "
+            f"{', '.join(classes)}"
         )
-    return labels
+    return [label for label in labels if label is not None]
+
+
+def _label(classes: Sequence[str], item: int | str) -> int | None:
+    """Return the label of a label or a name; None if it is unknown."""
+    if isinstance(item, str):
+        return classes.index(item) if item in classes else None
+    label = int(item)
+    return label if 0 <= label < len(classes) else None
 
 
 def class_counts(
     total: int, size: int | None, n_experiences: int | None, half_first: bool
 ) -> list[int]:
-    """Number of classes in each experience, by their number or `size`; ValueError if they cannot be divided so."""
+    """Return the number of classes in each experience.
+
+    Args:
+        total: Number of all classes.
+        size: Number of classes in an experience; the last may have fewer.
+        n_experiences: Number of experiences; if it is not None, it goes before `size`.
+        half_first: Whether the first experience has half of the classes.
+
+    Raises:
+        ValueError: If the classes cannot be divided so.
+    """
     first = [total // 2] if half_first else []
     rest = total - sum(first)
     if n_experiences is None:
@@ -202,7 +266,8 @@ def class_counts(
     count = whole_number("n_experiences", n_experiences, 1 + len(first)) - len(first)
     if rest % count:
         raise ValueError(
-            f"n_experiences is {n_experiences}, but {rest} classes cannot be divided by {count}; give another number, "
-            "or classes_per_experience, with which the last experience may have fewer."
+            f"n_experiences is {n_experiences}, but {rest} classes cannot be divided "
+            f"by {count}; give another number, or classes_per_experience, with which "
+            "the last experience may have fewer."
         )
     return first + [rest // count] * count

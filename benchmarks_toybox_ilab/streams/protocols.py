@@ -14,7 +14,7 @@ The dataset holds the order, so train with `shuffle=False`. Importing this modul
 imports Avalanche, which takes seconds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,177 +33,30 @@ from avalanche.benchmarks.utils import (
     TransformGroups,
 )
 
-from benchmarks_toybox_ilab.streams.orders import (
-    PROTOCOLS,
-    TABLE,
-    class_counts,
-    draws_of,
-    fixed_order,
-    numbered_clips,
-)
+from benchmarks_toybox_ilab.streams.plan import StreamPlan, plan_stream
 from benchmarks_toybox_ilab.streams.torch_dataset import (
     FrameDataset,
     imagenet_transform,
 )
-from benchmarks_toybox_ilab.tables.frame import SPLITS, FrameTableError, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-
-@dataclass(frozen=True)
-class StreamPlan:
-    """The rows of each experience in order, without images or tensors.
-
-    Attributes:
-        chunks: Labels of the classes of each test experience, in order of appearance.
-        train: Row numbers of each training experience in training order, `(n,)` int64
-            each.
-        test: Row numbers of each test experience, ascending.
-        run: The seed of the draws.
-    """
-
-    chunks: tuple[tuple[int, ...], ...]
-    train: tuple[np.ndarray, ...]
-    test: tuple[np.ndarray, ...]
-    run: int = 0
-
-
-def plan_stream(
-    table: FrameTable,
-    protocol: str = "class_instance",
-    run: int | None = None,
-    classes_per_experience: int | None = 2,
-    class_groups: Sequence[Sequence[str]] | None = None,
-    reference: bool = False,
-    *,
-    n_experiences: int | None = None,
-    seed: int | None = None,
-    fixed_class_order: Sequence[int | str] | None = None,
-    shuffle: bool = True,
-    first_exp_with_half_classes: bool = False,
-) -> StreamPlan:
-    """Draw the order of classes, clips and frames of a run.
-
-    Paper: "Training protocols" (class-instance and class-i.i.d.). All protocols of a
-        run share the order of classes.
-
-    Args:
-        table: The frames.
-        classes_per_experience: Number of classes in one experience; the last may have
-            fewer. None makes an experience of each session, in natural order of their
-            names.
-        class_groups: Names of all classes in groups that follow one another and are
-            shuffled separately; None is one group, in the order of `table.classes`.
-        reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
-        others: See `orders.StreamKeywords`; `n_experiences` goes before
-            `classes_per_experience`.
-
-    Raises:
-        ValueError: If the protocol is unknown, a number is out of range, or two
-            keywords exclude each other.
-        FrameTableError: If a class has no test frames, or the groups do not contain
-            each class exactly once.
-    """
-    if protocol not in (known := (*PROTOCOLS, TABLE)):
-        raise ValueError(
-            f"unknown protocol {protocol!r}; known are {', '.join(known)}."
-        )
-    draws = draws_of(run, seed, reference)
-    for class_name, count in table.counts().items():
-        if not count["test"]:
-            raise FrameTableError(
-                f"class {class_name!r} has no test frames, so it cannot be evaluated. "
-                "Mark some of its rows as test, or leave the class out."
-            )
-    groups = [table.classes] if class_groups is None else class_groups
-    if sorted(name for group in groups for name in group) != sorted(table.classes):
-        raise FrameTableError(
-            f"class_groups is {[list(group) for group in groups]}, but must contain each class of the table once: "
-            f"{', '.join(table.classes)}"
-        )
-    label_of = {name: label for label, name in enumerate(table.classes)}
-    if fixed_class_order is not None:
-        order = fixed_order(table.classes, fixed_class_order)
-    elif shuffle:
-        order = [
-            label_of[group[place]]
-            for group in groups
-            for place in draws.classes(len(group))
-        ]
-    else:
-        order = [
-            label
-            for group in groups
-            for label in sorted(map(label_of.__getitem__, group))
-        ]
-    if classes_per_experience is None and n_experiences is None:
-        if fixed_class_order is not None or first_exp_with_half_classes:
-            raise ValueError(
-                "the experiences are the sessions of the table, so fixed_class_order and first_exp_with_half_classes "
-                "have no meaning; leave them out, or give n_experiences or classes_per_experience."
-            )
-        parts, tests = _sessions_of(table, "train"), _sessions_of(table, "test")
-        if protocol == TABLE:
-            order = list(
-                dict.fromkeys(
-                    label
-                    for rows in parts
-                    for label in np.unique(table.labels[rows]).tolist()
-                )
-            )
-        chunks = tuple(
-            tuple(label for label in order if label in set(table.labels[rows]))
-            for rows in tests
-        )
-    else:
-        counts = class_counts(
-            len(order),
-            classes_per_experience,
-            n_experiences,
-            first_exp_with_half_classes,
-        )
-        chunks = tuple(
-            tuple(map(int, chunk)) for chunk in np.split(order, np.cumsum(counts)[:-1])
-        )
-        parts, tests = (
-            [_rows_of(table, split, labels) for labels in chunks] for split in SPLITS
-        )
-    train = []
-    for experience, rows in enumerate(
-        [_rows_of(table, "train", order)] if protocol == "offline" else parts
-    ):
-        if protocol == "class_instance":
-            clips = table.clips(rows)
-            if reference:
-                clips = numbered_clips(
-                    table, clips, [name for group in groups for name in group]
-                )
-            train.append(
-                np.concatenate(
-                    [clips[clip] for clip in draws.clips(len(clips), experience)]
-                )
-            )
-        else:
-            train.append(
-                rows if protocol == TABLE else rows[draws.frames(len(rows), experience)]
-            )
-    return StreamPlan(chunks, tuple(train), tuple(tests), draws.run)
-
-
-def _rows_of(table: FrameTable, split: str, labels: Sequence[int]) -> np.ndarray:
-    rows = table.rows(split)
-    return rows[np.isin(table.labels[rows], labels)]
-
-
-def _sessions_of(table: FrameTable, split: str) -> list[np.ndarray]:
-    rows_of: dict[str, list[int]] = {}
-    for row in table.rows(split).tolist():
-        rows_of.setdefault(table.session[row], []).append(row)
-    return [np.array(rows_of[session]) for session in sorted(rows_of, key=natural_key)]
+__all__ = [
+    "ClassSet",
+    "FrameBenchmark",
+    "FrameExperience",
+    "StreamInfo",
+    "StreamPlan",
+    "make_benchmark",
+    "plan_stream",
+]
 
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The attributes of `experience.benchmark` that some strategies (iCaRL) read; see `FrameBenchmark`."""
+    """The attributes of `experience.benchmark` that some strategies (iCaRL) read.
+
+    See `FrameBenchmark`.
+    """
 
     n_classes: int
     n_classes_per_exp: list[int]
@@ -223,7 +76,10 @@ class ClassSet(set[int]):
 
 
 class FrameExperience(DatasetExperience):
-    """An experience with a `benchmark` attribute, whose dataset a strategy may replace (BiC does)."""
+    """An experience with a `benchmark` attribute.
+
+    A strategy may replace its dataset; BiC does.
+    """
 
     def __init__(
         self, dataset: AvalancheDataset, current_experience: int, benchmark: StreamInfo
@@ -327,13 +183,6 @@ def make_benchmark(
             classes.
         FrameTableError: As `plan_stream`.
     """
-    keywords = dict(
-        n_experiences=n_experiences,
-        seed=seed,
-        fixed_class_order=fixed_class_order,
-        shuffle=shuffle,
-    )
-    keywords["first_exp_with_half_classes"] = first_exp_with_half_classes
     plan = plan_stream(
         table,
         protocol,
@@ -341,116 +190,168 @@ def make_benchmark(
         classes_per_experience,
         class_groups,
         reference,
-        **keywords,
+        n_experiences=n_experiences,
+        seed=seed,
+        fixed_class_order=fixed_class_order,
+        shuffle=shuffle,
+        first_exp_with_half_classes=first_exp_with_half_classes,
     )
-    original = [set(np.unique(table.labels[rows]).tolist()) for rows in plan.train]
     if reference:
-        table, plan = _relabelled(table, plan, table.labels[np.concatenate(plan.train)])
-        original = [set(np.unique(table.labels[rows]).tolist()) for rows in plan.train]
+        appearance = table.labels[np.concatenate(plan.train)]
+        relabelled = _relabelled(table, plan, appearance)
+        table = relabelled.table
+        plan = relabelled.plan
+    original_classes = [
+        set(np.unique(table.labels[rows]).tolist()) for rows in plan.train
+    ]
     if class_ids_from_zero_from_first_exp:
-        table, plan = _relabelled(table, plan, np.concatenate(plan.chunks))
-    labels, order = (
-        table.labels,
-        list(dict.fromkeys(label for chunk in plan.chunks for label in chunk)),
-    )
+        relabelled = _relabelled(table, plan, np.concatenate(plan.chunks))
+        table = relabelled.table
+        plan = relabelled.plan
+    order = list(dict.fromkeys(np.concatenate(plan.chunks).tolist()))
+    labels = table.labels
     if class_ids_from_zero_in_each_exp:
-        if (
-            class_ids_from_zero_from_first_exp
-            or protocol == "offline"
-            or len(order) < sum(map(len, plan.chunks))
-        ):
+        excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
+        if excluded or len(order) < sum(map(len, plan.chunks)):
             raise ValueError(
-                "class_ids_from_zero_in_each_exp excludes class_ids_from_zero_from_first_exp, and experiences that "
-                "share classes; leave it out."
+                "class_ids_from_zero_in_each_exp excludes "
+                "class_ids_from_zero_from_first_exp, and experiences that share "
+                "classes; leave it out."
             )
-        place = {
-            label: number for chunk in plan.chunks for number, label in enumerate(chunk)
-        }
-        labels = np.array(
-            [place.get(label, -1) for label in range(len(table.classes))]
-        )[labels]
+        number_of = _numbers_in_experiences(plan.chunks)
+        # Classes that the stream leaves out have no number.
+        numbers = [number_of.get(label, -1) for label in range(len(table.classes))]
+        labels = np.array(numbers)[labels]
+        order = [number_of[label] for label in order]
+    train_info = StreamInfo(
+        n_classes=len(order),
+        n_classes_per_exp=_class_counts(labels, plan.train),
+        classes_order=order,
+        original_classes_in_exp=original_classes,
+    )
+    test_info = replace(train_info, n_classes_per_exp=_class_counts(labels, plan.test))
     transforms = {
-        "train": (
-            imagenet_transform() if train_transform is None else train_transform,
-            None,
-        ),
-        "eval": (
-            imagenet_transform() if eval_transform is None else eval_transform,
-            None,
-        ),
+        "train": (train_transform or imagenet_transform(), None),
+        "eval": (eval_transform or imagenet_transform(), None),
     }
-    shown = (
-        [place[label] for label in order] if class_ids_from_zero_in_each_exp else order
+    frames = _StreamFrames(table, labels, transforms, return_task_id)
+    train_stream = EagerCLStream("train", frames.experiences(plan.train, train_info))
+    test_stream = EagerCLStream(
+        "test", frames.experiences(plan.test, test_info, for_evaluation=True)
     )
-    streams, infos = [], []
-    for name, all_rows in (("train", plan.train), ("test", plan.test)):
-        counts = [len(np.unique(labels[rows])) for rows in all_rows]
-        infos.append(StreamInfo(len(order), counts, shown, original))
-        frames = FrameDataset(table, np.concatenate(all_rows), labels=labels)
-        datasets = _datasets(
-            frames, [len(rows) for rows in all_rows], transforms, return_task_id
-        )
-        experiences = [
-            FrameExperience(
-                dataset if name == "train" else dataset.eval(), number, infos[-1]
-            )
-            for number, dataset in enumerate(datasets)
-        ]
-        streams.append(EagerCLStream(name, experiences))
-    decorated = with_task_labels(with_classes_timeline(CLScenario(streams)))
-    for stream in decorated.streams.values():
-        future: set[int] = (
-            set()
-        )  # as in Avalanche's classic benchmarks: also classes that were seen and come again
-        for experience in reversed(list(stream)):
-            experience.classes_in_this_experience = ClassSet(
-                experience.classes_in_this_experience
-            )
-            experience.future_classes, future = (
-                future,
-                future | experience.classes_in_this_experience,
-            )
-    return FrameBenchmark(
-        list(decorated.streams.values()), table, protocol, plan.run, infos[0]
-    )
+    scenario = CLScenario([train_stream, test_stream])
+    decorated = with_task_labels(with_classes_timeline(scenario))
+    streams = list(decorated.streams.values())
+    for stream in streams:
+        _set_future_classes(stream)
+    return FrameBenchmark(streams, table, protocol, plan.run, train_info)
+
+
+@dataclass(frozen=True)
+class _Relabelled:
+    """A table whose classes have other labels, and the plan with these."""
+
+    table: FrameTable
+    plan: StreamPlan
 
 
 def _relabelled(
-    table: FrameTable, plan: StreamPlan, appearance: Sequence[int]
-) -> tuple[FrameTable, StreamPlan]:
-    """Number the classes by the order in which their labels appear, then those that do not."""
-    order = list(dict.fromkeys([*map(int, appearance), *range(len(table.classes))]))
-    renumbered = tuple(
-        tuple(sorted(map(order.index, labels))) for labels in plan.chunks
-    )
-    return table.with_classes([table.classes[label] for label in order]), replace(
-        plan, chunks=renumbered
+    table: FrameTable, plan: StreamPlan, appearance: np.ndarray
+) -> _Relabelled:
+    """Number the classes by the order in which their labels appear.
+
+    Those that do not appear follow.
+    """
+    labels = [*appearance.tolist(), *range(len(table.classes))]
+    order = list(dict.fromkeys(labels))
+    chunks = [tuple(sorted(map(order.index, chunk))) for chunk in plan.chunks]
+    classes = [table.classes[label] for label in order]
+    return _Relabelled(
+        table=table.with_classes(classes), plan=replace(plan, chunks=tuple(chunks))
     )
 
 
-def _datasets(
-    frames: FrameDataset, sizes: Sequence[int], transforms: dict, return_task_id: bool
-) -> list[AvalancheDataset]:
-    # A list cannot be concatenated with the constant labels of datasets that strategies
-    # make for their memory (iCaRL).
-    tasks = (
-        np.repeat(range(len(sizes)), sizes).tolist()
-        if return_task_id
-        else ConstantSequence(0, len(frames))
-    )
-    # This class has the `task_set` that LwF and task-balanced buffers read.
-    stream = TaskAwareSupervisedClassificationDataset(
-        [frames],
-        transform_groups=TransformGroups(transforms),
-        data_attributes=[
-            DataAttribute(frames.targets, "targets"),
-            DataAttribute(frames.rows.tolist(), "frame_row", use_in_getitem=False),
-            DataAttribute(
-                tasks, "targets_task_labels", use_in_getitem=True
-            ),  # Avalanche expects it last
-        ],
-    )
-    # Subsets of one dataset: Avalanche joins these into one, but keeps datasets that
-    # have transforms apart, so its replay buffers would grow with every update.
-    ends = np.cumsum(sizes).tolist()
-    return [stream.subset(range(end - size, end)) for size, end in zip(sizes, ends)]
+def _numbers_in_experiences(chunks: Iterable[Sequence[int]]) -> dict[int, int]:
+    """Return the position of each label in its experience."""
+    return {label: number for chunk in chunks for number, label in enumerate(chunk)}
+
+
+def _class_counts(labels: np.ndarray, experiences: Iterable[np.ndarray]) -> list[int]:
+    """Return the number of classes of each experience, given by its rows."""
+    return [len(np.unique(labels[rows])) for rows in experiences]
+
+
+@dataclass(frozen=True)
+class _StreamFrames:
+    """What the datasets of both streams have in common.
+
+    Attributes:
+        table: The frames.
+        labels: Label of each row of the table, `(N,)` integers.
+        transforms: Those of Avalanche's transform groups "train" and "eval".
+        return_task_id: Whether the task label is the number of the experience.
+    """
+
+    table: FrameTable
+    labels: np.ndarray
+    transforms: dict
+    return_task_id: bool
+
+    def experiences(
+        self,
+        experiences: Sequence[np.ndarray],
+        info: StreamInfo,
+        for_evaluation: bool = False,
+    ) -> list[FrameExperience]:
+        """Return the experiences that have these rows."""
+        datasets = self._datasets(experiences)
+        if for_evaluation:
+            datasets = [dataset.eval() for dataset in datasets]
+        return [
+            FrameExperience(dataset, number, info)
+            for number, dataset in enumerate(datasets)
+        ]
+
+    def _datasets(self, experiences: Sequence[np.ndarray]) -> list[AvalancheDataset]:
+        """Return a dataset of each experience.
+
+        They are subsets of one dataset: Avalanche joins these into one, but keeps
+        datasets that have transforms apart, so its replay buffers would grow with every
+        update.
+        """
+        rows = np.concatenate(experiences)
+        frames = FrameDataset(self.table, rows, labels=self.labels)
+        sizes = [len(rows) for rows in experiences]
+        if self.return_task_id:
+            # A list cannot be concatenated with the constant labels of datasets that
+            # strategies make for their memory (iCaRL).
+            tasks = np.repeat(range(len(sizes)), sizes).tolist()
+        else:
+            tasks = ConstantSequence(0, len(frames))
+        # This class has the `task_set` that LwF and task-balanced buffers read.
+        stream = TaskAwareSupervisedClassificationDataset(
+            [frames],
+            transform_groups=TransformGroups(self.transforms),
+            data_attributes=[
+                DataAttribute(frames.targets, "targets"),
+                DataAttribute(frames.rows.tolist(), "frame_row", use_in_getitem=False),
+                # Avalanche expects it last.
+                DataAttribute(tasks, "targets_task_labels", use_in_getitem=True),
+            ],
+        )
+        ends = np.cumsum(sizes).tolist()
+        return [stream.subset(range(end - size, end)) for size, end in zip(sizes, ends)]
+
+
+def _set_future_classes(stream: EagerCLStream) -> None:
+    """Set the classes of each experience, and those of all that follow.
+
+    As in Avalanche's classic benchmarks, these include classes that were seen and come
+    again.
+    """
+    future: set[int] = set()
+    for experience in reversed(list(stream)):
+        present = ClassSet(experience.classes_in_this_experience)
+        experience.classes_in_this_experience = present
+        experience.future_classes = future
+        future = future | present

@@ -32,33 +32,34 @@ class FrameDataset(Dataset):
     def __init__(
         self,
         table: FrameTable,
-        rows: Sequence[int],
+        rows: Sequence[int] | np.ndarray,
         transform: Callable[[Image.Image], object] | None = None,
         labels: np.ndarray | None = None,
     ) -> None:
         self.table = table
         self.rows = np.asarray(rows, dtype=np.int64)
         self.transform = transform
-        self.targets: list[int] = (table.labels if labels is None else labels)[
-            self.rows
-        ].tolist()
+        if labels is None:
+            labels = table.labels
+        self.targets: list[int] = labels[self.rows].tolist()
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[object, int]:
         image = self.table.read(int(self.rows[index]))
-        return (
-            image if self.transform is None else self.transform(image)
-        ), self.targets[index]
+        label = self.targets[index]
+        if self.transform is None:
+            return image, label
+        return self.transform(image), label
 
 
 @dataclass(frozen=True)
 class PixelTransform:
-    """PIL image -> `(3, size, size)` uint8, `3 * size * size` bytes, resized with one of Pillow's antialiased filters.
+    """Resize an image: PIL image -> `(3, size, size)` uint8, `3 * size * size` bytes.
 
-    The aspect ratio is not kept, as in the paper. The repr describes the whole
-    transform, so it can key a cache.
+    With one of Pillow's antialiased filters. The aspect ratio is not kept, as in the
+    paper. The repr describes the whole transform, so it can key a cache.
 
     Args:
         size: Side in pixels.
@@ -74,18 +75,18 @@ class PixelTransform:
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Transform one image."""
-        image = (
-            image if image.mode == "RGB" else image.convert("RGB")
-        )  # which would copy it
-        image = image.resize(
-            (self.size, self.size), Image.Resampling[self.interpolation.upper()]
-        )
+        if image.mode != "RGB":  # convert would copy it
+            image = image.convert("RGB")
+        interpolation = Image.Resampling[self.interpolation.upper()]
+        image = image.resize((self.size, self.size), interpolation)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
 
 
 @dataclass(frozen=True)
 class ImageNetTransform:
-    """PIL image -> `(3, size, size)` float32: `normalize_pixels` of `PixelTransform`, identical to the bit.
+    """Resize and normalise an image: PIL image -> `(3, size, size)` float32.
+
+    `normalize_pixels` of `PixelTransform`, identical to the bit.
 
     Args:
         size: Side in pixels.
@@ -99,8 +100,9 @@ class ImageNetTransform:
 
 
 def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
-    """Normalise uint8 pixels for ImageNet networks: divide by 255, subtract the mean, divide by the std.
+    """Normalise uint8 pixels for ImageNet networks.
 
+    Divide by 255, subtract the mean, divide by the standard deviation.
     Mean and standard deviation of the channels are those published with torchvision's
     ImageNet weights.
 
@@ -117,6 +119,9 @@ def normalize_pixels(pixels: torch.Tensor) -> torch.Tensor:
 
 
 pixel_transform = PixelTransform
-"""Transform frames to uint8, a quarter of the bytes of float32, for caches or to normalise on the accelerator."""
+"""Transform frames to uint8, a quarter of the bytes of float32.
+
+For caches, or to normalise on the accelerator.
+"""
 imagenet_transform = ImageNetTransform
 """Transform frames as networks pretrained on ImageNet expect them."""

@@ -1,4 +1,6 @@
-"""Toy shapes: a stream of video-like clips that are rendered when read, without any download.
+"""Toy shapes: a stream of video-like clips that are rendered when read.
+
+Nothing is downloaded.
 
 Twenty categories; each has objects that differ in proportions, colour and pattern; each
 object has clips (sessions) in which it rotates, tilts, moves and changes its size
@@ -15,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -38,15 +41,19 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
 from benchmarks_toybox_ilab.tables.frame import Frame, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
+# fmt: off
 PRETRAINING_CLASSES: tuple[str, ...] = (
-    "bottle", "chair", "crescent", "gear", "hammer", "house", "ladder", "leaf", "ring", "star",
-)  # fmt: skip
+    "bottle", "chair", "crescent", "gear", "hammer",
+    "house", "ladder", "leaf", "ring", "star",
+)
+# fmt: on
 STREAM_CLASSES: tuple[str, ...] = tuple(
     name for name in CLASSES if name not in PRETRAINING_CLASSES
 )
 
 _PATH = re.compile(
-    r"([a-z]+)/object(\d+)/session(\d+)/frame(\d+)(?:-of(\d+))?(?:-(\d+)px)?(-dots)?"
+    r"(?P<class_name>[a-z]+)/object(?P<object>\d+)/session(?P<session>\d+)/"
+    r"frame(?P<frame>\d+)(?:-of(?P<frames>\d+))?(?:-(?P<pixels>\d+)px)?(?P<dots>-dots)?"
 )
 
 
@@ -59,9 +66,8 @@ class ToyShapesReader:
     and `-dots` for an image drawn as dots.
     """
 
-    drawing: int = field(
-        default=DRAWING, init=False
-    )  # in the repr, so that caches notice changed pixels
+    # in the repr, so that caches notice changed pixels
+    drawing: int = field(default=DRAWING, init=False)
 
     def __call__(self, path: str) -> Image.Image:
         """Draw the frame as an RGB image.
@@ -72,18 +78,22 @@ class ToyShapesReader:
         match = _PATH.fullmatch(str(path))
         if match is None:
             raise ValueError(
-                f"{str(path)!r} is not the path of a toy shape; the form is class/object<n>/session<n>/frame<n>, "
-                "with the suffixes -of<frames per clip> and -<pixels>px if they are not 15 and 64, and -dots for dots. "
+                f"{str(path)!r} is not the path of a toy shape; the form is "
+                "class/object<n>/session<n>/frame<n>, with the suffixes -of<frames per "
+                "clip> and -<pixels>px if they are not 15 and 64, and -dots for dots. "
                 "Take the paths from ToyShapesFrames(...).path."
             )
-        name, *numbers, frames, pixels, dots = match.groups()
         image = render(
-            name,
-            *map(int, numbers),
-            int(pixels or SIZE),
-            int(frames or FRAMES_PER_CLIP),
+            match["class_name"],
+            object_index=int(match["object"]),
+            session_index=int(match["session"]),
+            frame_index=int(match["frame"]),
+            size=int(match["pixels"] or SIZE),
+            frames_per_clip=int(match["frames"] or FRAMES_PER_CLIP),
         )
-        return as_dots(image, str(path)) if dots else image
+        if match["dots"]:
+            return as_dots(image, str(path))
+        return image
 
 
 def ToyShapesFrames(
@@ -97,7 +107,9 @@ def ToyShapesFrames(
     held_out_sessions: Sequence[int] | int = (3,),
     dots: bool = False,
 ) -> FrameTable:
-    """The table of toy shapes: classes x objects x sessions x frames; the held-out sessions are the test split.
+    """Make the table of toy shapes: classes x objects x sessions x frames.
+
+    The held-out sessions are the test split.
 
     Args:
         root, run: Ignored: there are no files, and the split is the same in every run.
@@ -123,25 +135,28 @@ def ToyShapesFrames(
     for name, number in counts.items():
         whole_number(name, number, 1)
     whole_number("size", size, 16)
-    held_out_sessions = (
-        (held_out_sessions,)
-        if isinstance(held_out_sessions, int)
-        else tuple(held_out_sessions)
-    )
+    if isinstance(held_out_sessions, int):
+        held_out_sessions = (held_out_sessions,)
     held_out = set(held_out_sessions)
     if not held_out < set(range(sessions)):
         raise ValueError(
-            f"held_out_sessions is {held_out_sessions}, but with sessions={sessions} it can hold numbers from 0 "
-            f"to {sessions - 1}, and at least one session must remain for training; hold out fewer, or raise sessions."
+            f"held_out_sessions is {tuple(held_out_sessions)}, but with "
+            f"sessions={sessions} it can hold numbers from 0 to {sessions - 1}, and at "
+            "least one session must remain for training; hold out fewer, or raise "
+            "sessions."
         )
     digits = max(2, len(str(frames_per_clip - 1)))
-    suffix = f"-of{frames_per_clip}" * (
-        frames_per_clip != FRAMES_PER_CLIP
-    ) + f"-{size}px" * (size != SIZE)
-    suffix += "-dots" * dots
+    suffix = ""
+    if frames_per_clip != FRAMES_PER_CLIP:
+        suffix += f"-of{frames_per_clip}"
+    if size != SIZE:
+        suffix += f"-{size}px"
+    if dots:
+        suffix += "-dots"
     frames = [
         Frame(
-            path=f"{name}/object{item}/session{session}/frame{frame:0{digits}d}{suffix}",
+            path=f"{name}/object{item}/session{session}/"
+            f"frame{frame:0{digits}d}{suffix}",
             class_name=name,
             object_name=f"object{item}",
             session=f"session{session}",
@@ -153,22 +168,26 @@ def ToyShapesFrames(
         for session in range(sessions)
         for frame in range(frames_per_clip)
     ]
-    return FrameTable(
-        frames, reader=ToyShapesReader(), name="toy_dots" if dots else "toy_shapes"
-    )
+    name = "toy_dots" if dots else "toy_shapes"
+    return FrameTable(frames, reader=ToyShapesReader(), name=name)
 
 
-def _streamed(name: str, **settings: object) -> Benchmark:
-    """A benchmark of the ten streamed shapes; the other ten are for pretraining."""
-    layout = Layout(name, "toy shapes", tree="", source="made by this package")
+def _streamed(name: str, **settings: Any) -> Benchmark:
+    """Return a benchmark of the ten streamed shapes.
+
+    The other ten are for pretraining.
+    """
     return Benchmark(
-        layout, partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings), 2, 21, 15
+        Layout(name, "toy shapes", tree="", source="made by this package"),
+        partial(ToyShapesFrames, classes=STREAM_CLASSES, **settings),
+        classes_per_experience=2,
+        batch_size=21,
+        budget_images=15,
     )
 
 
-register(
-    _streamed("toy_shapes_short", frames_per_clip=5)
-)  # a third of the frames, for quick trials
+# A third of the frames, for quick trials.
+register(_streamed("toy_shapes_short", frames_per_clip=5))
 register(_streamed("toy_dots", dots=True))
 
 
@@ -187,19 +206,18 @@ def ToyShapes(
     dots: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """The toy shapes as an Avalanche benchmark; the default transform has the size that they are drawn in.
+    """Make the toy shapes as an Avalanche benchmark.
 
-    See `ToyShapesFrames` and `Benchmark.stream`; `dataset_root` is ignored, there are
-    no files.
+    The default transform has the size that they are drawn in. See `ToyShapesFrames` and
+    `Benchmark.stream`; `dataset_root` is ignored, there are no files.
     """
-    own = dict(
-        classes=classes,
-        objects_per_class=objects_per_class,
-        sessions=sessions,
-        frames_per_clip=frames_per_clip,
-    )
-    return BENCHMARK.stream(
-        None,
-        {**own, "size": size, "held_out_sessions": held_out_sessions, "dots": dots},
-        **host,
-    )
+    arguments = {
+        "classes": classes,
+        "objects_per_class": objects_per_class,
+        "sessions": sessions,
+        "frames_per_clip": frames_per_clip,
+        "size": size,
+        "held_out_sessions": held_out_sessions,
+        "dots": dots,
+    }
+    return BENCHMARK.stream(None, arguments, **host)

@@ -1,0 +1,251 @@
+"""The rows of each experience of a stream in order, without images or tensors."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks_toybox_ilab.streams.orders import (
+    PROTOCOLS,
+    TABLE,
+    PortableDraws,
+    class_counts,
+    draws_of,
+    fixed_order,
+    numbered_clips,
+)
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, natural_key
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+
+Rows = np.ndarray  # numbers of rows of a table, `(n,)` int64
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """The rows of each experience in order.
+
+    Attributes:
+        chunks: Labels of the classes of each test experience, in order of appearance.
+        train: Row numbers of each training experience in training order, `(n,)` int64
+            each.
+        test: Row numbers of each test experience, ascending.
+        run: The seed of the draws.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    train: tuple[Rows, ...]
+    test: tuple[Rows, ...]
+    run: int = 0
+
+
+def plan_stream(
+    table: FrameTable,
+    protocol: str = "class_instance",
+    run: int | None = None,
+    classes_per_experience: int | None = 2,
+    class_groups: Sequence[Sequence[str]] | None = None,
+    reference: bool = False,
+    *,
+    n_experiences: int | None = None,
+    seed: int | None = None,
+    fixed_class_order: Sequence[int | str] | None = None,
+    shuffle: bool = True,
+    first_exp_with_half_classes: bool = False,
+) -> StreamPlan:
+    """Draw the order of classes, clips and frames of a run.
+
+    Paper: "Training protocols" (class-instance and class-i.i.d.). All protocols of a
+        run share the order of classes.
+
+    Args:
+        table: The frames.
+        classes_per_experience: Number of classes in one experience; the last may have
+            fewer. None makes an experience of each session, in natural order of their
+            names.
+        class_groups: Names of all classes in groups that follow one another and are
+            shuffled separately; None is one group, in the order of `table.classes`.
+        reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
+        others: See `orders.StreamKeywords`; `n_experiences` goes before
+            `classes_per_experience`.
+
+    Raises:
+        ValueError: If the protocol is unknown, a number is out of range, or two
+            keywords exclude each other.
+        FrameTableError: If a class has no test frames, or the groups do not contain
+            each class exactly once.
+    """
+    _check_protocol(protocol)
+    draws = draws_of(run, seed, reference)
+    _check_test_frames(table)
+    groups = _checked_groups(table, class_groups)
+    if fixed_class_order is not None:
+        order = fixed_order(table.classes, fixed_class_order)
+    elif shuffle:
+        order = _drawn_order(table, groups, draws)
+    else:
+        order = _sorted_order(table, groups)
+    if classes_per_experience is None and n_experiences is None:
+        _check_sessions(fixed_class_order, first_exp_with_half_classes)
+        experiences = _by_session(table, order, as_in_table=protocol == TABLE)
+    else:
+        counts = class_counts(
+            len(order),
+            classes_per_experience,
+            n_experiences,
+            first_exp_with_half_classes,
+        )
+        experiences = _by_classes(table, order, counts)
+    train = experiences.train
+    if protocol == "offline":
+        train = [_rows_of(table, "train", order)]
+    ordered = []
+    for number, rows in enumerate(train):
+        if protocol == "class_instance":
+            clips = table.clips(rows)
+            if reference:
+                clips = numbered_clips(table, clips, _all_names(groups))
+            drawn = draws.clips(len(clips), number)
+            ordered.append(np.concatenate([clips[clip] for clip in drawn]))
+        elif protocol == TABLE:
+            ordered.append(rows)
+        else:
+            ordered.append(rows[draws.frames(len(rows), number)])
+    return StreamPlan(
+        chunks=tuple(experiences.chunks),
+        train=tuple(ordered),
+        test=tuple(experiences.test),
+        run=draws.run,
+    )
+
+
+def _check_protocol(protocol: str) -> None:
+    known = (*PROTOCOLS, TABLE)
+    if protocol not in known:
+        raise ValueError(
+            f"unknown protocol {protocol!r}; known are {', '.join(known)}."
+        )
+
+
+def _check_test_frames(table: FrameTable) -> None:
+    for class_name, count in table.counts().items():
+        if not count["test"]:
+            raise FrameTableError(
+                f"class {class_name!r} has no test frames, so it cannot be evaluated. "
+                "Mark some of its rows as test, or leave the class out."
+            )
+
+
+def _checked_groups(
+    table: FrameTable, class_groups: Sequence[Sequence[str]] | None
+) -> Sequence[Sequence[str]]:
+    """Return the groups of classes; raise unless each class is in one of them."""
+    if class_groups is None:
+        return [table.classes]
+    if sorted(_all_names(class_groups)) != sorted(table.classes):
+        raise FrameTableError(
+            f"class_groups is {list(map(list, class_groups))}, but must contain each "
+            f"class of the table once: {', '.join(table.classes)}"
+        )
+    return class_groups
+
+
+def _all_names(groups: Iterable[Sequence[str]]) -> list[str]:
+    return [name for group in groups for name in group]
+
+
+# Orders of classes, as labels
+
+
+def _drawn_order(
+    table: FrameTable, groups: Iterable[Sequence[str]], draws: PortableDraws
+) -> list[int]:
+    order = []
+    for group in groups:
+        for position in draws.classes(len(group)):
+            order.append(table.classes.index(group[position]))
+    return order
+
+
+def _sorted_order(table: FrameTable, groups: Iterable[Sequence[str]]) -> list[int]:
+    """Return the labels of each group in ascending order."""
+    order: list[int] = []
+    for group in groups:
+        order += sorted(map(table.classes.index, group))
+    return order
+
+
+# Experiences
+
+
+@dataclass(frozen=True)
+class _Experiences:
+    """Classes and rows of experiences; the rows ascend.
+
+    Attributes:
+        chunks: Labels of the classes of each test experience, in order of appearance.
+        train, test: Row numbers of each experience.
+    """
+
+    chunks: list[tuple[int, ...]]
+    train: list[Rows]
+    test: list[Rows]
+
+
+def _by_classes(
+    table: FrameTable, order: Sequence[int], counts: Sequence[int]
+) -> _Experiences:
+    """Give so many classes to each experience."""
+    starts = np.cumsum(counts)[:-1]
+    chunks = [tuple(map(int, chunk)) for chunk in np.split(np.array(order), starts)]
+    return _Experiences(
+        chunks=chunks,
+        train=[_rows_of(table, "train", labels) for labels in chunks],
+        test=[_rows_of(table, "test", labels) for labels in chunks],
+    )
+
+
+def _by_session(
+    table: FrameTable, order: Sequence[int], as_in_table: bool
+) -> _Experiences:
+    """Make an experience of each session.
+
+    Args:
+        table: The frames.
+        order: Labels in order of appearance.
+        as_in_table: Whether they appear as in the table instead: by experience, and by
+            label within it.
+    """
+    train = _sessions_of(table, "train")
+    test = _sessions_of(table, "test")
+    if as_in_table:
+        in_experiences = [np.unique(table.labels[rows]) for rows in train]
+        order = list(dict.fromkeys(np.concatenate(in_experiences).tolist()))
+    chunks = []
+    for rows in test:
+        present = set(table.labels[rows].tolist())
+        chunks.append(tuple(label for label in order if label in present))
+    return _Experiences(chunks=chunks, train=train, test=test)
+
+
+def _check_sessions(fixed_class_order: object, first_half: bool) -> None:
+    """Raise for keywords that have no meaning if sessions are the experiences."""
+    if fixed_class_order is not None or first_half:
+        raise ValueError(
+            "the experiences are the sessions of the table, so fixed_class_order and "
+            "first_exp_with_half_classes have no meaning; leave them out, or give "
+            "n_experiences or classes_per_experience."
+        )
+
+
+def _rows_of(table: FrameTable, split: str, labels: Sequence[int]) -> Rows:
+    """Return the rows of a split that show any of the classes."""
+    rows = table.rows(split)
+    return rows[np.isin(table.labels[rows], labels)]
+
+
+def _sessions_of(table: FrameTable, split: str) -> list[Rows]:
+    """Return the rows of each session, in natural order of their names."""
+    rows_of: dict[str, list[int]] = {}
+    for row in table.rows(split).tolist():
+        rows_of.setdefault(table.session[row], []).append(row)
+    return [np.array(rows_of[session]) for session in sorted(rows_of, key=natural_key)]
