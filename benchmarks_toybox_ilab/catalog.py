@@ -1,4 +1,7 @@
-"""Streams by name, with the settings they run with; imports neither torch nor Avalanche."""
+"""Streams by name, with the settings they run with.
+
+Imports neither torch nor Avalanche.
+"""
 
 from benchmarks_toybox_ilab.datasets.host_streams import PREFIX, host_benchmark
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
@@ -7,7 +10,9 @@ __all__ = ["BENCHMARKS", "Benchmark", "get_benchmark"]
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of that `name`, such as "core50", or "avalanche:NAME" for a generator of Avalanche.
+    """Return the benchmark of a name, such as "core50".
+
+    "avalanche:NAME" stands for a generator of Avalanche.
 
     Raises:
         ValueError: If there is none; lists the known names.

@@ -1,4 +1,7 @@
-"""One file a data set: layout, table, generator; their registry, streams of Avalanche. Importing it registers all."""
+"""One file a data set: layout, table, generator; and their registry.
+
+Importing it registers all.
+"""
 
 import importlib
 import pkgutil

@@ -57,6 +57,7 @@ def OnlineCIFAR100(
 ) -> FrameBenchmark:
     """Make CIFAR-100 as an Avalanche benchmark of 20 experiences.
 
-    Each has 2,500 training images; stream them once. The protocol is class_iid by default. See `Benchmark.stream`.
+    Each has 2,500 training images; stream them once. The protocol is class_iid by
+    default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

@@ -90,9 +90,10 @@ def CLEARFrames(
 ) -> FrameTable:
     """Make the table of CLEAR-10 or CLEAR-100.
 
-    The splits are the official `train` and `test` folders in every run. A session is a bucket, "1" to "10"; every image is a clip of its own. Images of
-    bucket 0, which the official protocol uses for pretraining without labels, are left
-    out. Classes and buckets may be missing.
+    The splits are the official `train` and `test` folders in every run. A session is a
+    bucket, "1" to "10"; every image is a clip of its own. Images of bucket 0, which the
+    official protocol uses for pretraining without labels, are left out. Classes and
+    buckets may be missing.
 
     Args:
         root, paths: See `Layout.read`.
@@ -149,9 +150,9 @@ def CLEAR(
 ) -> FrameBenchmark:
     """Make CLEAR as an Avalanche benchmark of 10 experiences with all classes each.
 
-    Each has a test set. With the accuracy of every experience's model on all ten test sets, `CLEARMetric` of
-    Avalanche gives the figures of the paper. See `Benchmark.stream`, and `CLEARFrames`
-    for `data_name`.
+    Each has a test set. With the accuracy of every experience's model on all ten test
+    sets, `CLEARMetric` of Avalanche gives the figures of the paper. See
+    `Benchmark.stream`, and `CLEARFrames` for `data_name`.
 
     Raises:
         ValueError: If there is no data set of that name.

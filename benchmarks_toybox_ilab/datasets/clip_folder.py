@@ -85,13 +85,13 @@ def ClipFolderFrames(
 ) -> FrameTable:
     """Make the table of a folder of clips.
 
-    Clips are folders of images, video files, or both. A folder of photos is a clip, and so is a video, at any depth, as for `crumb teach`.
-    The first folder below that of the class is the object:
-    `class/object/clip/frame.jpg`, `class/object/clip.mp4`. Without it, the class is its
-    only object: `class/clip.mp4`, `class/frame.jpg`. Names are sorted in natural order
-    (frame2 before frame10), and a frame's number is its position in its clip. Other
-    files are ignored, and counted by extension in a warning. Images are rotated as
-    their EXIF orientation says.
+    Clips are folders of images, video files, or both. A folder of photos is a clip, and
+    so is a video, at any depth, as for `crumb teach`. The first folder below that of
+    the class is the object: `class/object/clip/frame.jpg`, `class/object/clip.mp4`.
+    Without it, the class is its only object: `class/clip.mp4`, `class/frame.jpg`. Names
+    are sorted in natural order (frame2 before frame10), and a frame's number is its
+    position in its clip. Other files are ignored, and counted by extension in a
+    warning. Images are rotated as their EXIF orientation says.
 
     The frames of a video are extracted once, to `.crumb_frames/<fps>fps` below root,
     with at most 512 pixels on the short side, which needs PyAV.
@@ -196,11 +196,11 @@ def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
     if not entries.folders:
         raise FrameTableError(f"{root} holds no class folders; {_RULE}")
     name_of: dict[Path, str] = {}
-    folder_of: dict[str, Path] = {}
     for folder in entries.folders:
         _check_utf8(folder.name, root)
-        name = check_name(folder.name)
-        name_of[folder] = name
+        name_of[folder] = check_name(folder.name)
+    folder_of: dict[str, Path] = {}
+    for folder, name in name_of.items():
         earlier = folder_of.setdefault(name, folder)
         if earlier is not folder:
             raise FrameTableError(

@@ -1,8 +1,8 @@
 """CORe50: objects turned in a hand in front of different backgrounds.
 
-10 classes x 5 objects x 11 sessions. 6,000 training frames (8 sessions of each object) and 2,250 test frames (3 sessions), 15
-frames per clip at one per second, in 5 experiences of 2 classes. The complete data set
-has 164,866 frames.
+10 classes x 5 objects x 11 sessions. 6,000 training frames (8 sessions of each object)
+and 2,250 test frames (3 sessions), 15 frames per clip at one per second, in 5
+experiences of 2 classes. The complete data set has 164,866 frames.
 
 Lomonaco and Maltoni, "CORe50: a New Dataset and Benchmark for Continuous Object
 Recognition", CoRL 2017, PMLR 78:17-26.
@@ -107,10 +107,10 @@ def CORe50Frames(
     """Make the table of CORe50.
 
     Sessions 3, 7 and 10 are the test split, the other eight the training split in every
-    run. Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects are
-    named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions, clips
-    and frames may be missing. `reference` has no effect: the published code uses the
-    same frames. See `Layout.read` for the others.
+    run. Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects
+    are named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions,
+    clips and frames may be missing. `reference` has no effect: the published code uses
+    the same frames. See `Layout.read` for the others.
     """
     root, images = LAYOUT.read(root, paths)
     frames = []
@@ -160,9 +160,10 @@ def CORe50ListedFrames(
 ) -> FrameTable:
     """Make the table of an official protocol of CORe50.
 
-    From the text lists that the authors publish beside the images. Sessions are the experiences: "batch0", "batch1", ... for training and "test", rows
-    in the order of the lists. Labels are those of the lists, or the ten categories in
-    their official order. No pickle is read.
+    From the text lists that the authors publish beside the images. Sessions are the
+    experiences: "batch0", "batch1", ... for training and "test", rows in the order of
+    the lists. Labels are those of the lists, or the ten categories in their official
+    order. No pickle is read.
 
     Args:
         root: The folder that contains `batches_filelists` (ni, nc) or `NIC_v2_79` and

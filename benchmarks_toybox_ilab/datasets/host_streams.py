@@ -26,7 +26,9 @@ PREFIX = "avalanche:"
 
 @dataclass(frozen=True)
 class HostImages:
-    """Read the items of an Avalanche stream, which a path names as `train/EXPERIENCE/ITEM`.
+    """Read the items of an Avalanche stream.
+
+    A path names one as `train/EXPERIENCE/ITEM`.
 
     Attributes:
         name: The stream, for the repr, which keys caches.
@@ -64,11 +66,11 @@ class HostImages:
 def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
     """Make the table of the images of an Avalanche benchmark.
 
-    `make_benchmark` gives the same experiences back. A session is an experience, the class is the label, and rows have the order of the
-    stream. For the way back give `make_benchmark(table, "table",
-    classes_per_experience=None)`. Labels are then those of the stream if these are 0 to
-    n - 1. Transforms of the stream's own data sets are left out where Avalanche can do
-    so.
+    `make_benchmark` gives the same experiences back. A session is an experience, the
+    class is the label, and rows have the order of the stream. For the way back give
+    `make_benchmark(table, "table", classes_per_experience=None)`. Labels are then those
+    of the stream if these are 0 to n - 1. Transforms of the stream's own data sets are
+    left out where Avalanche can do so.
 
     Args:
         benchmark: Has `train_stream` and `test_stream`, whose experiences have a data
@@ -102,9 +104,9 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
 def from_capymoa(scenario: Any) -> Any:
     """Make the Avalanche benchmark of a scenario of CapyMOA.
 
-    An experience is a task, in the scenario's order. Items stay as they are, such as the features `(768,)` of `SplitCIFAR100ViT()`; a
-    scenario of images gives a table by `frames_of`. Each item is read once, for its
-    label.
+    An experience is a task, in the scenario's order. Items stay as they are, such as
+    the features `(768,)` of `SplitCIFAR100ViT()`; a scenario of images gives a table by
+    `frames_of`. Each item is read once, for its label.
 
     Args:
         scenario: Has `train_tasks` and `test_tasks`, lists of data sets of items and
@@ -127,9 +129,9 @@ def from_capymoa(scenario: Any) -> Any:
 def host_benchmark(name: str) -> Benchmark:
     """Return the benchmark of a name such as `avalanche:CLEAR:data_name=clear10`.
 
-    Its generator runs when its table is made. Experiences are those of the stream. The folder of the data, the run (as `run` or
-    `seed`) and no transforms are given to the generator, as far as it takes them;
-    others as arguments in the name, in YAML.
+    Its generator runs when its table is made. Experiences are those of the stream. The
+    folder of the data, the run (as `run` or `seed`) and no transforms are given to the
+    generator, as far as it takes them; others as arguments in the name, in YAML.
 
     Raises:
         ValueError: If arguments are not KEY=VALUE, comma-separated; when the table is

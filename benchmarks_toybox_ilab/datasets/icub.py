@@ -1,8 +1,8 @@
 """iCubWorld Transformations: objects that a person shows to a robot.
 
-20 classes x 10 objects x 5 clips. 800 training clips (four transformations of each object) and 200 test clips (a mix of
-them), at one frame per second, in 10 experiences of 2 classes. Clips vary in length, so
-there are no totals of frames.
+20 classes x 10 objects x 5 clips. 800 training clips (four transformations of each
+object) and 200 test clips (a mix of them), at one frame per second, in 10 experiences
+of 2 classes. Clips vary in length, so there are no totals of frames.
 
 Pasquale, Ciliberto, Odone, Rosasco and Natale, "Are we done with object recognition?
 The iCub robot's perspective", Robotics and Autonomous Systems 112, 2019.
@@ -72,10 +72,11 @@ def ICubFrames(
 ) -> FrameTable:
     """Make the table of iCubWorld Transformations.
 
-    The clips MIX are the test split in every run. A clip is one transformation of one object, seen by the left camera on the first day
-    that has such images. Its files are sorted by number, and those at positions 0, 10,
-    20, ... are used, so numbers may be missing. The frame is the number of the file.
-    Parts, classes, objects and clips may be missing.
+    The clips MIX are the test split in every run. A clip is one transformation of one
+    object, seen by the left camera on the first day that has such images. Its files are
+    sorted by number, and those at positions 0, 10, 20, ... are used, so numbers may be
+    missing. The frame is the number of the file. Parts, classes, objects and clips may
+    be missing.
 
     Args:
         root, paths: See `Layout.read`; the folder may contain all categories without

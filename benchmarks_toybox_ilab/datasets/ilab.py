@@ -1,8 +1,9 @@
 """iLab-2M-Light: toy vehicles on a turntable, stills of several cameras.
 
-14 classes x 28 objects x 8 backgrounds. 35,280 training images (6 backgrounds of each object) and 11,760 test images (2
-backgrounds), 15 per background, in 7 experiences of 2 classes. The order within a
-background is a sweep over cameras and rotations, not a video.
+14 classes x 28 objects x 8 backgrounds. 35,280 training images (6 backgrounds of each
+object) and 11,760 test images (2 backgrounds), 15 per background, in 7 experiences of 2
+classes. The order within a background is a sweep over cameras and rotations, not a
+video.
 
 Borji, Izadi and Itti, "iLab-20M: A Large-Scale Controlled Object Dataset to Investigate
 Deep Learning", CVPR 2016.
@@ -83,11 +84,12 @@ def ILabFrames(
 ) -> FrameTable:
     """Make the table of iLab-2M-Light.
 
-    28 objects per class, 8 sessions per object, 15 images per session. A session is one background behind one object; its images are numbered from 0 by
-    camera, rotation, light and focus. Sessions need at least 15 images; each object
-    that has enough of them uses its first 8, and each class its first 28 such objects.
-    The fourth and the eighth session of an object are the test split in every run.
-    Class "semi" is left out. Classes may be missing or have fewer objects.
+    28 objects per class, 8 sessions per object, 15 images per session. A session is one
+    background behind one object; its images are numbered from 0 by camera, rotation,
+    light and focus. Sessions need at least 15 images; each object that has enough of
+    them uses its first 8, and each class its first 28 such objects. The fourth and the
+    eighth session of an object are the test split in every run. Class "semi" is left
+    out. Classes may be missing or have fewer objects.
 
     The 15 images are consecutive. The first is chosen by the SHA-256 of
     "class/object/session" (its first 8 bytes as a big-endian number, modulo the number

@@ -1,7 +1,8 @@
 """iLab followed by CORe50: 24 classes with equal numbers of clips.
 
-iLab's 14 toy vehicles come before CORe50's 10 classes. 14,400 training images (40 clips of each class) and 5,400 test images (15 clips), 15
-images per clip, in 12 experiences of 2 classes.
+iLab's 14 toy vehicles come before CORe50's 10 classes. 14,400 training images (40 clips
+of each class) and 5,400 test images (15 clips), 15 images per clip, in 12 experiences
+of 2 classes.
 
 See `ilab` and `core50` for the two data sets and their references.
 """
@@ -158,10 +159,10 @@ def ILabCORe50(
 ) -> FrameBenchmark:
     """Make iLab and CORe50 as one Avalanche benchmark of 12 experiences.
 
-    Each has up to 1,200 training images. The 14 classes of iLab come first, then the 10 of CORe50, each group shuffled. The
-    published code counts iLab's unused category as a class and loses a real one in most
-    runs, so that it streams 23. Here all 24 are streamed in every run, also with
-    `reference`, so the order of classes is not the published one. See
-    `Benchmark.stream`.
+    Each has up to 1,200 training images. The 14 classes of iLab come first, then the 10
+    of CORe50, each group shuffled. The published code counts iLab's unused category as
+    a class and loses a real one in most runs, so that it streams 23. Here all 24 are
+    streamed in every run, also with `reference`, so the order of classes is not the
+    published one. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

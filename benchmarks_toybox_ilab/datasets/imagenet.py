@@ -1,6 +1,7 @@
 """Online-ImageNet: 1000 classes in 10 experiences of 100.
 
-1,281,167 training and 50,000 test images. The test images are those of the validation set.
+1,281,167 training and 50,000 test images. The test images are those of the validation
+set.
 
 Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", International
 Journal of Computer Vision 115, 2015.
@@ -61,6 +62,7 @@ def OnlineImageNet(
 ) -> FrameBenchmark:
     """Make ImageNet as an Avalanche benchmark of 10 experiences.
 
-    Each has about 128,000 training images; stream them once. The protocol is class_iid by default. See `Benchmark.stream`.
+    Each has about 128,000 training images; stream them once. The protocol is class_iid
+    by default. See `Benchmark.stream`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

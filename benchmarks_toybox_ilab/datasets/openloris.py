@@ -1,9 +1,9 @@
 """OpenLORIS-Object: 121 objects of 40 categories, filmed by a robot.
 
-Four factors make them hard to see. For each factor nine segments follow one another, three for each level of difficulty,
-and each shows all objects. The stream of a factor has 9 experiences, that of all four
-36, each with all 121 classes: an object is a class. Clips vary in length, so there are
-no totals of frames.
+Four factors make them hard to see. For each factor nine segments follow one another,
+three for each level of difficulty, and each shows all objects. The stream of a factor
+has 9 experiences, that of all four 36, each with all 121 classes: an object is a class.
+Clips vary in length, so there are no totals of frames.
 
 The list of objects and the order of the segments are those of `data.py`,
 `benchmark1.py` and `benchmark2.py` in
@@ -117,10 +117,10 @@ def OpenLORISFrames(
     """Make the table of OpenLORIS-Object.
 
     The splits are the official `train` and `test` folders in every run; `validation` is
-    not used. A session is a segment, named task1 to task9, or to task36 for all factors:
-    illumination, occlusion, pixel, clutter. A frame is the position of the image among
-    those of its object and segment, in natural order of their names. Objects and
-    segments may be missing.
+    not used. A session is a segment, named task1 to task9, or to task36 for all
+    factors: illumination, occlusion, pixel, clutter. A frame is the position of the
+    image among those of its object and segment, in natural order of their names.
+    Objects and segments may be missing.
 
     Args:
         root, paths: See `Layout.read`.
@@ -179,8 +179,9 @@ BENCHMARKS = {
 def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     """Make the table of the 12 batches that mix all factors.
 
-    From the text lists that Avalanche downloads with the images. Sessions are "batch0" to "batch11" for training and "test", rows in the order of the
-    lists. Classes are the labels of the lists. An object is the folder of an image.
+    From the text lists that Avalanche downloads with the images. Sessions are "batch0"
+    to "batch11" for training and "test", rows in the order of the lists. Classes are
+    the labels of the lists. An object is the folder of an image.
 
     Args:
         root: The folder that contains `batches_filelists`, `train` and `test`.

@@ -1,8 +1,9 @@
 """ORBIT: objects that blind and low-vision people filmed with a phone.
 
-Alone to teach, and among others to test. The benchmark has 17 test users with 158 objects; each user is a stream with the own
-objects as classes. Objects are taught by the clean videos (the object alone on a
-cleared surface) and tested on the clutter videos.
+Alone to teach, and among others to test. The benchmark has 17 test users with 158
+objects; each user is a stream with the own objects as classes. Objects are taught by
+the clean videos (the object alone on a cleared surface) and tested on the clutter
+videos.
 
 The users, their objects and the rules are those of
 `data/orbit_benchmark_mode_splits.json`, `data/orbit_test_object_cluster_labels.json`,
@@ -107,11 +108,12 @@ LAYOUT = Layout(
 def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> FrameTable:
     """Make the table of a test user of ORBIT.
 
-    Clean videos are the training split, clutter videos the test split. Every 30th of the first 1,000 frames of a clean video is used. Of a clutter video
-    200 frames are used, drawn by its name from those in which the object is visible
-    according to the annotations. Clutter videos with fewer than 50 such frames are left
-    out, and so are objects without a video of each kind. The official protocol draws
-    the test frames 50 times; here they are the same in every run. A session is a video.
+    Clean videos are the training split, clutter videos the test split. Every 30th of
+    the first 1,000 frames of a clean video is used. Of a clutter video 200 frames are
+    used, drawn by its name from those in which the object is visible according to the
+    annotations. Clutter videos with fewer than 50 such frames are left out, and so are
+    objects without a video of each kind. The official protocol draws the test frames 50
+    times; here they are the same in every run. A session is a video.
 
     Args:
         root: See `Layout.read`.
@@ -214,6 +216,7 @@ def ORBIT(
 ) -> FrameBenchmark:
     """Make a test user of ORBIT as an Avalanche benchmark.
 
-    It has an experience for each of 5 to 13 objects. See `Benchmark.stream`, and `ORBITFrames` for `user`.
+    It has an experience for each of 5 to 13 objects. See `Benchmark.stream`, and
+    `ORBITFrames` for `user`.
     """
     return BENCHMARK.stream(dataset_root, {"user": user}, **host)

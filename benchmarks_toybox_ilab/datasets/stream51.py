@@ -1,7 +1,8 @@
 """Stream-51: animals and vehicles in videos, and images of classes never taught.
 
-51 classes, cut to the object. 150,736 training frames, 2,550 test images (50 of each class), and 2,550 images of other
-classes to tell as novel, in 51 experiences of one class.
+51 classes, cut to the object. 150,736 training frames, 2,550 test images (50 of each
+class), and 2,550 images of other classes to tell as novel, in 51 experiences of one
+class.
 
 Layout, lists and cut are those of `StreamDataset.py` and `orderings/` in
 https://github.com/tyler-hayes/Stream-51.
@@ -94,11 +95,11 @@ def _widened(low: float, high: float, most: int) -> tuple[int, int]:
 def Stream51Frames(root: str | Path) -> FrameTable:
     """Make the table of Stream-51 by the two official lists.
 
-    It is the same in every run, and has no novel images. Labels are the official numbers of the classes, and a class is named after its
-    training folder ("3-bear" is "bear"). An object is a source clip and a session a
-    video of it. A test image is a clip of its own. Images are cut to 1.1 times the box
-    around the object. See `Layout.read` for root and errors; a list that is damaged is
-    one, too.
+    It is the same in every run, and has no novel images. Labels are the official
+    numbers of the classes, and a class is named after its training folder ("3-bear" is
+    "bear"). An object is a source clip and a session a video of it. A test image is a
+    clip of its own. Images are cut to 1.1 times the box around the object. See
+    `Layout.read` for root and errors; a list that is damaged is one, too.
     """
     return _table(root, novel=False)
 
@@ -106,8 +107,9 @@ def Stream51Frames(root: str | Path) -> FrameTable:
 def Stream51Novel(root: str | Path) -> FrameTable:
     """Make a table of the 2,550 test images of classes that are never taught.
 
-    They are one class, "novel". It is for scoring novelty, not for training, though its rows are marked "train",
-    which every table needs. See `Layout.read` for root and errors.
+    They are one class, "novel". It is for scoring novelty, not for training, though its
+    rows are marked "train", which every table needs. See `Layout.read` for root and
+    errors.
     """
     return _table(root, novel=True)
 

@@ -1,10 +1,10 @@
 """Tiny-ImageNet: 200 classes of ImageNet in images of 64 x 64 pixels.
 
-100,000 training and 10,000 test images. The test images are those of the validation set; the images of the official test set
-have no labels. The stream has 20 experiences of 10 classes, as many as Online-CIFAR100.
-Batch size (128) and memory (one raw image per class) are those of Online-CIFAR100 too,
-so that results on the two streams can be compared. The paper does not have this
-benchmark.
+100,000 training and 10,000 test images. The test images are those of the validation
+set; the images of the official test set have no labels. The stream has 20 experiences
+of 10 classes, as many as Online-CIFAR100. Batch size (128) and memory (one raw image
+per class) are those of Online-CIFAR100 too, so that results on the two streams can be
+compared. The paper does not have this benchmark.
 
 Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2015.
 """
@@ -52,11 +52,12 @@ LAYOUT = Layout(
 def TinyImageNetFrames(root: str | Path) -> FrameTable:
     """Make the table of Tiny-ImageNet in either layout.
 
-    `train` is the training split, `val` or `test` the test split. Every image is a clip of its own, see `layout.single_image`. The class name is its
-    WordNet number, such as n01443537. In the official layout, `val/val_annotations.txt`
-    gives the classes of the test images, and the folder `test`, whose images have no
-    labels, is ignored. Classes and images may be missing. Files have the same order in
-    both layouts, and the splits in every run. See `Layout.read` for root and errors.
+    `train` is the training split, `val` or `test` the test split. Every image is a clip
+    of its own, see `layout.single_image`. The class name is its WordNet number, such as
+    n01443537. In the official layout, `val/val_annotations.txt` gives the classes of
+    the test images, and the folder `test`, whose images have no labels, is ignored.
+    Classes and images may be missing. Files have the same order in both layouts, and
+    the splits in every run. See `Layout.read` for root and errors.
 
     Raises:
         FrameTableError: Also if an image of `val` has no line in `val_annotations.txt`.
@@ -140,7 +141,8 @@ def TinyImageNet(
 ) -> FrameBenchmark:
     """Make Tiny-ImageNet as an Avalanche benchmark of 20 experiences.
 
-    Each has 5,000 training images; stream them once. The protocol is class_iid by default. ImageNet weights were trained on these
-    classes. See `Benchmark.stream`; the data set has 240 MB.
+    Each has 5,000 training images; stream them once. The protocol is class_iid by
+    default. ImageNet weights were trained on these classes. See `Benchmark.stream`; the
+    data set has 240 MB.
     """
     return BENCHMARK.stream(dataset_root, None, download, **host)

@@ -1,7 +1,8 @@
 """Toybox: rotating or moving objects, seen by a head-mounted camera.
 
-12 classes x 29 objects x 10 clips. 36,540 training frames (7 clips of each object) and 15,660 test frames (3 clips), 15
-frames per clip at one per second, in 6 experiences of 2 classes.
+12 classes x 29 objects x 10 clips. 36,540 training frames (7 clips of each object) and
+15,660 test frames (3 clips), 15 frames per clip at one per second, in 6 experiences of
+2 classes.
 
 Wang et al., "The Toybox Dataset of Egocentric Visual Object Transformations", 2018,
 arXiv:1806.06034.
@@ -110,12 +111,13 @@ def ToyboxFrames(
 ) -> FrameTable:
     """Make the table of Toybox.
 
-    From the frames that `crumb prepare toybox` extracts from the videos. A session is a clip named after its transform; rzplus, rzminus and tz are the test
-    split in every run. The clips "present" and "absent" are not used, and only the
-    first 15 frames of a clip are. Objects that lack one of the ten clips are left out,
-    and so is the last object of a class that then has 30. Every frame is listed once,
-    so clips of fewer than 15 frames stay short. Sessions follow the paper's numbers.
-    Classes may be missing.
+    From the frames that `crumb prepare toybox` extracts from the videos. A session is a
+    clip named after its transform; rzplus, rzminus and tz are the test split in every
+    run. The clips "present" and "absent" are not used, and only the first 15 frames of
+    a clip are. Objects that lack one of the ten clips are left out, and so is the last
+    object of a class that then has 30. Every frame is listed once, so clips of fewer
+    than 15 frames stay short. Sessions follow the paper's numbers. Classes may be
+    missing.
 
     Args:
         root, paths: See `Layout.read`.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
@@ -165,7 +165,7 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
     """Return the table with paths relative to `root`, above its own root."""
     if table.root == root:
         return table
-    below = table.root.relative_to(root).as_posix()
+    below = cast(Path, table.root).relative_to(root).as_posix()
     rows = (replace(row, path=f"{below}/{row.path}") for row in table)
     return FrameTable(rows, root, name=table.name, padded=table.padded)
 

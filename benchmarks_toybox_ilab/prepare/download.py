@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from benchmarks_toybox_ilab.tables.disk import add_rest, check_room, readable_size
 from benchmarks_toybox_ilab.tables.progress import terminal_bar
@@ -132,7 +132,7 @@ def _failure(url: str, part: Path, reason: str) -> str:
 class _NoFtp(urllib.request.FTPHandler):
     """Follows no redirection to ftp; urllib itself follows none to files."""
 
-    def ftp_open(self, request: urllib.request.Request) -> None:
+    def ftp_open(self, req: urllib.request.Request) -> NoReturn:
         """Refuse it."""
         raise urllib.error.URLError("unknown url type: ftp")
 

@@ -132,7 +132,7 @@ def check_replaceable(path: Path) -> os.stat_result | None:
 
 def remove_abandoned(folder: str | os.PathLike) -> None:
     """Remove the unfinished files of killed writers in a folder and below it."""
-    for parent, _, names in os.walk(folder):
+    for parent, _, names in os.walk(Path(folder)):
         for name in names:
             if PART.fullmatch(name):
                 _remove_if_abandoned(Path(parent, name))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TextIO
+from typing import TextIO, cast
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
@@ -17,7 +17,10 @@ MOST_DIGITS = 18  # of a frame's number
 
 
 def csv_text(rows: Iterable[Iterable]) -> str:
-    """Format rows as CSV that a spreadsheet opens without computing a text of it, see `spreadsheet_cell`."""
+    """Format rows as CSV that a spreadsheet opens without computing a text of it.
+
+    See `spreadsheet_cell`.
+    """
     text = io.StringIO()
     _write(text, rows)
     return text.getvalue()
@@ -28,16 +31,16 @@ def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
     with atomic_write(
         path, "w", encoding="utf-8", errors="surrogateescape", newline=""
     ) as file:
-        _write(file, chain([COLUMNS], frames))
+        _write(cast(TextIO, file), chain([COLUMNS], frames))
 
 
 def _write(file: TextIO, rows: Iterable[Iterable]) -> None:
     # With a line end that has both characters, both are quoted inside a cell; lines end
     # with the second alone.
     lines = SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n"))
-    csv.writer(lines, lineterminator="\r\n").writerows(
-        map(spreadsheet_cell, row) for row in rows
-    )
+    writer = csv.writer(lines, lineterminator="\r\n")
+    for row in rows:
+        writer.writerow(map(spreadsheet_cell, row))
 
 
 def read_frames(path: str | Path) -> list[Frame]:
@@ -56,9 +59,9 @@ def read_frames(path: str | Path) -> list[Frame]:
         try:
             header = next(lines, [])
             if tuple(header) != COLUMNS:
-                begin = ",".join(COLUMNS)
                 raise FrameTableError(
-                    f"{path} begins with {','.join(header)!r}; it must begin with {begin!r}"
+                    f"{path} begins with {','.join(header)!r}; it must begin with "
+                    f"{','.join(COLUMNS)!r}"
                 )
             return [_frame(path, lines.line_num, line) for line in lines if line]
         except csv.Error as error:
@@ -68,14 +71,24 @@ def read_frames(path: str | Path) -> list[Frame]:
 
 
 def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
+    """Return the frame of a line of a file."""
     if len(line) != len(COLUMNS):
         raise FrameTableError(
-            f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: {','.join(COLUMNS)}"
+            f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: "
+            f"{','.join(COLUMNS)}"
         )
-    *names, frame, split = map(from_spreadsheet_cell, line)
+    cells = dict(zip(COLUMNS, map(from_spreadsheet_cell, line)))
+    frame = cells["frame"]
     if not frame.isascii() or not frame.isdecimal() or len(frame) > MOST_DIGITS:
         raise FrameTableError(
-            f"{path}, line {number}: frame is {frame[:40]!r}, but must be a whole number from 0, of at most "
-            f"{MOST_DIGITS} digits."
+            f"{path}, line {number}: frame is {frame[:40]!r}, but must be a whole "
+            f"number from 0, of at most {MOST_DIGITS} digits."
         )
-    return Frame(*names, int(frame), split)
+    return Frame(
+        path=cells["path"],
+        class_name=cells["class"],
+        object_name=cells["object"],
+        session=cells["session"],
+        frame=int(frame),
+        split=cells["split"],
+    )

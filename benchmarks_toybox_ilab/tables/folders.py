@@ -1,12 +1,13 @@
-"""Which files are photos and videos, what folders hold in natural order, and where a data set lies."""
+"""Which files are photos and videos, and what folders hold in natural order."""
 
 import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from PIL import Image
 
@@ -15,168 +16,58 @@ from benchmarks_toybox_ilab.tables.text import printable
 
 Kind = Literal["image", "video"]
 
+# fmt: off
 IMAGE_EXTENSIONS = (
-    *(
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".apng",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".mpo",
-    ),
-    *(
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".jp2",
-        ".j2k",
-        ".jpx",
-        ".jpf",
-        ".j2c",
-        ".jpc",
-        ".tga",
-        ".pcx",
-        ".sgi",
-        ".dds",
-    ),
-    *(".psd", ".qoi", ".xbm", ".xpm", ".ico"),
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".bmp", ".dib", ".gif", ".webp",
+    ".tif", ".tiff", ".mpo", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpx",
+    ".jpf", ".j2c", ".jpc", ".tga", ".pcx", ".sgi", ".dds", ".psd", ".qoi", ".xbm",
+    ".xpm", ".ico",
 )
 VIDEO_EXTENSIONS = (
-    *(
-        ".mp4",
-        ".mov",
-        ".avi",
-        ".mkv",
-        ".webm",
-        ".m4v",
-        ".mpg",
-        ".mpeg",
-        ".3gp",
-        ".3g2",
-        ".mts",
-        ".m2ts",
-        ".wmv",
-    ),
-    *(
-        ".flv",
-        ".ogv",
-        ".asf",
-        ".qt",
-        ".vob",
-        ".f4v",
-        ".divx",
-        ".mxf",
-        ".mjpeg",
-        ".mjpg",
-        ".m2v",
-        ".h264",
-        ".264",
-    ),
-    *(".h265", ".265", ".hevc", ".avc", ".ivf", ".y4m"),
+    ".mp4", ".mov", ".avi", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".3gp", ".3g2",
+    ".mts", ".m2ts", ".wmv", ".flv", ".ogv", ".asf", ".qt", ".vob", ".f4v", ".divx",
+    ".mxf", ".mjpeg", ".mjpg", ".m2v", ".h264", ".264", ".h265", ".265", ".hevc",
+    ".avc", ".ivf", ".y4m",
 )
-_OPTIONAL = (
-    ".avif",
-    ".avifs",
-    ".heic",
-    ".heif",
-    ".hif",
-)  # read if Pillow has a decoder
+# Read if Pillow has a decoder.
+_OPTIONAL = (".avif", ".avifs", ".heic", ".heif", ".hif")
 _RAW = (
-    ".dng",
-    ".cr2",
-    ".cr3",
-    ".crw",
-    ".nef",
-    ".nrw",
-    ".arw",
-    ".srf",
-    ".sr2",
-    ".raf",
-    ".orf",
-    ".rw2",
-    ".pef",
+    ".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".raf",
+    ".orf", ".rw2", ".pef",
 )
 # Not opened: raw photos, parts of files, previews of cameras, and what lies beside the
 # images of data sets.
 _BESIDE = (
-    ".thm",
-    ".lrv",
-    ".part",
-    ".crdownload",
-    ".tmp",
-    ".bak",
-    ".txt",
-    ".csv",
-    ".json",
-    ".xml",
-    ".yaml",
-    ".npy",
+    ".thm", ".lrv", ".part", ".crdownload", ".tmp", ".bak", ".txt", ".csv", ".json",
+    ".xml", ".yaml", ".npy",
 )
 _UNOPENED = frozenset((*_RAW, *_BESIDE))
 # Formats that Pillow knows by the first bytes.
 _FORMATS = (
-    "JPEG",
-    "PNG",
-    "GIF",
-    "BMP",
-    "TIFF",
-    "WEBP",
-    "AVIF",
-    "PPM",
-    "JPEG2000",
-    "QOI",
-    "DDS",
-    "PSD",
+    "JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "PPM", "JPEG2000", "QOI",
+    "DDS", "PSD",
 )
-_CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
 # Made by systems, not by people: previews, bins, snapshots and the like. The first ones
 # are in nearly every folder.
 _SILENT = (
-    "thumbs.db",
-    "ehthumbs.db",
-    "desktop.ini",
-    "icon\r",
-    ".ds_store",
-    ".directory",
-    ".nomedia",
-    ".crumb_frames",
+    "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", ".ds_store", ".directory",
+    ".nomedia", ".crumb_frames",
 )
-_CLUTTER = frozenset(
-    (
-        *_SILENT,
-        *(
-            "__macosx",
-            "@eadir",
-            "@tmp",
-            "@recycle",
-            "@recently-snapshot",
-            "#recycle",
-            "#snapshot",
-            "$recycle.bin",
-        ),
-        *(
-            "system volume information",
-            "recycler",
-            "recycled",
-            "lost+found",
-            "__pycache__",
-        ),
-    )
-)
+_CLUTTER = frozenset((
+    *_SILENT,
+    "__macosx", "@eadir", "@tmp", "@recycle", "@recently-snapshot", "#recycle",
+    "#snapshot", "$recycle.bin", "system volume information", "recycler", "recycled",
+    "lost+found", "__pycache__",
+))
+# fmt: on
+_CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
 
 _HIDDEN = "hidden or system"
 _MOST_KINDS = 8  # of ignored files that are listed
 
 
-class Entries(NamedTuple):
+@dataclass(frozen=True)
+class Entries:
     """What lies in a folder, each in natural order.
 
     Attributes:
@@ -204,11 +95,8 @@ def kind_of(path: Path) -> Kind | None:
     if extension in VIDEO_EXTENSIONS:
         return "video"
     if extension in _OPTIONAL:
-        return (
-            "image"
-            if Image.registered_extensions().get(extension) in Image.OPEN
-            else None
-        )
+        has_decoder = Image.registered_extensions().get(extension) in Image.OPEN
+        return "image" if has_decoder else None
     if extension in _UNOPENED or not path.is_file():  # a pipe would block
         return None
     try:
@@ -231,10 +119,10 @@ def entries_of(folder: Path) -> Entries:
     Raises:
         OSError: If it cannot be listed.
     """
-    entries = Entries([], [], [], Counter())
-    with os.scandir(folder) as found:
-        listed = sorted(found, key=lambda entry: natural_key(entry.name))
-    for entry in listed:
+    entries = Entries(folders=[], images=[], videos=[], ignored=Counter())
+    with os.scandir(folder) as scanned:
+        in_order = sorted(scanned, key=lambda entry: natural_key(entry.name))
+    for entry in in_order:
         if not is_visible(entry.name):
             entries.ignored[_HIDDEN] += entry.name.lower() not in _SILENT
             continue
@@ -243,7 +131,8 @@ def entries_of(folder: Path) -> Entries:
             if entry.is_dir():
                 entries.folders.append(path)
                 continue
-        if (kind := kind_of(path)) == "image":
+        kind = kind_of(path)
+        if kind == "image":
             entries.images.append(path)
         elif kind == "video":
             entries.videos.append(path)
@@ -266,8 +155,12 @@ def walk(
         root: Links to this folder and to those above it are not followed; `top` itself,
             or a folder above it.
     """
-    real = Path(os.path.realpath(top if root is None else root))
-    above = real.parents if root in (None, top) else (real, *real.parents)
+    if root is None:
+        root = top
+    real = Path(os.path.realpath(root))
+    above = list(real.parents)
+    if root != top:
+        above.append(real)
     seen = {_identity(folder) for folder in above} - {None}
     stack = [top]
     while stack:
@@ -287,53 +180,58 @@ def walk(
 
 
 def _identity(folder: Path) -> tuple[int, int] | str | None:
-    """What tells whether two paths are the same folder."""
+    """Return what tells whether two paths are the same folder."""
     try:
         status = os.stat(folder)
     except OSError:
         return None
-    return (status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(folder)
+    if not status.st_ino:
+        return os.path.realpath(folder)
+    return status.st_dev, status.st_ino
 
 
 def ignored_files(ignored: Counter[str]) -> str:
-    """Describe what is ignored, such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`."""
-    found = sorted(
-        ignored.items(),
-        key=lambda item: (item[0] == _HIDDEN, -item[1], natural_key(item[0])),
-    )
-    cure = {
-        extension: f" ({_CURES[extension]})"
-        for extension, _ in found
-        if extension in _CURES
-    }
-    named = (
-        (count, printable(name) or "without extension", cure.get(name, ""))
-        for name, count in found
-        if count
-    )
-    parts = [f"{count:,} {name}{advice}" for count, name, advice in named]
-    if len(parts) > _MOST_KINDS + 1:
-        rest = sum(count for _, count in found[_MOST_KINDS:])
-        parts = [*parts[:_MOST_KINDS], f"{rest:,} others"]
-    return " and ".join(
-        [", ".join(parts[:-1]), *parts[-1:]] if len(parts) > 1 else parts
-    )
+    """Describe what is ignored.
+
+    Such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`.
+    """
+    names = [name for name, count in ignored.items() if count]
+    names.sort(key=lambda name: (name == _HIDDEN, -ignored[name], natural_key(name)))
+    phrases = [_phrase(name, ignored[name]) for name in names]
+    if len(phrases) > _MOST_KINDS + 1:
+        rest = sum(ignored[name] for name in names[_MOST_KINDS:])
+        phrases = [*phrases[:_MOST_KINDS], f"{rest:,} others"]
+    *first, last = phrases or [""]
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
+
+
+def _phrase(name: str, count: int) -> str:
+    """Describe the ignored files of an extension."""
+    phrase = f"{count:,} {printable(name) or 'without extension'}"
+    if name in _CURES:
+        phrase += f" ({_CURES[name]})"
+    return phrase
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """The entries of a folder in natural order, without hidden files and system files such as Thumbs.db."""
+    """Return the entries of a folder in natural order.
+
+    Without hidden files and system files such as Thumbs.db.
+    """
     entries = (entry for entry in folder.iterdir() if is_visible(entry.name))
     return sorted(entries, key=lambda entry: natural_key(entry.name))
 
 
 def files_below(root: Path, folder: str = "") -> Iterator[str]:
-    """Yield the visible files below root/folder at any depth, relative to root with forward slashes, sorted as text."""
-    with os.scandir(root / folder) as entries:
-        found = sorted(
-            (entry for entry in entries if is_visible(entry.name)),
-            key=lambda entry: entry.name,
-        )
-    for entry in found:
+    """Yield the visible files below root/folder at any depth.
+
+    Relative to root with forward slashes, sorted as text.
+    """
+    with os.scandir(root / folder) as scanned:
+        visible = [entry for entry in scanned if is_visible(entry.name)]
+    for entry in sorted(visible, key=lambda entry: entry.name):
         name = f"{folder}/{entry.name}" if folder else entry.name
         if entry.is_dir():
             yield from files_below(root, name)
@@ -343,12 +241,16 @@ def files_below(root: Path, folder: str = "") -> Iterator[str]:
 
 def listed_entries(folder: Path, most: int = 8) -> str:
     """Name the visible entries of a folder, the first ones if there are many."""
-    found = [entry.name for entry in visible_entries(folder)]
-    return (", ".join(found[:most]) or "nothing") + (
-        f" and {len(found) - most} more" if len(found) > most else ""
-    )
+    names = [entry.name for entry in visible_entries(folder)]
+    listed = ", ".join(names[:most]) or "nothing"
+    if len(names) > most:
+        listed += f" and {len(names) - most} more"
+    return listed
 
 
 def is_visible(name: str) -> bool:
-    """Whether a file or folder is neither hidden nor made by the system, such as Thumbs.db and @eaDir."""
+    """Whether a file or folder is neither hidden nor made by the system.
+
+    Such as Thumbs.db and @eaDir.
+    """
     return name[0] != "." and name.lower() not in _CLUTTER

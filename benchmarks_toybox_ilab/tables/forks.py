@@ -22,7 +22,10 @@ def collect_nothing_of_the_parent() -> None:
 
 @contextmanager
 def closed_by_its_process(resource: Any) -> Iterator[Any]:
-    """Close a resource with threads at the end, but not in a process forked meanwhile."""
+    """Close a resource with threads at the end of a block.
+
+    But not in a process that was forked meanwhile.
+    """
     opened_by = os.getpid()
     try:
         yield resource

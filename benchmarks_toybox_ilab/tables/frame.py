@@ -1,4 +1,4 @@
-"""One frame of a data set, the rules for it, and the errors raised when it breaks one."""
+"""One frame of a data set, its rules, and the errors raised when it breaks one."""
 
 import operator
 import posixpath
@@ -12,7 +12,10 @@ _LINE_BREAKS = re.compile(r"[\r\n\0]")
 
 
 class FrameTableError(ValueError):
-    """A table, folder or file name breaks a rule; the message says which, the rule, and what to do."""
+    """A table, folder or file name breaks a rule.
+
+    The message says which, the rule, and what to do.
+    """
 
 
 class BadFrameError(OSError):
@@ -44,35 +47,43 @@ class Frame:
 def check_row(
     number: int, row: Frame, seen: dict[str, tuple | None], padded: bool
 ) -> None:
-    """Raise FrameTableError if a row breaks a rule or repeats a path in `seen`; add its path and clip to `seen`."""
-    if not row.path or not row.class_name:
-        missing = "class" if row.path else "path"
+    """Raise FrameTableError if a row breaks a rule or repeats a path.
+
+    Args:
+        number: Number of the row.
+        row: The row.
+        seen: Path and clip of the rows before, to which it is added.
+        padded: Whether a path may be repeated in its clip.
+    """
+    where = _where(number, row)
+    if not row.path:
         raise FrameTableError(
-            f"{_where(number, row)} has no {missing}; every row needs a path and a class."
+            f"{where} has no path; every row needs a path and a class."
+        )
+    if not row.class_name:
+        raise FrameTableError(
+            f"{where} has no class; every row needs a path and a class."
         )
     if row.split not in SPLITS:
         raise FrameTableError(
-            f"{_where(number, row)} has split {row.split!r}; a split is 'train' or 'test'."
+            f"{where} has split {row.split!r}; a split is 'train' or 'test'."
         )
     if type(row.frame) is not int or row.frame < 0:
-        whole_number(
-            f"the frame number of {_where(number, row)}", row.frame, 0, FrameTableError
-        )
+        whole_number(f"the frame number of {where}", row.frame, 0, FrameTableError)
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
         raise FrameTableError(
-            f"row {number} ({row.path!r}) has a name that contains a line break; rename it."
+            f"row {number} ({row.path!r}) has a name that contains a line break; "
+            "rename it."
         )
-    clip = (row.class_name, row.object_name, row.session, row.split) if padded else None
+    clip = None
+    if padded:
+        clip = (row.class_name, row.object_name, row.session, row.split)
     path = posixpath.normpath(row.path)  # ./a.png is a.png
     if path in seen and not (padded and seen[path] == clip):
-        rule = (
-            "a padded table repeats a frame only within its clip"
-            if padded
-            else "list every frame once"
-        )
-        raise FrameTableError(
-            f"{_where(number, row)} repeats the path of an earlier row; {rule}."
-        )
+        rule = "list every frame once"
+        if padded:
+            rule = "a padded table repeats a frame only within its clip"
+        raise FrameTableError(f"{where} repeats the path of an earlier row; {rule}.")
     seen[path] = clip
 
 
@@ -82,26 +93,33 @@ def _where(number: int, row: Frame) -> str:
 
 def natural_key(text: str) -> tuple:
     """Sort key of a `text` that compares digits as numbers: object2 before object10."""
-    parts = _DIGITS.split(text)
+    parts: list = _DIGITS.split(text)
     # Every other part is digits, so numbers are only compared with numbers; int()
     # refuses thousands of digits.
-    parts[1::2] = (
-        (len(number), number)
-        for number in (digits.lstrip("0") for digits in parts[1::2])
-    )
+    for position in range(1, len(parts), 2):
+        digits = parts[position].lstrip("0")
+        parts[position] = (len(digits), digits)
     return tuple(parts), text
 
 
 def whole_number(
     name: str, value: object, least: int, error: type[ValueError] = ValueError
 ) -> int:
-    """Return the value as int; raise an error with its name unless it is a whole number of at least `least`."""
-    if (
-        isinstance(value, bool)
-        or not hasattr(value, "__index__")
-        or operator.index(value) < least
-    ):
+    """Return the value as int.
+
+    Args:
+        name: What it is, for the message.
+        value: The value.
+        least: The smallest number that is allowed.
+        error: What is raised.
+
+    Raises:
+        ValueError: Or another `error`, unless the value is a whole number of at least
+            `least`.
+    """
+    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_whole or operator.index(value) < least:  # type: ignore[arg-type]
         raise error(
             f"{name} is {value!r}, but must be a whole number of at least {least}."
         )
-    return operator.index(value)
+    return operator.index(value)  # type: ignore[arg-type]

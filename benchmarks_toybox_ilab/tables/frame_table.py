@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
-from benchmarks_toybox_ilab.tables.csv import COLUMNS, read_frames, write_frames
+from benchmarks_toybox_ilab.tables.csv import read_frames, write_frames
 from benchmarks_toybox_ilab.tables.frame import (
     SPLITS,
     BadFrameError,
@@ -29,6 +30,34 @@ from benchmarks_toybox_ilab.tables.frame import (
 )
 from benchmarks_toybox_ilab.tables.image import read_image
 from benchmarks_toybox_ilab.tables.progress import terminal_bar
+
+
+@dataclass
+class _Columns:
+    """The columns of a table that is being made."""
+
+    path: list[str] = field(default_factory=list)
+    class_name: list[str] = field(default_factory=list)
+    object_name: list[str] = field(default_factory=list)
+    session: list[str] = field(default_factory=list)
+    frame: list[int] = field(default_factory=list)
+    split: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # One object for equal names: a million rows have few classes and sessions.
+        self._names: dict[str, str] = {}
+
+    def add(self, row: Frame) -> None:
+        """Add a row."""
+        self.path.append(row.path)
+        self.class_name.append(self._shared(row.class_name))
+        self.object_name.append(row.object_name)
+        self.session.append(self._shared(row.session))
+        self.frame.append(operator.index(row.frame))
+        self.split.append(self._shared(row.split))
+
+    def _shared(self, name: str) -> str:
+        return self._names.setdefault(name, name)
 
 
 class FrameTable:
@@ -69,75 +98,62 @@ class FrameTable:
         self.reader = reader
         self.name = name
         self.padded = padded
-        columns: tuple[list, ...] = tuple([] for _ in COLUMNS)
+        rows = _Columns()
         seen: dict[str, tuple | None] = {}
-        names: dict[
-            str, str
-            # one object for equal names: a million rows have few classes and sessions
-        ] = {}
         for number, row in enumerate(frames):
             check_row(number, row, seen, padded)
-            shared = (
-                names.setdefault(text, text)
-                for text in (row.class_name, row.session, row.split)
-            )
-            class_name, session, split = shared
-            values = (
-                row.path,
-                class_name,
-                row.object_name,
-                session,
-                operator.index(row.frame),
-                split,
-            )
-            for column, value in zip(columns, values):
-                column.append(value)
+            rows.add(row)
         if not seen:
             raise FrameTableError(
-                f"{self._title()} has no frames; a table needs at least one training frame."
+                f"{self._title()} has no frames; a table needs at least one training "
+                "frame."
             )
         del seen
-        (
-            self.path,
-            self.class_name,
-            self.object_name,
-            self.session,
-            self.frame,
-            self.split,
-        ) = map(tuple, columns)
+        self.path = tuple(rows.path)
+        self.class_name = tuple(rows.class_name)
+        self.object_name = tuple(rows.object_name)
+        self.session = tuple(rows.session)
+        self.frame = tuple(rows.frame)
+        self.split = tuple(rows.split)
         self.classes = self._check_classes(classes)
         label_of = {name: label for label, name in enumerate(self.classes)}
-        self.labels = np.fromiter(
-            map(label_of.__getitem__, self.class_name), np.int64, len(self)
-        )
+        labels = map(label_of.__getitem__, self.class_name)
+        self.labels = np.fromiter(labels, np.int64, len(self))
         self.labels.setflags(write=False)
-        self._is_test = np.fromiter(
-            (split == "test" for split in self.split), bool, len(self)
-        )
-        for class_name, count in self.counts().items():
-            if not count["train"]:
-                raise FrameTableError(
-                    f"class {class_name!r} of {self._title()} has {count['test']} test frames and no training frames; "
-                    "every class needs training frames. Mark some of its rows as train, or leave the class out."
-                )
+        is_test = (split == "test" for split in self.split)
+        self._is_test = np.fromiter(is_test, bool, len(self))
+        self._check_training_frames()
 
     def _check_classes(self, classes: Sequence[str] | None) -> tuple[str, ...]:
+        """Return the classes in the given or in natural order."""
         natural = tuple(sorted(set(self.class_name), key=natural_key))
         if classes is None:
             return natural
         if sorted(classes) != sorted(natural):
             raise FrameTableError(
-                f"classes is {', '.join(classes)}, but must be the classes of {self._title()} in any order, each once: "
-                f"{', '.join(natural)}"
+                f"classes is {', '.join(classes)}, but must be the classes of "
+                f"{self._title()} in any order, each once: {', '.join(natural)}"
             )
         return tuple(classes)
+
+    def _check_training_frames(self) -> None:
+        for class_name, count in self.counts().items():
+            if not count["train"]:
+                raise FrameTableError(
+                    f"class {class_name!r} of {self._title()} has {count['test']} test "
+                    "frames and no training frames; every class needs training frames. "
+                    "Mark some of its rows as train, or leave the class out."
+                )
 
     def _title(self) -> str:
         return f"frame table {self.name!r}" if self.name else "the frame table"
 
     def __repr__(self) -> str:
         splits = f"{self.split.count('train')} train, {self.split.count('test')} test"
-        return f"<FrameTable {self.name!r}: {len(self)} frames of {len(self.classes)} classes, {splits}>"
+        return (
+            f"<FrameTable {self.name!r}: {len(self)} frames of {len(self.classes)} "
+            f"classes, {splits}>"
+        )
 
     def _columns(self) -> tuple[tuple, ...]:
         return (
@@ -153,7 +169,14 @@ class FrameTable:
         return len(self.path)
 
     def __getitem__(self, row: int) -> Frame:
-        return Frame(*(column[row] for column in self._columns()))
+        return Frame(
+            path=self.path[row],
+            class_name=self.class_name[row],
+            object_name=self.object_name[row],
+            session=self.session[row],
+            frame=self.frame[row],
+            split=self.split[row],
+        )
 
     def __iter__(self) -> Iterator[Frame]:
         return (self[row] for row in range(len(self)))
@@ -161,41 +184,56 @@ class FrameTable:
     def rows(
         self, split: str | None = None, class_name: str | None = None
     ) -> np.ndarray:
-        """Row numbers of a `split` ("train", "test") and of `class_name`, ascending, `(n,)` int64; None selects all.
+        """Return the row numbers of a split and of a class, `(n,)` int64.
+
+        They ascend.
+
+        Args:
+            split: "train" or "test"; None is both.
+            class_name: Name of the class; None are all.
 
         Raises:
             FrameTableError: If there is no such split or class.
         """
-        chosen = np.ones(len(self), dtype=bool)
+        mask = np.ones(len(self), dtype=bool)
         if split is not None:
             if split not in SPLITS:
                 raise FrameTableError(
-                    f"there is no split {split!r}; use 'train', 'test', or None for both."
+                    f"there is no split {split!r}; use 'train', 'test', or None for "
+                    "both."
                 )
-            chosen &= self._is_test == (split == "test")
+            mask &= self._is_test == (split == "test")
         if class_name is not None:
             if class_name not in self.classes:
                 raise FrameTableError(
-                    f"there is no class {class_name!r}; the classes are {', '.join(self.classes)}."
+                    f"there is no class {class_name!r}; the classes are "
+                    f"{', '.join(self.classes)}."
                 )
-            chosen &= self.labels == self.classes.index(class_name)
-        return np.flatnonzero(chosen)
+            mask &= self.labels == self.classes.index(class_name)
+        return np.flatnonzero(mask)
 
     def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Group `rows` by (class, object, session): clips in natural order, frames ascending, `(n,)` int64."""
-        groups: dict[tuple[str, str, str], list[int]] = {}
+        """Group rows by class, object and session.
+
+        Returns:
+            The rows of each clip, `(n,)` int64: clips in natural order, frames
+            ascending.
+        """
+        rows_of: dict[tuple[str, str, str], list[int]] = {}
         for row in map(int, rows):
-            groups.setdefault(
-                (self.class_name[row], self.object_name[row], self.session[row]), []
-            ).append(row)
-        ordered = sorted(groups, key=lambda clip: tuple(map(natural_key, clip)))
-        return [
-            np.array(sorted(groups[clip], key=lambda row: (self.frame[row], row)))
-            for clip in ordered
-        ]
+            clip = (self.class_name[row], self.object_name[row], self.session[row])
+            rows_of.setdefault(clip, []).append(row)
+        clips = sorted(rows_of, key=lambda clip: tuple(map(natural_key, clip)))
+        return [np.array(sorted(rows_of[clip], key=self._position)) for clip in clips]
+
+    def _position(self, row: int) -> tuple[int, int]:
+        """Return what the rows of a clip are sorted by."""
+        return self.frame[row], row
 
     def read(self, row: int) -> Image.Image:
-        """Read the frame of a `row` as an RGB image of Pillow, 8 bits a channel, in the size of the file.
+        """Read the frame of a row as an RGB image of Pillow.
+
+        It has 8 bits a channel and the size of the file.
 
         Raises:
             BadFrameError: If the file is missing, truncated or not an image.
@@ -203,11 +241,9 @@ class FrameTable:
         path = self.path[row]
         source = path if self.root is None else str(self.root / path)
         try:
-            return (
-                read_image(source)
-                if self.reader is None
-                else self.reader(path).convert("RGB")
-            )
+            if self.reader is None:
+                return read_image(source)
+            return self.reader(path).convert("RGB")
         # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError,
         # ValueError, struct.error ...).
         except Exception as error:
@@ -233,6 +269,7 @@ class FrameTable:
                 self.read(row)
             except BadFrameError as error:
                 return str(error)
+            return None
 
         bad = []
         # Pillow releases the interpreter lock while it decodes.
@@ -247,7 +284,9 @@ class FrameTable:
         return bad
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
-        """Return the table without `rows`, given by number; the others keep their order.
+        """Return the table without some rows, given by number.
+
+        The others keep their order.
 
         Raises:
             FrameTableError: If a row does not exist or a class loses all its training
@@ -257,52 +296,65 @@ class FrameTable:
         unknown = dropped.difference(range(len(self)))
         if unknown:
             raise FrameTableError(
-                f"there is no row {min(unknown)}; {self._title()} has rows 0 to {len(self) - 1}."
+                f"there is no row {min(unknown)}; {self._title()} has rows 0 to "
+                f"{len(self) - 1}."
             )
-        kept = [frame for row, frame in enumerate(self) if row not in dropped]
-        left = {frame.class_name for frame in kept}
-        classes = [name for name in self.classes if name in left]
-        return FrameTable(kept, self.root, self.reader, self.name, self.padded, classes)
+        frames = [frame for row, frame in enumerate(self) if row not in dropped]
+        names = {frame.class_name for frame in frames}
+        return FrameTable(
+            frames,
+            root=self.root,
+            reader=self.reader,
+            name=self.name,
+            padded=self.padded,
+            classes=[name for name in self.classes if name in names],
+        )
 
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
-        """Return the table with other labels: positions in `classes`, which are those of the table in any order."""
+        """Return the table with other labels.
+
+        They are positions in `classes`, which are those of the table in any order.
+        """
         relabelled = copy(self)
         relabelled.classes = self._check_classes(classes)
-        relabelled.labels = np.array(
-            [relabelled.classes.index(name) for name in self.classes]
-        )[self.labels]
+        new_label = [relabelled.classes.index(name) for name in self.classes]
+        relabelled.labels = np.array(new_label)[self.labels]
         relabelled.labels.setflags(write=False)
         return relabelled
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Count frames by class and split: `counts()["cup"]["test"]`."""
-        test = np.bincount(
-            self.labels[self._is_test], minlength=len(self.classes)
-        ).tolist()
-        both = np.bincount(self.labels, minlength=len(self.classes)).tolist()
+        number = len(self.classes)
+        test = np.bincount(self.labels[self._is_test], minlength=number).tolist()
+        train = np.bincount(self.labels[~self._is_test], minlength=number).tolist()
         return {
-            name: {"train": count - in_test, "test": in_test}
-            for name, count, in_test in zip(self.classes, both, test, strict=True)
+            name: {"train": train[label], "test": test[label]}
+            for label, name in enumerate(self.classes)
         }
 
     def content_hash(self) -> str:
-        """SHA-256 of all columns in row order, without the root: the same on every machine."""
+        """Return the SHA-256 of all columns in row order.
+
+        Without the root, so that it is the same on every machine.
+        """
         return _sha256(zip(*self._columns(), strict=True))
 
     def frames_hash(self) -> str:
-        """SHA-256 of the paths in row order: the same for every split of the same files."""
+        """Return the SHA-256 of the paths in row order.
+
+        It is the same for every split of the same files.
+        """
         return _sha256((path,) for path in self.path)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table atomically to `path`, as UTF-8 CSV with the header path,class,object,session,frame,split.
+        """Write the table atomically, as UTF-8 CSV.
 
-        The hidden file `.NAME.sha256` beside it receives the `content_hash`, which
-        `from_csv` compares.
+        Its header is path,class,object,session,frame,split. The hidden file
+        `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
         """
         beside = _digest_file(path)
-        beside.unlink(
-            missing_ok=True
-        )  # a table without a digest is read, one with that of another is not
+        # A table without a digest is read, one with that of another is not.
+        beside.unlink(missing_ok=True)
         write_frames(path, zip(*self._columns(), strict=True))
         with atomic_write(beside) as file:
             file.write(self.content_hash().encode())
@@ -325,15 +377,17 @@ class FrameTable:
             FrameTableError: If the file is missing, its header or a line is invalid,
                 the table breaks a rule, or it is not the one that `to_csv` wrote.
         """
-        frames, beside = read_frames(path), _digest_file(path)
+        frames = read_frames(path)
+        beside = _digest_file(path)
         try:
             table = cls(frames, root, reader, Path(path).stem, padded)
         except FrameTableError as error:
             raise FrameTableError(f"{path}: {error}") from error
         if beside.is_file() and beside.read_bytes() != table.content_hash().encode():
             raise FrameTableError(
-                f"{path} is not what was written: the SHA-256 of its rows is not the one in {beside}, so one of them "
-                f"was damaged or changed later. Write the table again; if you changed it, remove {beside}."
+                f"{path} is not what was written: the SHA-256 of its rows is not the "
+                f"one in {beside}, so one of them was damaged or changed later. Write "
+                f"the table again; if you changed it, remove {beside}."
             )
         return table
 
@@ -345,7 +399,6 @@ def _digest_file(path: str | Path) -> Path:
 def _sha256(rows: Iterable[Sequence]) -> str:
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(
-            json.dumps(row, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
-        )
+        line = json.dumps(row, ensure_ascii=True, separators=(",", ":"))
+        digest.update(line.encode() + b"\n")
     return digest.hexdigest()

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from os import PathLike
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageFile, ImageOps, JpegImagePlugin
@@ -326,12 +326,19 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     if profile and decoded.mode in ("RGB", "RGBA", "P", "PA"):
         transform = _transform(profile)
         if transform is not None:
-            rgb = ImageCms.applyTransform(rgb, transform)
-    orientation = decoded.getexif().get(_ORIENTATION, _UPRIGHT)
-    if upright and orientation != _UPRIGHT:
-        rgb.getexif()[_ORIENTATION] = orientation
-        return ImageOps.exif_transpose(rgb)
+            # It returns nothing only where it is asked to change the image itself.
+            rgb = cast(Image.Image, ImageCms.applyTransform(rgb, transform))
+    if upright:
+        return _upright(rgb, decoded.getexif().get(_ORIENTATION, _UPRIGHT))
     return rgb
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Rotate and mirror an image by a value of EXIF's orientation."""
+    if orientation == _UPRIGHT:
+        return image
+    image.getexif()[_ORIENTATION] = orientation
+    return ImageOps.exif_transpose(image)
 
 
 def _check_readable(image: Image.Image) -> None:

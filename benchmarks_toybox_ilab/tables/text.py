@@ -1,4 +1,7 @@
-"""Text from files, such as names and metadata, made safe for a terminal, a page and a spreadsheet."""
+"""Text from files, made safe for a terminal, a page and a spreadsheet.
+
+Such as names and metadata.
+"""
 
 import re
 import sys
@@ -14,80 +17,98 @@ from unicodedata import category, combining
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
 # Characters of category Cf that are seen: signs that enclose Arabic, Syriac and Kaithi
 # numbers.
-_SIGNS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
+_SIGNS = (
+    "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2"
+    "\U000110bd\U000110cd"
+)
 _SELECTORS = re.compile("[\u180b-\u180d\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
-_DOUBTFUL = re.compile(
-    f"[{_BLANK}]|{_SELECTORS.pattern}"
-)  # str.isprintable takes them for seen
-_JOINERS, _KEYCAP, _VIRAMA = "\u200c\u200d", "\u20e3", 9
+# str.isprintable takes them for seen.
+_DOUBTFUL = re.compile(f"[{_BLANK}]|{_SELECTORS.pattern}")
+_JOINERS = "\u200c\u200d"
+_KEYCAP = "\u20e3"
+_VIRAMA = 9  # a combining class
+_UNSEEN_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _WORDS = re.compile(r"- [A-Za-z][A-Za-z ,]*")  # of a list: nothing in them is computed
 _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to another
 
 
-def is_seen(text: str, place: int) -> bool:
-    """Whether a character of a text is drawn, or changes how its neighbours beyond ASCII are drawn.
+def is_seen(text: str, index: int) -> bool:
+    """Whether a character of a text is drawn, or changes how its neighbours are drawn.
 
     Control characters, unpaired surrogates, marks of direction and zero-width
     characters are not seen. A joiner between two characters beyond ASCII or after a
     virama is (Persian, Hindi, emoji), and so is a variation selector after one.
     """
-    char, before, after = (
-        text[place],
-        text[max(place - 1, 0) : place],
-        text[place + 1 : place + 2],
-    )
+    char = text[index]
+    before = text[max(index - 1, 0) : index]
+    after = text[index + 1 : index + 2]
     if char in _JOINERS:
-        joined = after > "\x7f" or combining(before or " ") == _VIRAMA
-        return before > "\x7f" and joined and not {before, after} & {*_JOINERS, *_BLANK}
+        if before <= "\x7f" or {before, after} & {*_JOINERS, *_BLANK}:
+            return False
+        return after > "\x7f" or combining(before) == _VIRAMA
     if _SELECTORS.match(char):
         return before > "\x7f" or after == _KEYCAP
-    if (
-        char in _BLANK or ord(char) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(char) <= 0xFDEF
-    ):  # the latter: noncharacters
+    if char in _BLANK or _is_noncharacter(ord(char)):
         return False
-    return char in _SIGNS or category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return char in _SIGNS or category(char) not in _UNSEEN_CATEGORIES
+
+
+def _is_noncharacter(code: int) -> bool:
+    return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
 
 
 def printable(text: object, keep: str = "") -> str:
-    r"""Return a text in which every character is seen: others become escapes such as ``\x1b``, ``\n`` and ``\u202e``.
+    r"""Return a text in which every character is seen.
 
-    What a terminal takes for a command, a page for another direction, or a reader for
-    the end of a line is then plain text. See `is_seen`.
+    Others become escapes such as ``\x1b``, ``\n`` and ``\u202e``. What a terminal takes
+    for a command, a page for another direction, or a reader for the end of a line is
+    then plain text. See `is_seen`.
 
     Args:
         text: Any object; its `str` is taken.
         keep: Characters that stay.
     """
     text = str(text)
-    if text.isprintable() and not _DOUBTFUL.search(
-        text
-    ):  # quick, and true of nearly every text
+    # Quick, and true of nearly every text.
+    if text.isprintable() and not _DOUBTFUL.search(text):
         return text
-    return "".join(
-        char
-        if char in keep or is_seen(text, place)
-        else char.encode("unicode_escape").decode()
-        for place, char in enumerate(text)
-    )
+    safe = []
+    for index, char in enumerate(text):
+        if char in keep or is_seen(text, index):
+            safe.append(char)
+        else:
+            safe.append(char.encode("unicode_escape").decode())
+    return "".join(safe)
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Put an apostrophe before a text that begins as a formula does; numbers such as -1.5 stay as they are."""
-    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
+    """Put an apostrophe before a text that begins as a formula does.
+
+    Numbers such as -1.5 stay as they are.
+    """
+    if isinstance(value, str) and _is_formula(value):
+        return f"'{value}"
+    return value
 
 
 def from_spreadsheet_cell(text: str) -> str:
     """Undo `spreadsheet_cell`."""
-    return text[1:] if text.startswith("'") and _is_formula(text[1:]) else text
+    if text.startswith("'") and _is_formula(text[1:]):
+        return text[1:]
+    return text
 
 
 def _is_formula(text: str) -> bool:
-    """Whether the text, without apostrophes before it, begins as a formula does; numbers and plain words are none."""
+    """Whether the text, without apostrophes before it, begins as a formula does.
+
+    Numbers and plain words are none.
+    """
     if not _FORMULA.match(text) or _WORDS.fullmatch(text):
         return False
     try:
-        [float(number) for number in text.split(" ")]
+        for number in text.split(" "):
+            float(number)
     except ValueError:
         return True
     return False
@@ -102,11 +123,8 @@ class ListedError(ValueError):
     """
 
     def __init__(self, title: str, items: Iterable[object]):
-        super().__init__(
-            "\n".join(
-                [f"{printable(title)}:", *(f"  {printable(item)}" for item in items)]
-            )
-        )
+        lines = [f"  {printable(item)}" for item in items]
+        super().__init__("\n".join([f"{printable(title)}:", *lines]))
 
 
 class SafeStream:
@@ -122,23 +140,22 @@ class SafeStream:
     """
 
     def __init__(self, stream: TextIO, bars: bool = False):
-        self._stream, self._keep, self._bars = (
-            stream,
-            "\r\n\t" if bars else "\n\t",
-            bars,
-        )
+        self._stream = stream
+        self._keep = "\r\n\t" if bars else "\n\t"
+        self._bars = bars
         self.error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text; characters that the stream's encoding lacks become escapes, too."""
-        safe = (
-            text
-            if self._bars and _CURSOR.fullmatch(text)
-            else printable(text, self._keep)
-        )
+        """Write a text.
+
+        Characters that the stream's encoding lacks become escapes, too.
+        """
+        safe = text
+        if not (self._bars and _CURSOR.fullmatch(text)):
+            safe = printable(text, self._keep)
         encoding = self._stream.encoding or "utf-8"
         try:
             self._stream.write(
@@ -157,17 +174,19 @@ class SafeStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Let all that is printed in a block, to standard output and error, go through `SafeStream`.
+    """Let all that is printed in a block go through `SafeStream`.
 
-    This includes warnings, logs, progress bars and the messages of other libraries, and
-    the traceback of an error that leaves the block and ends the program.
+    To standard output and error. This includes warnings, logs, progress bars and the
+    messages of other libraries, and the traceback of an error that leaves the block and
+    ends the program.
     """
 
     def print_error(*error: Any) -> None:
         with safe_output():
             traceback.print_exception(*error)
 
-    before = sys.stdout, sys.stderr
+    stdout = sys.stdout
+    stderr = sys.stderr
     if sys.stdout is not None:  # it is where the shell closed it
         sys.stdout = SafeStream(sys.stdout)  # type: ignore[assignment]
     if sys.stderr is not None:
@@ -178,7 +197,8 @@ def safe_output() -> Iterator[None]:
         sys.excepthook = print_error
         raise
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout = stdout
+        sys.stderr = stderr
 
 
 def now() -> str:

@@ -7,34 +7,44 @@ from functools import cache
 
 import numpy as np
 
-WHITE = (
-    203.0  # nits of a white page in HDR (ITU-R BT.2408); what is brighter is white, too
-)
+# nits of a white page in HDR (ITU-R BT.2408); what is brighter is white, too
+WHITE = 203.0
 _HLG_PEAK = 1000.0  # nits of the screen for which HLG is computed
-HDR = _PQ, _HLG = 16, 18  # transfer functions, numbered as in ITU-T H.273
-# linear RGB of the primaries of the same standard: rows give red, green and blue of
-# sRGB
+# transfer functions, numbered as in ITU-T H.273
+_PQ = 16
+_HLG = 18
+HDR = (_PQ, _HLG)
+# primaries, numbered as in the same standard
+_UNKNOWN = 2
+_BT2020 = 9
+_DISPLAY_P3 = 12
+# From linear RGB of the primaries: rows give red, green and blue of sRGB.
 _SRGB = {
-    9: (
+    _BT2020: (
         (1.660491, -0.587641, -0.07285),
         (-0.12455, 1.1329, -0.008349),
         (-0.018151, -0.100579, 1.11873),
-    ),  # BT.2020
-    12: (
+    ),
+    _DISPLAY_P3: (
         (1.22494, -0.22494, 0),
         (-0.042057, 1.042057, 0),
         (-0.019638, -0.078636, 1.098274),
-    ),  # Display P3
+    ),
 }
 
 
 def is_wide(transfer: int, primaries: int) -> bool:
-    """Whether colours need `srgb`: brightness is for HDR screens, or the primaries are not those of sRGB."""
+    """Whether colours need `srgb`.
+
+    They do if brightness is for HDR screens, or the primaries are not those of sRGB.
+    """
     return transfer in HDR or primaries in _SRGB
 
 
 def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
-    """Convert RGB of HDR or of wide gamut to sRGB. A white page is white, and brighter or purer colours are cut off.
+    """Convert RGB of HDR or of wide gamut to sRGB.
+
+    A white page is white, and brighter or purer colours are cut off.
 
     Args:
         pixels: `(H, W, 3)` `uint16`, full range.
@@ -47,12 +57,13 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
         `(H, W, 3)` `uint8`.
     """
     light = _light(transfer)[pixels]
-    if (
-        transfer == _HLG
-    ):  # the screen's gamma depends on the brightness of all three channels
+    if transfer == _HLG:
+        # The screen's gamma depends on the brightness of all three channels.
         scene = light @ np.array([0.2627, 0.678, 0.0593], np.float32)
         light *= (_HLG_PEAK / WHITE * np.maximum(scene, 1e-6) ** 0.2)[..., None]
-    matrix = _SRGB.get(9 if transfer in HDR and primaries == 2 else primaries)
+    if transfer in HDR and primaries == _UNKNOWN:
+        primaries = _BT2020
+    matrix = _SRGB.get(primaries)
     if matrix is not None:
         light = light @ np.array(matrix, np.float32).T
     return _to_srgb()[np.rint(light.clip(0, 1) * 0xFFFF).astype(np.uint16)]
@@ -60,34 +71,28 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
 
 @cache
 def _light(transfer: int) -> np.ndarray:
-    """Light of each 16-bit signal: 1 is white (PQ, sRGB), or the most that the scene has (HLG)."""
+    """Return the light of each 16-bit signal, `(65536,)` float32.
+
+    1 is white (PQ, sRGB), or the most that the scene has (HLG).
+    """
     signal = np.linspace(0, 1, 1 << 16)
     if transfer == _PQ:
         root = signal ** (32 / 2523)
-        light = (
-            10_000
-            / WHITE
-            * (np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128))
-            ** (8192 / 1305)
-        )
+        ratio = np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128)
+        light = 10_000 / WHITE * ratio ** (8192 / 1305)
     elif transfer == _HLG:
-        light = np.where(
-            signal <= 0.5,
-            signal**2 / 3,
-            (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12,
-        )
+        bright = (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12
+        light = np.where(signal <= 0.5, signal**2 / 3, bright)
     else:
-        light = np.where(
-            signal <= 0.04045, signal / 12.92, ((signal + 0.055) / 1.055) ** 2.4
-        )
+        bright = ((signal + 0.055) / 1.055) ** 2.4
+        light = np.where(signal <= 0.04045, signal / 12.92, bright)
     return light.astype(np.float32)
 
 
 @cache
 def _to_srgb() -> np.ndarray:
-    """The 8-bit sRGB value of each 16-bit light."""
+    """Return the 8-bit sRGB value of each 16-bit light, `(65536,)` uint8."""
     light = np.linspace(0, 1, 1 << 16)
-    signal = np.where(
-        light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055
-    )
+    bright = 1.055 * light ** (1 / 2.4) - 0.055
+    signal = np.where(light <= 0.0031308, 12.92 * light, bright)
     return np.rint(255 * signal).astype(np.uint8)

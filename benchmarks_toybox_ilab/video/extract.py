@@ -1,4 +1,6 @@
-"""Extract frames from video files: one lossless image every 1/fps seconds, each clip completely or not at all.
+"""Extract frames from video files: one lossless image every 1/fps seconds.
+
+Each clip is extracted completely or not at all.
 
 Needs PyAV, which brings FFmpeg: `pip install -e ".[video]"`.
 """
@@ -27,18 +29,15 @@ from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_fram
 
 def frame_rate(fps: float) -> float:
     """Return the rate as float; ValueError if it is not a finite number above 0."""
-    if (
-        isinstance(fps, bool)
-        or not isinstance(fps, int | float)
-        or not 0 < fps < math.inf
-    ):
+    is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
+    if not is_number or not 0 < fps < math.inf:
         raise ValueError(f"fps is {fps!r}, but must be a number above 0.")
     return float(fps)
 
 
 @dataclass(frozen=True)
 class Job:
-    """The frames of a video at times 0, 1/fps, 2/fps ... after its first frame, as PNG files.
+    """The frames of a video at times 0, 1/fps, 2/fps ... as PNG files.
 
     Attributes:
         video: The file.
@@ -69,43 +68,62 @@ class Job:
 
     @property
     def _marker(self) -> Path:
-        """The file that is written last: it marks a finished clip, and holds what its frames depend on."""
+        """The file that is written last.
+
+        It marks a finished clip, and holds what its frames depend on.
+        """
         return self.folder / f"{self._hidden}.json"
 
-    def _record(self) -> dict:
+    def _record(self) -> dict[str, Any]:
+        """Return what the frames depend on.
+
+        Raises:
+            VideoError: If the video does not exist.
+        """
         try:
             status = self.video.stat()
         except OSError as error:
             raise VideoError(
                 f"there is no video file {self.video}; restore it."
             ) from error
-        size = list(self.size) if isinstance(self.size, tuple) else self.size
-        video = {"video_bytes": status.st_size, "video_mtime_ns": status.st_mtime_ns}
-        return {**video, "first": self.name(1), "fps": float(self.fps), "size": size}
+        return {
+            "video_bytes": status.st_size,
+            "video_mtime_ns": status.st_mtime_ns,
+            "first": self.name(1),
+            "fps": float(self.fps),
+            "size": list(self.size) if isinstance(self.size, tuple) else self.size,
+        }
 
     def finished(self) -> list[str] | None:
-        """Names of the frames if all are as written and neither the video nor the job has changed, else None."""
+        """Return the names of the frames if the clip is finished, else None.
+
+        It is if all are as written, and neither the video nor the job has changed.
+        """
         try:
-            marked = json.loads(self._marker.read_text(encoding="utf-8"))
-            names = [self.name(number + 1) for number in range(marked.pop("frames"))]
-            digest = marked.pop("frames_sha256")
-            if not names or marked != self._record():
+            record = json.loads(self._marker.read_text(encoding="utf-8"))
+            names = [self.name(number + 1) for number in range(record.pop("frames"))]
+            digest = record.pop("frames_sha256")
+            if not names or record != self._record():
                 return None
-            return (
-                names
-                if digest == files_digest([self.folder / name for name in names])
-                else None
-            )
+            if digest != self._digest(self.folder, names):
+                return None
+            return names
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    def _digest(self, folder: Path, names: Iterable[str]) -> str:
+        return files_digest([folder / name for name in names])
+
     def extract(self, threads: int = 0) -> list[str]:
-        """Write the frames, rotated as players show them, unless that is `finished`; return their names in order.
+        """Write the frames as players show them, unless that is `finished`.
 
         They are written to a hidden folder and moved at the end.
 
         Args:
             threads: Number of decoder threads; 0 lets the decoder choose.
+
+        Returns:
+            The names of the frames in order.
 
         Raises:
             VideoError, ImportError: As `sampled_frames`.
@@ -115,68 +133,70 @@ class Job:
         names = self.finished()
         if names is not None:
             return names
-        with closing(
-            sampled_frames(self.video, self.fps, self.size, threads)
-        ) as images:
+        sampled = sampled_frames(self.video, self.fps, self.size, threads)
+        with closing(sampled) as images:
             first = next(images)  # a bad file fails here, before anything is written
             try:
                 return self._write(record, chain([first], images))
             except OSError as error:
+                # Another process may have finished the clip and removed our folder.
                 names = self.finished()
-                if (
-                    names is not None
-                ):  # another process finished the same clip and removed our folder
+                if names is not None:
                     return names
                 raise FrameTableError(
-                    f"the frames of {self.video} cannot be written to {self.folder}: {error.strerror or error}. Make "
-                    "the folder writable or make room there, and run the same again; finished clips are kept."
+                    f"the frames of {self.video} cannot be written to {self.folder}: "
+                    f"{error.strerror or error}. Make the folder writable or make room "
+                    "there, and run the same again; finished clips are kept."
                 ) from error
 
     def _write(self, record: dict, images: Iterable[Image.Image]) -> list[str]:
+        """Write frames to a hidden folder, and move them all; return their names."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = Path(
-            tempfile.mkdtemp(prefix=f"{self._hidden}.", suffix=".part", dir=self.folder)
-        )
+        prefix = f"{self._hidden}."
+        part = Path(tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=self.folder))
         try:
             names = []
             for number, image in enumerate(images, 1):
-                names.append(self.name(number))
-                _save(image, part / names[-1])
-            digest = files_digest([part / name for name in names])
+                name = self.name(number)
+                _save(image, part / name)
+                names.append(name)
+            digest = self._digest(part, names)
             finished = self.finished()
             if finished is not None:
                 return finished
             self._marker.unlink(missing_ok=True)
-            frame = re.compile(rf"{re.escape(self.prefix)}\d+\.png")
-            for entry in filter(frame.fullmatch, os.listdir(self.folder)):
-                os.unlink(
-                    self.folder / entry
-                )  # of another rate or video, or left by a killed process
+            # Frames of another rate or video, or left by a killed process.
+            for entry in self._entries(rf"{re.escape(self.prefix)}\d+\.png"):
+                entry.unlink()
             for name in names:
                 os.replace(part / name, self.folder / name)
-            marked = {**record, "frames": len(names), "frames_sha256": digest}
-            (part / "marker").write_text(json.dumps(marked), encoding="utf-8")
+            record = {**record, "frames": len(names), "frames_sha256": digest}
+            (part / "marker").write_text(json.dumps(record), encoding="utf-8")
             os.replace(part / "marker", self._marker)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        left = re.compile(
-            rf"{re.escape(self._hidden)}\.[^.]+\.part"
-        )  # by a process that was killed
-        for entry in filter(left.fullmatch, os.listdir(self.folder)):
-            shutil.rmtree(self.folder / entry, ignore_errors=True)
+        # Folders of processes that were killed.
+        for entry in self._entries(rf"{re.escape(self._hidden)}\.[^.]+\.part"):
+            shutil.rmtree(entry, ignore_errors=True)
         return names
+
+    def _entries(self, pattern: str) -> list[Path]:
+        """Return what lies in the folder and has such a name."""
+        names = filter(re.compile(pattern).fullmatch, os.listdir(self.folder))
+        return [self.folder / name for name in names]
 
 
 def _save(image: Image.Image, path: Path) -> None:
-    image.save(
-        path, compress_level=1
-    )  # of PNG: a third of the time of the usual 6, for a quarter more bytes
+    # of PNG: a third of the time of the usual 6, for a quarter more bytes
+    image.save(path, compress_level=1)
 
 
 def extract_many(
     jobs: Iterable[Job], workers: int = 1, progress: Callable[..., Any] = terminal_bar
 ) -> list[tuple[Path, str]]:
-    """Extract the frames of many videos; skip finished clips, and go on after a bad video.
+    """Extract the frames of many videos.
+
+    Finished clips are skipped, and a bad video does not stop the others.
 
     On an interrupt or an error, clips that have begun are finished first, and all
     finished clips are kept.
@@ -208,16 +228,16 @@ def extract_many(
         progress(len(jobs), "extracting frames", " videos") as bar,
         ThreadPoolExecutor(workers) as threads,
     ):
-        positions = {
+        position_of = {
             threads.submit(attempt, job): position for position, job in enumerate(jobs)
         }
         try:
-            for attempted in as_completed(positions):
-                result = attempted.result()
+            for future in as_completed(position_of):
+                result = future.result()
                 if isinstance(result, int):
                     frames += result
                 else:
-                    failures[positions[attempted]] = result
+                    failures[position_of[future]] = result
                 bar.set_postfix_str(f"{frames} images", refresh=False)
                 bar.update()
         except BaseException:

@@ -7,7 +7,7 @@ interlaced video, in sRGB. Damaged and truncated files are detected.
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def load_av() -> Any:
 
 def sampled_frames(
     video: Path, fps: float, size: Size = None, threads: int = 0
-) -> Iterator[Image.Image]:
+) -> Generator[Image.Image, None, None]:
     """Yield the frames of a video at times 0, 1/fps, 2/fps ... after its first frame.
 
     Each is the first frame whose time stamp is not below that time, so a frame may be

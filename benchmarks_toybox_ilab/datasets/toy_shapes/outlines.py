@@ -18,10 +18,15 @@ Uniform = Callable[[float, float], float]
 
 
 class Part(NamedTuple):
-    """One polygon: its role (`FILL` adds to the object, `HOLE` cuts, `DETAIL` is painted on top) and its points."""
+    """One polygon.
+
+    Attributes:
+        role: `FILL` adds to the object, `HOLE` cuts, `DETAIL` is painted on top.
+        points: `(N, 2)` float64.
+    """
 
     role: str
-    points: np.ndarray  # float64 (N, 2)
+    points: np.ndarray
 
 
 def _part(role, points) -> Part:
@@ -32,7 +37,10 @@ filled, cut_out, painted = (partial(_part, role) for role in (FILL, HOLE, DETAIL
 
 
 def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
-    """Points on an ellipse; angles in degrees, clockwise in the image, from the right."""
+    """Return points on an ellipse, `(steps, 2)`.
+
+    Angles are in degrees, clockwise in the image, from the right.
+    """
     angle = np.radians(
         np.linspace(start, stop, steps, endpoint=abs(stop - start) < 360)
     )
@@ -51,7 +59,10 @@ def mirrored(right_half) -> np.ndarray:
 
 
 def ribbon(path, width, end_width=None) -> np.ndarray:
-    """A line of a given width as a polygon, so that it scales and tilts with the object."""
+    """Return a line of a given width as a polygon.
+
+    So it scales and tilts with the object.
+    """
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
@@ -441,7 +452,10 @@ OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {
 
 
 def outline(class_name: str, u: Uniform) -> list[Part]:
-    """Draw the polygons of one object, centred, the longer side of its bounding box from -1 to 1."""
+    """Draw the polygons of one object.
+
+    They are centred, and the longer side of their bounding box goes from -1 to 1.
+    """
     parts = OUTLINES[class_name](u)
     everything = np.concatenate([points for role, points in parts if role == FILL])
     low, high = everything.min(axis=0), everything.max(axis=0)

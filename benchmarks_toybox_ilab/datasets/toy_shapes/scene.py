@@ -1,4 +1,4 @@
-"""Draw a frame of the toy shapes: the object, the motion and light of its clip, and the image.
+"""Draw a frame of the toy shapes: the object, its motion and light, and the image.
 
 All randomness is seeded by a hash of names and numbers, so nothing is stored and each
 frame can be drawn alone.
@@ -10,9 +10,9 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -31,38 +31,52 @@ CLASSES: tuple[str, ...] = tuple(sorted(OUTLINES))
 # version: increase it if a path gives other pixels; part of the reader's repr and of
 # cache keys
 DRAWING = 1
-SIZE, FRAMES_PER_CLIP = 64, 15  # of a path without suffixes
+# of a path without suffixes
+SIZE = 64
+FRAMES_PER_CLIP = 15
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
-DOTS_ON_EDGES, DOTS_ANYWHERE = (
-    0.5,
-    0.02,
-)  # largest probability of a dot at an edge, and that anywhere
+DOTS_ON_EDGES = 0.5  # largest probability of a dot at an edge
+DOTS_ANYWHERE = 0.02  # and that anywhere
 
 Colour = tuple[int, int, int]
 
 
 def _uniform(*key: object) -> Uniform:
-    """Return `u(low, high)`, uniform random numbers seeded by the key's SHA-256, the same on every machine."""
-    digest = hashlib.sha256("/".join(map(str, ("toy_shapes", *key))).encode()).digest()
-    draw = random.Random(
-        int.from_bytes(digest[:8], "big")
-    ).random  # the same sequence in all Python versions
+    """Return `u(low, high)`, which draws uniform random numbers.
+
+    They are seeded by the key's SHA-256, and the same on every machine and in all
+    versions of Python.
+    """
+    name = "/".join(map(str, ("toy_shapes", *key)))
+    digest = hashlib.sha256(name.encode()).digest()
+    draw = random.Random(int.from_bytes(digest[:8], "big")).random
     return lambda low, high: low + (high - low) * draw()
 
 
 def _colour(hue: float, saturation: float, luma: float) -> Colour:
-    """RGB (0..255) of a hue (turns) and a saturation with exactly this luma (0..1), so that contrast is known."""
-    rgb = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
-    own = sum(weight * value for weight, value in zip(LUMA, rgb))
+    """Return the RGB of a hue and a saturation with exactly this luma.
+
+    So that contrast is known.
+
+    Args:
+        hue: Turns.
+        saturation, luma: From 0 to 1.
+    """
+    pure = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
+    own = sum(weight * value for weight, value in zip(LUMA, pure))
     if luma < own:
-        rgb = [value * luma / own for value in rgb]
+        rgb = [value * luma / own for value in pure]
     else:
-        rgb = [value + (1 - value) * (luma - own) / (1 - own) for value in rgb]
-    return tuple(round(255 * (luma + saturation * (value - luma))) for value in rgb)
+        rgb = [value + (1 - value) * (luma - own) / (1 - own) for value in pure]
+    red, green, blue = (
+        round(255 * (luma + saturation * (value - luma))) for value in rgb
+    )
+    return red, green, blue
 
 
-class _Thing(NamedTuple):
+@dataclass(frozen=True)
+class _Thing:
     """One object: its outline, its colours and the polygons of its pattern."""
 
     parts: list[Part]
@@ -73,39 +87,70 @@ class _Thing(NamedTuple):
     luma: float
 
 
-class _Clip(NamedTuple):
-    """One session: the background, and motion and light as functions of time t from 0 to 1."""
+@dataclass(frozen=True)
+class _Patch:
+    """A polygon of the background."""
+
+    points: np.ndarray  # (N, 2), in units of the image (0..1)
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class _Clip:
+    """One session: the background, motion and light.
+
+    Attributes:
+        ground: Colour of the background.
+        clutter: What lies on it.
+        curves: Motion and light, functions of time t from 0 to 1.
+        cast: `(3,)` gain of each channel.
+        shade: Direction of the shading, radians.
+    """
 
     ground: Colour
-    clutter: list[tuple[np.ndarray, Colour]]  # polygons in units of the image (0..1)
+    clutter: list[_Patch]
     curves: dict[str, Callable[[float], float]]
-    cast: np.ndarray  # (3,) gain of each channel
-    shade: float  # direction of the shading, radians
+    cast: np.ndarray
+    shade: float
+
+
+def _rotation(angle: float) -> np.ndarray:
+    """Return the matrix that turns rows of points by an angle in radians."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return np.array([[cos, sin], [-sin, cos]])
+
+
+def _circle(corners: int) -> np.ndarray:
+    """Return the angles of corners around a circle."""
+    return np.linspace(0, 2 * math.pi, corners, endpoint=False)
 
 
 def _pattern(u: Uniform) -> list[np.ndarray]:
-    """Stripes, dots, checks or no pattern, in object coordinates; only the part inside the outline is visible."""
-    kind, pitch, angle = int(u(0, 4)), u(0.32, 0.6), u(0, math.pi)
-    turn = np.array(
-        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
-    )
+    """Return stripes, dots, checks or no pattern, in object coordinates.
+
+    Only the part inside the outline is visible.
+    """
+    kind = int(u(0, 4))
+    pitch = u(0.32, 0.6)
+    turn = _rotation(u(0, math.pi))
     cells = np.arange(-1.4, 1.4, pitch)
-    square = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
+    shape = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
     if kind == 0:
         return []
     if kind == 1:
         width = pitch * u(0.3, 0.6)
-        return [(square * (width, 3.0) + (x, -1.5)) @ turn for x in cells]
-    if kind == 2:
-        angles = np.linspace(0, 2 * math.pi, 10, endpoint=False)
-        square = np.stack([np.cos(angles), np.sin(angles)], 1) * u(0.22, 0.36) + 0.5
-    grid = [
-        (x, y)
-        for i, x in enumerate(cells)
-        for j, y in enumerate(cells)
-        if kind == 2 or (i + j) % 2
-    ]
-    return [(square * pitch + corner) @ turn for corner in grid]
+        return [(shape * (width, 3.0) + (x, -1.5)) @ turn for x in cells]
+    dots = kind == 2
+    if dots:
+        angles = _circle(10)
+        points = np.stack([np.cos(angles), np.sin(angles)], 1)
+        shape = points * u(0.22, 0.36) + 0.5
+    polygons = []
+    for column, x in enumerate(cells):
+        for row, y in enumerate(cells):
+            if dots or (column + row) % 2:
+                polygons.append((shape * pitch + (x, y)) @ turn)
+    return polygons
 
 
 @lru_cache(maxsize=256)
@@ -129,18 +174,20 @@ def _thing(class_name: str, object_index: int) -> _Thing:
 def _curve(
     u: Uniform, middle: float, travel: float, wobble: float
 ) -> Callable[[float], float]:
-    """A smooth function of t = 0..1 around `middle`: a linear part (at most `travel` each way) and one slow wave."""
-    slope, height, phase, cycles = (
-        u(-travel, travel),
-        u(0, wobble),
-        u(0, 2 * math.pi),
-        u(0.4, 0.9),
-    )
-    return lambda t: (
-        middle
-        + slope * (2 * t - 1)
-        + height * math.sin(phase + 2 * math.pi * cycles * t)
-    )
+    """Return a smooth function of t = 0..1.
+
+    Around `middle`: a linear part (at most `travel` each way) and one slow wave.
+    """
+    slope = u(-travel, travel)
+    height = u(0, wobble)
+    phase = u(0, 2 * math.pi)
+    cycles = u(0.4, 0.9)
+
+    def curve(t: float) -> float:
+        wave = height * math.sin(phase + 2 * math.pi * cycles * t)
+        return middle + slope * (2 * t - 1) + wave
+
+    return curve
 
 
 @lru_cache(maxsize=1024)
@@ -149,34 +196,12 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     u = _uniform("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
-    sides = [
-        (low, high)
-        for low, high in ((0.06, luma - 0.26), (luma + 0.26, 0.94))
-        if high - low > 0.08
-    ]
+    sides = [(0.06, luma - 0.26), (luma + 0.26, 0.94)]
+    sides = [(low, high) for low, high in sides if high - low > 0.08]
     low, high = sides[int(u(0, len(sides)))]
     ground = u(low, high)
-    clutter = []
-    for _ in range(int(u(9, 16))):
-        corners, stretch, size, spin = (
-            int(u(3, 8)),
-            u(0.25, 1.0),
-            u(0.06, 0.32),
-            u(0, 2 * math.pi),
-        )
-        angle = np.linspace(0, 2 * math.pi, corners, endpoint=False) + spin
-        points = np.stack([np.cos(angle), np.sin(angle) * stretch], 1) * size
-        tilt = u(0, math.pi)
-        points = points @ np.array(
-            [[math.cos(tilt), math.sin(tilt)], [-math.sin(tilt), math.cos(tilt)]]
-        )
-        tone = min(max(ground + u(-0.18, 0.18), low), high)
-        clutter.append(
-            (
-                points + np.array([u(-0.2, 1.2), u(-0.2, 1.2)]),
-                _colour(u(0, 1), u(0.2, 0.9), tone),
-            )
-        )
+    patches = int(u(9, 16))
+    clutter = [_patch(u, ground, low, high) for _ in range(patches)]
     curves = {
         "turn": _curve(u, u(-0.6, 0.6), 0.6, 0.25),
         "yaw": _curve(u, u(-0.45, 0.45), 0.35, 0.25),
@@ -191,57 +216,81 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     }
     cast = np.array([u(0.86, 1.12), u(0.9, 1.08), u(0.86, 1.12)])
     return _Clip(
-        _colour(u(0, 1), u(0.1, 0.7), ground), clutter, curves, cast, u(0, 2 * math.pi)
+        ground=_colour(u(0, 1), u(0.1, 0.7), ground),
+        clutter=clutter,
+        curves=curves,
+        cast=cast,
+        shade=u(0, 2 * math.pi),
     )
+
+
+def _patch(u: Uniform, ground: float, low: float, high: float) -> _Patch:
+    """Draw a polygon of the background.
+
+    Args:
+        u: Random numbers; the order of the draws matters.
+        ground: Luma of the background.
+        low, high: Range of the luma.
+    """
+    corners = int(u(3, 8))
+    stretch = u(0.25, 1.0)
+    size = u(0.06, 0.32)
+    angle = _circle(corners) + u(0, 2 * math.pi)
+    points = np.stack([np.cos(angle), np.sin(angle) * stretch], 1) * size
+    points = points @ _rotation(u(0, math.pi))
+    tone = min(max(ground + u(-0.18, 0.18), low), high)
+    points = points + np.array([u(-0.2, 1.2), u(-0.2, 1.2)])
+    return _Patch(points, _colour(u(0, 1), u(0.2, 0.9), tone))
 
 
 def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray:
-    """Object coordinates (N, 2) to pixels: yaw and pitch in mild perspective, then rotate, scale and shift."""
-    x, y = points[:, 0] * math.cos(at["yaw"]), points[:, 1] * math.cos(at["pitch"])
+    """Convert object coordinates (N, 2) to pixels.
+
+    Yaw and pitch in mild perspective, then rotate, scale and shift.
+
+    Args:
+        points: `(N, 2)`.
+        at: Values of the curves of a clip.
+        pixels: Side of the image.
+    """
+    x = points[:, 0] * math.cos(at["yaw"])
+    y = points[:, 1] * math.cos(at["pitch"])
     depth = points[:, 0] * math.sin(at["yaw"]) + points[:, 1] * math.sin(at["pitch"])
     grow = at["scale"] / (1 + 0.3 * depth)
-    cos, sin = math.cos(at["turn"]), math.sin(at["turn"])
-    return (
-        np.stack(
-            [
-                at["x"] + grow * (cos * x - sin * y),
-                at["y"] + grow * (sin * x + cos * y),
-            ],
-            axis=1,
-        )
-        * pixels
-    )
+    cos = math.cos(at["turn"])
+    sin = math.sin(at["turn"])
+    across = at["x"] + grow * (cos * x - sin * y)
+    down = at["y"] + grow * (sin * x + cos * y)
+    return np.stack([across, down], axis=1) * pixels
 
 
 def _corners(
     polygons: Sequence[np.ndarray], place: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[list[int]]:
-    """The corners x, y, x, y, ... of each polygon (N, 2) in whole pixels; all are placed at once, in half the time.
+    """Yield the corners x, y, x, y, ... of each polygon (N, 2) in whole pixels.
 
-    They are rounded here because Pillow truncates, which would show differences in the
-    last bit between machines.
+    All are placed at once, in half the time. They are rounded here because Pillow
+    truncates, which would show differences in the last bit between machines.
     """
-    numbers = iter(
-        np.rint(place(np.concatenate([np.empty((0, 2)), *polygons])))
-        .astype(int)
-        .ravel()
-        .tolist()
-    )
-    return (list(islice(numbers, points.size)) for points in polygons)
+    points = np.concatenate([np.empty((0, 2)), *polygons])
+    numbers = iter(np.rint(place(points)).astype(int).ravel().tolist())
+    for polygon in polygons:
+        yield list(islice(numbers, polygon.size))
 
 
 def _lit(image: Image.Image, clip: _Clip, at: dict[str, float]) -> Image.Image:
-    """Apply brightness, colour cast and shading from side to side, in integers to be the same on every machine."""
+    """Apply brightness, colour cast and shading from side to side.
+
+    In integers, to be the same on every machine.
+    """
     line = np.linspace(-1, 1, image.width)
-    slope = at["slope"] * (
-        math.cos(clip.shade) * line[None, :] + math.sin(clip.shade) * line[:, None]
-    )
-    gain = np.rint(
-        np.clip(at["light"] * (1 + slope)[..., None] * clip.cast, 0, 1.99) * 128
-    ).astype(np.uint16)
-    return Image.fromarray(
-        np.minimum((np.asarray(image) * gain) >> 7, 255).astype(np.uint8)
-    )
+    across = math.cos(clip.shade) * line[None, :]
+    down = math.sin(clip.shade) * line[:, None]
+    slope = at["slope"] * (across + down)
+    gain = at["light"] * (1 + slope)[..., None] * clip.cast
+    gain = np.rint(np.clip(gain, 0, 1.99) * 128).astype(np.uint16)
+    pixels = np.minimum((np.asarray(image) * gain) >> 7, 255)
+    return Image.fromarray(pixels.astype(np.uint8))
 
 
 def render(
@@ -252,7 +301,9 @@ def render(
     size: int = SIZE,
     frames_per_clip: int = FRAMES_PER_CLIP,
 ) -> Image.Image:
-    """Draw one frame; the same arguments give the same image in every process and on every machine.
+    """Draw one frame.
+
+    The same arguments give the same image in every process and on every machine.
 
     Args:
         class_name: One of `CLASSES`.
@@ -268,69 +319,97 @@ def render(
     check_classes([class_name])
     if not 0 <= frame_index < frames_per_clip:
         raise ValueError(
-            f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames ends at {frames_per_clip - 1}."
+            f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames "
+            f"ends at {frames_per_clip - 1}."
         )
-    thing, clip = (
-        _thing(class_name, object_index),
-        _clip(class_name, object_index, session_index),
-    )
+    thing = _thing(class_name, object_index)
+    clip = _clip(class_name, object_index, session_index)
     time = frame_index / max(frames_per_clip - 1, 1)
     at = {name: curve(time) for name, curve in clip.curves.items()}
     pixels = size * OVERSAMPLING
-    scene = Image.new("RGB", (pixels, pixels), clip.ground)
-    draw = ImageDraw.Draw(scene)
-    pan = np.array([at["pan_x"], at["pan_y"]])
-    shapes, colours = zip(*clip.clutter)
-    for corners, colour in zip(
-        _corners(shapes, lambda points: (points + pan) * pixels), colours
-    ):
-        draw.polygon(corners, fill=colour)
-    mask, surface = Image.new("L", scene.size), Image.new("RGB", scene.size, thing.body)
-    cut, draw = ImageDraw.Draw(mask), ImageDraw.Draw(surface)
-    outlines = [points for _, points in thing.parts]
-    placed = _corners(
-        [*thing.pattern, *outlines], lambda points: _placed(points, at, pixels)
-    )
-    for corners in islice(placed, len(thing.pattern)):
-        draw.polygon(corners, fill=thing.print)
-    for (role, _), corners in zip(thing.parts, placed):
-        if role == DETAIL:
-            draw.polygon(corners, fill=thing.detail)
-        else:
-            cut.polygon(corners, fill=0 if role == HOLE else 255)
-    shadow = tuple(
-        round(0.03 * pixels * part)
-        for part in (-math.cos(clip.shade), -math.sin(clip.shade))
+    scene = _background(clip, at, pixels)
+    surface = Image.new("RGB", scene.size, thing.body)
+    mask = Image.new("L", scene.size)
+    _draw_object(thing, at, surface, mask)
+    # The shadow lies on the side away from the light.
+    shadow = (
+        round(0.03 * pixels * -math.cos(clip.shade)),
+        round(0.03 * pixels * -math.sin(clip.shade)),
     )
     scene.paste((0, 0, 0), shadow, mask.point([0] * 128 + [110] * 128))
     scene.paste(surface, (0, 0), mask)
     return _lit(scene.reduce(OVERSAMPLING), clip, at)
 
 
+def _background(clip: _Clip, at: dict[str, float], pixels: int) -> Image.Image:
+    """Draw the background of a clip, which moves."""
+    scene = Image.new("RGB", (pixels, pixels), clip.ground)
+    draw = ImageDraw.Draw(scene)
+    pan = np.array([at["pan_x"], at["pan_y"]])
+    outlines = [patch.points for patch in clip.clutter]
+    placed = _corners(outlines, lambda points: (points + pan) * pixels)
+    for corners, patch in zip(placed, clip.clutter):
+        draw.polygon(corners, fill=patch.colour)
+    return scene
+
+
+def _draw_object(
+    thing: _Thing, at: dict[str, float], surface: Image.Image, mask: Image.Image
+) -> None:
+    """Draw pattern and details of an object on its surface, and its outline on a mask.
+
+    Args:
+        thing: The object.
+        at: Values of the curves of a clip.
+        surface: RGB image that is drawn on.
+        mask: Black image of the same size that is drawn on: white is the object.
+    """
+    on_surface = ImageDraw.Draw(surface)
+    on_mask = ImageDraw.Draw(mask)
+    outlines = [part.points for part in thing.parts]
+    placed = _corners(
+        [*thing.pattern, *outlines], lambda points: _placed(points, at, mask.width)
+    )
+    for corners in islice(placed, len(thing.pattern)):
+        on_surface.polygon(corners, fill=thing.print)
+    for part, corners in zip(thing.parts, placed):
+        if part.role == DETAIL:
+            on_surface.polygon(corners, fill=thing.detail)
+        else:
+            on_mask.polygon(corners, fill=0 if part.role == HOLE else 255)
+
+
 def check_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as a tuple; raise ValueError, listing the known names, unless each is known and unique."""
+    """Return the names as a tuple.
+
+    Raises:
+        ValueError: Unless each is known and unique; lists the known names.
+    """
     if isinstance(names, str):
         raise ValueError(
-            f"classes is the single string {names!r}; give a sequence of names, e.g. [{names!r}]."
+            f"classes is the single string {names!r}; give a sequence of names, e.g. "
+            f"[{names!r}]."
         )
+    wrong = ""
     unknown = [name for name in names if name not in OUTLINES]
-    if unknown or not names or len(set(names)) < len(names):
-        what = (
-            f"does not know {unknown}"
-            if unknown
-            else f"cannot use {list(names)}: one name or more, each only once"
-        )
-        raise ValueError(f"toy_shapes {what}; choose from {', '.join(CLASSES)}.")
+    if unknown:
+        wrong = f"does not know {unknown}"
+    elif not names or len(set(names)) < len(names):
+        wrong = f"cannot use {list(names)}: one name or more, each only once"
+    if wrong:
+        raise ValueError(f"toy_shapes {wrong}; choose from {', '.join(CLASSES)}.")
     return tuple(names)
 
 
 def as_dots(image: Image.Image, name: str) -> Image.Image:
-    """Draw white dots on black in RGB, dense where brightness changes; `name` seeds them, alike on every machine."""
+    """Draw white dots on black in RGB, dense where brightness changes.
+
+    `name` seeds them, alike on every machine.
+    """
     brightness = np.asarray(image.convert("L"), dtype=np.float64) / 255
     edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
     edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
     chance = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
-    drawn = (
-        np.random.default_rng(zlib.crc32(name.encode())).random(chance.shape) < chance
-    )
-    return Image.fromarray((255 * drawn).astype(np.uint8)).convert("RGB")
+    seed = zlib.crc32(name.encode())
+    dots = np.random.default_rng(seed).random(chance.shape) < chance
+    return Image.fromarray((255 * dots).astype(np.uint8)).convert("RGB")
