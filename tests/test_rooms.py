@@ -31,6 +31,9 @@ ROOMS = {
     STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
 }
 TOP_LEVEL = {METHOD: {"__init__"}, STREAMS: {"__init__", "catalog"}}
+# What compares methods, and what people use: neither room imports one of the others.
+RESEARCH = ("runs", "report")
+APPLICATION = ("learner", "serve")
 # Rooms that know the streams; of the learner only folders of clips. Every room may
 # import the tables.
 KNOW_STREAMS = {"images", "learner", "runs", "report", "serve", "cli"}
@@ -124,6 +127,20 @@ def test_a_room_imports_only_rooms_below_it(package):
                 wrong.append(
                     f"{path.relative_to(package.parent)} in {room}/ imports {module}"
                 )
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "others"), [(RESEARCH, APPLICATION), (APPLICATION, RESEARCH)]
+)
+def test_research_and_application_do_not_know_each_other(rooms, others):
+    paths = [path for room in rooms for path in files(METHOD / room)]
+    wrong = [
+        f"{path.relative_to(METHOD)} imports {module}"
+        for path in paths
+        for module, _ in imports_of(path, METHOD.name)
+        if below(module, METHOD) in others
+    ]
     assert not wrong, "\n".join(wrong)
 
 

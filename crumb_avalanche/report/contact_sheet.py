@@ -16,7 +16,6 @@ from torch import Tensor
 
 from crumb_avalanche.images.clips import BadImage, Clip, Frames, OnBad
 from crumb_avalanche.images.sources import clips_to_ask
-from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.report.page import (
     Cell,
     Matrix,
@@ -39,8 +38,46 @@ STRONGEST = 0.65  # opacity of a heat map where the evidence is strongest
 SPEAKS_FOR = (213, 94, 0)  # orange
 SPEAKS_AGAINST = (0, 114, 178)  # blue
 
+# What ``Learner.predict`` returns; reports know learners by what they do alone.
+Answer = Any
 # How often each true class was given each answer, by (true, answered) class.
 Pairs = Counter[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What a card says.
+
+    Attributes:
+        answer: in words.
+        confidence: its probability, 0 to 1.
+        path: of the image.
+        place: the path, with what of it was asked about.
+        truth: the true class, if it is known.
+        runners_up: the next classes with their probabilities, most likely first.
+        frames: number of frames of a clip, 0 for an image.
+    """
+
+    answer: str
+    confidence: float
+    path: str
+    place: str
+    truth: str | None = None
+    runners_up: tuple[tuple[str, float], ...] = ()
+    frames: int = 0
+
+    @classmethod
+    def of_answer(cls, answer: Answer) -> "Caption":
+        """Take what is said of a learner's answer."""
+        return cls(
+            answer=answer.shown,
+            confidence=answer.confidence,
+            path=answer.path,
+            place=answer.place,
+            truth=answer.truth,
+            runners_up=answer.runners_up,
+            frames=len(answer.frames),
+        )
 
 
 @dataclass(order=True)
@@ -50,13 +87,13 @@ class Card:
     Attributes:
         order: mistakes (``False``) before the others, the most confident mistakes
             first, the others as they came.
-        answer: what was answered, and the true class if it is known.
+        caption: what was answered, and the true class if it is known.
         image: the thumbnail as a data URI, empty without one.
         heat: the heat map as a data URI.
     """
 
     order: tuple[bool, float, int]
-    answer: Answer = field(compare=False)
+    caption: Caption = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
 
@@ -182,7 +219,11 @@ class ContactSheet:
         """Count an answer, and keep its card if it is among the first ``most``."""
         wrong = answer.truth not in (None, answer.label)
         confidence = -answer.confidence if wrong else 0.0
-        card = Card((not wrong, confidence, self.total), answer, copy.thumbnail)
+        card = Card(
+            order=(not wrong, confidence, self.total),
+            caption=Caption.of_answer(answer),
+            image=copy.thumbnail,
+        )
         self.total += 1
         self.unknown += answer.known is False
         if answer.truth is not None:

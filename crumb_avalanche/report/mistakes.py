@@ -14,8 +14,8 @@ from benchmarks_toybox_ilab.datasets.clip_folder import FRAMES_FOLDER
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.report.contact_sheet import (
+    Caption,
     Card,
     Pairs,
     confused_table,
@@ -301,15 +301,19 @@ def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
     """Return a mistake with its image; the most confident come first."""
     row = int(predictions["row"][index])
     confidence = float(predictions["confidence"][index])
-    answer = Answer(
-        table.classes[predictions["answer"][index]],
-        confidence,
-        None,
-        (),
-        place_of(table.path[row]),
-        table.classes[predictions["label"][index]],
+    place = place_of(table.path[row])
+    caption = Caption(
+        answer=table.classes[predictions["answer"][index]],
+        confidence=confidence,
+        path=place,
+        place=place,
+        truth=table.classes[predictions["label"][index]],
     )
-    return Card((False, -confidence, index), answer, picture_of(table, row))
+    return Card(
+        order=(False, -confidence, index),
+        caption=caption,
+        image=picture_of(table, row),
+    )
 
 
 def place_of(path: str) -> str:
