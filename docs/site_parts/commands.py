@@ -24,31 +24,34 @@ def subparsers() -> dict[str, Any]:
 
 def names_of(action: Any) -> list[str]:
     """Return the flags of an argument in the spelling of the documentation, or its name if it has no flag."""
-    return [flag for flag in action.option_strings if flag.startswith("--")] or [
-        action.metavar or action.dest
-    ]
+    flags = [flag for flag in action.option_strings if flag.startswith("--")]
+    return flags or [action.metavar or action.dest]
+
+
+def flag_row(action: Any) -> str:
+    """Return the row of an argument: its flags and their meaning."""
+    meaning = " ".join((action.help or "").split())
+    meaning = meaning.replace("%%", "%").replace("|", "\\|")
+    return f"| `{'`, `'.join(names_of(action))}` | {meaning} |"
+
+
+def sentence(summary: str) -> str:
+    """Return a summary with a capital letter."""
+    return f"{summary[:1].upper()}{summary[1:]}"
 
 
 def page(name: str) -> str:
     """Return the page of a command."""
-    summary = COMMANDS[name].summary
-    lines = [f"# crumb {name}", "", f"{summary[:1].upper()}{summary[1:]}.", ""]
+    lines = [f"# crumb {name}", "", f"{sentence(COMMANDS[name].summary)}.", ""]
     lines += ["```bash", f"crumb {name} {usage(name)}[--OPTION VALUE ...]", "```", ""]
     for group in subparsers()[name]._action_groups:
         rows = []
         for action in group._group_actions:
             if action.dest.partition(".")[0] not in HIDDEN:
-                meaning = (
-                    " ".join((action.help or "").split())
-                    .replace("%%", "%")
-                    .replace("|", "\\|")
-                )
-                rows.append(f"| `{'`, `'.join(names_of(action))}` | {meaning} |")
+                rows.append(flag_row(action))
         if rows:
-            lines += [
-                f"## {GROUP_NAMES.get(group.title, group.title if name == 'run' else 'Options')}",
-                "",
-            ]
+            title = group.title if name == "run" else "Options"
+            lines += [f"## {GROUP_NAMES.get(group.title, title)}", ""]
             lines += ["| flag | meaning |", "| :-- | :-- |", *rows, ""]
     text = "`--config FILE` reads settings from a YAML file, and `--print-config` prints the present ones as such a file."
     return "\n".join([*lines, "## Settings from a file", "", text, ""])
@@ -66,11 +69,6 @@ def pages() -> dict[str, str]:
         "| :-- | :-- |",
     ]
     for name, command in COMMANDS.items():
-        summary = command.summary
-        index.append(
-            f"| [`crumb {name}`]({name}.md) | {summary[:1].upper()}{summary[1:]} |"
-        )
-    return {
-        "cli/index.md": "\n".join([*index, ""]),
-        **{f"cli/{name}.md": page(name) for name in COMMANDS},
-    }
+        index.append(f"| [`crumb {name}`]({name}.md) | {sentence(command.summary)} |")
+    texts = {f"cli/{name}.md": page(name) for name in COMMANDS}
+    return {"cli/index.md": "\n".join([*index, ""]), **texts}

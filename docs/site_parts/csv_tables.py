@@ -11,7 +11,8 @@ import yaml
 from crumb_avalanche.runs.tables import mean_text
 
 ROOT = Path(__file__).parents[2]
-DOCS, RUNS = ROOT / "docs", ROOT / "experiments" / "results"
+DOCS = ROOT / "docs"
+RUNS = ROOT / "experiments" / "results"
 RECORDED = DOCS / "results"
 LABELS = yaml.safe_load(
     (Path(__file__).parent / "labels.yaml").read_text(encoding="utf-8")
@@ -22,7 +23,8 @@ if str(ROOT / "experiments") not in sys.path:
 
 from support.statistics import Paired, paired  # noqa: E402
 
-Lines = list[dict[str, str]]
+Line = dict[str, str]
+Lines = list[Line]
 mean_text = partial(mean_text, between="±")
 
 
@@ -40,20 +42,22 @@ def rows_of(name: str) -> list[list[str]]:
 
 def marked(stream: str, learner: str = "recommended") -> str:
     """Name a data set, with "(development)" if settings of a learner were chosen on it."""
-    name, lines = DATA_SETS[stream], read(RECORDED / "test_or_development.csv")
-    kind = {
-        DATA_SETS.get(line["data"]): line[learner].partition(":")[0] for line in lines
-    }[name]
-    return f"{name} ({kind})" if kind.startswith("development") else name
+    name = DATA_SETS[stream]
+    kinds = {}
+    for line in read(RECORDED / "test_or_development.csv"):
+        kind, _, _ = line[learner].partition(":")
+        kinds[DATA_SETS.get(line["data"])] = kind
+    if kinds[name].startswith("development"):
+        return f"{name} ({kinds[name]})"
+    return name
 
 
-def grouped(
-    lines: Iterable[dict[str, str]], *names: str
-) -> dict[tuple[str, ...], Lines]:
+def grouped(lines: Iterable[Line], *names: str) -> dict[tuple[str, ...], Lines]:
     """Group lines by the values of columns, in order of arrival."""
     groups: dict[tuple[str, ...], Lines] = {}
     for line in lines:
-        groups.setdefault(tuple(line[name] for name in names), []).append(line)
+        key = tuple(line[name] for name in names)
+        groups.setdefault(key, []).append(line)
     return groups
 
 
@@ -61,30 +65,30 @@ def markdown(
     header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
 ) -> str:
     """Format a Markdown table, the first columns to the left and the others to the right."""
-    rule = [*[":--"] * left, *["--:"] * (len(header) - left)]
+    rule = [":--"] * left + ["--:"] * (len(header) - left)
     return "".join("| " + " | ".join(row) + " |\n" for row in [header, rule, *rows])
 
 
-def floats(lines: Iterable[dict[str, str]], name: str) -> list[float]:
+def floats(lines: Iterable[Line], name: str) -> list[float]:
     """Return a column as numbers."""
     return [float(line[name]) for line in lines]
 
 
-def mean_of(lines: Sequence[dict[str, str]], name: str = "accuracy") -> str:
+def mean_of(lines: Sequence[Line], name: str = "accuracy") -> str:
     """Format mean and standard deviation of a column; of a single run with its number."""
-    return mean_text(floats(lines, name)) + (
-        f" (run {lines[0]['run']})" if len(lines) == 1 else ""
-    )
+    mean = mean_text(floats(lines, name))
+    if len(lines) == 1:
+        return f"{mean} (run {lines[0]['run']})"
+    return mean
 
 
 def compared(lines: Lines, reference: Mapping[str, float]) -> Paired:
     """Compare the accuracies of a row's runs with those of a reference by run."""
     accuracies = {line["run"]: float(line["accuracy"]) for line in lines}
-    found = paired(
-        reference, accuracies, {line["run"]: line["frame_table"] for line in lines}
-    )
-    assert found is not None
-    return found
+    frame_tables = {line["run"]: line["frame_table"] for line in lines}
+    comparison = paired(reference, accuracies, frame_tables)
+    assert comparison is not None
+    return comparison
 
 
 def protocol_text(name: str) -> str:

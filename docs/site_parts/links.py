@@ -22,9 +22,9 @@ def site_path(path: str) -> str:
     """Return where a file of the repository lies in the site."""
     if path in PAGES:
         return PAGES[path]
-    return (
-        path.removeprefix("docs/") if path.startswith("docs/") else f"{FOLDER}/{path}"
-    )
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return f"{FOLDER}/{path}"
 
 
 def moved(text: str, source: str, shown: str, used: Callable[[str], object]) -> str:

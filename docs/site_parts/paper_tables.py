@@ -1,8 +1,10 @@
 """Tables of the paper beside ours, made from ``docs/results/table*.csv``, and that of all claims."""
 
 import re
+from collections.abc import Sequence
 
 from site_parts import csv_tables
+from site_parts.csv_tables import Line
 
 LEVEL = 2.0  # points
 TESTED = ["95 % interval", "p (Holm)", "verdict", "as in S4"]
@@ -13,7 +15,11 @@ def p_text(value: str) -> str:
     if not value:
         return ""
     p = float(value)
-    return "<0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.0095 else f"{p:.2f}"
+    if p < 1e-4:
+        return "<0.0001"
+    if p < 0.0095:
+        return f"{p:.4f}"
+    return f"{p:.2f}"
 
 
 def points(value: str) -> str:
@@ -21,133 +27,122 @@ def points(value: str) -> str:
     return f"{float(value):+.1f}" if value else ""
 
 
-def tested(line: dict[str, str]) -> list[str]:
+def tested(line: Line) -> list[str]:
     """Return the cells of the test of a row's effect."""
     if not line["effect"]:
         return [""] * len(TESTED)
-    interval = (
-        f"{points(line['effect_low'])} to {points(line['effect_high'])}"
-        if line["effect_low"]
-        else ""
-    )
-    return [
-        interval,
-        p_text(line["p_holm"]),
-        line["verdict"],
-        p_text(line["s4_p_holm"]),
-    ]
+    interval = ""
+    if line["effect_low"]:
+        interval = f"{points(line['effect_low'])} to {points(line['effect_high'])}"
+    p = p_text(line["p_holm"])
+    return [interval, p, line["verdict"], p_text(line["s4_p_holm"])]
 
 
-def of_paper(line: dict[str, str]) -> str:
+def of_paper(line: Line) -> str:
     """Return the paper's accuracy, with a star where it says p < 0.01."""
-    star = "*" if line["paper_differs_p01"] == "True" else ""
-    data_set = " (CIFAR-100)" if line["paper_dataset"] == "cifar100" else ""
-    return f"{float(line['paper']):.1f}{star}{data_set}" if line["paper"] else ""
+    if not line["paper"]:
+        return ""
+    text = f"{float(line['paper']):.1f}"
+    if line["paper_differs_p01"] == "True":
+        text += "*"
+    if line["paper_dataset"] == "cifar100":
+        text += " (CIFAR-100)"
+    return text
 
 
-def ours(line: dict[str, str]) -> str:
+def ours(line: Line) -> str:
     """Return our accuracy, mean ± standard deviation."""
     return f"{float(line['ours']):.1f} ± {float(line['std']):.1f}"
 
 
-def read(name: str) -> list[dict[str, str]]:
+def read(name: str) -> csv_tables.Lines:
     """Read the rows of a table that were run."""
-    return [
-        line
-        for line in csv_tables.read(csv_tables.RECORDED / f"{name}.csv")
-        if line["ours"]
-    ]
+    lines = csv_tables.read(csv_tables.RECORDED / f"{name}.csv")
+    return [line for line in lines if line["ours"]]
 
 
 def ablations(name: str) -> str:
     """Return a table of rows beside "Ours": ``table1`` by stream, or a ``table4`` by category."""
-    rows, category = [], ""
+    rows = []
+    last_category = ""
     for line in read(name):
-        if (
-            not line["effect"] and line["row"] != "Ours"
-        ):  # the same runs as "Ours" under another name
+        # The same runs as "Ours" under another name.
+        if not line["effect"] and line["row"] != "Ours":
             continue
-        stream = f"{csv_tables.DATA_SETS[line['benchmark']]}, {csv_tables.protocol_text(line['protocol'])}"
-        its = line["category"] or stream
-        new, category = its if its != category else "", its
-        effects = (
-            [points(line["paper_effect"]), points(line["effect"])]
-            if line["effect"]
-            else ["", ""]
-        )
-        rows.append(
-            [
-                new,
-                line["row"],
-                of_paper(line),
-                ours(line),
-                line["runs"],
-                *effects,
-                *tested(line),
-            ]
-        )
-    header = [
-        "stream" if name == "table1" else "category",
-        "row",
-        "paper",
-        "here",
-        "runs",
-        "paper's effect",
-        "effect here",
-        *TESTED,
-    ]
-    return csv_tables.markdown(header, rows, left=2)
+        data_set = csv_tables.DATA_SETS[line["benchmark"]]
+        stream = f"{data_set}, {csv_tables.protocol_text(line['protocol'])}"
+        category = line["category"] or stream
+        cells = [
+            category if category != last_category else "",
+            line["row"],
+            of_paper(line),
+            ours(line),
+            line["runs"],
+        ]
+        last_category = category
+        if line["effect"]:
+            cells += [points(line["paper_effect"]), points(line["effect"])]
+        else:
+            cells += ["", ""]
+        rows.append([*cells, *tested(line)])
+    first = "stream" if name == "table1" else "category"
+    header = [first, "row", "paper", "here", "runs", "paper's effect", "effect here"]
+    return csv_tables.markdown([*header, *TESTED], rows, left=2)
 
 
 def codes_and_images(name: str) -> str:
     """Return a table of codes beside as many images (``table3``, ``table3_tiny_imagenet``, ``table3_cifar100``)."""
     lines = read(name)
-    with_paper = any(line["paper"] for line in lines)
-    rows, protocol = [], ""
-    for codes, images in zip(lines[::2], lines[1::2]):
-        number = codes["category"].removeprefix("n=")
-        if with_paper:
-            effects = [points(images["paper_effect"]), points(images["effect"])]
-            cells = [
-                of_paper(codes),
-                ours(codes),
-                of_paper(images),
-                ours(images),
-                *effects,
+    # Lines of codes and of images alternate.
+    codes = lines[::2]
+    images = lines[1::2]
+    if any(line["paper"] for line in lines):
+        return _codes_and_images_with_paper(codes, images)
+    rows = []
+    for code_line, image_line in zip(codes, images):
+        cells = [memories(code_line), ours(code_line), ours(image_line)]
+        rows.append([*cells, points(image_line["effect"]), *tested(image_line)])
+    header = ["n", "codes", "images", "images minus codes", *TESTED]
+    return csv_tables.markdown(header, rows)
+
+
+def _codes_and_images_with_paper(codes: Sequence[Line], images: Sequence[Line]) -> str:
+    """Return the table of codes beside as many images where the paper has them too."""
+    rows = []
+    last_protocol = ""
+    for code_line, image_line in zip(codes, images):
+        protocol = csv_tables.protocol_text(code_line["protocol"])
+        rows.append(
+            [
+                protocol if protocol != last_protocol else "",
+                memories(code_line),
+                of_paper(code_line),
+                ours(code_line),
+                of_paper(image_line),
+                ours(image_line),
+                points(image_line["paper_effect"]),
+                points(image_line["effect"]),
+                *tested(image_line),
             ]
-            new = codes["protocol"] if codes["protocol"] != protocol else ""
-            protocol = codes["protocol"]
-            rows.append(
-                [
-                    new.replace("_", "-").replace("iid", "i.i.d."),
-                    number,
-                    *cells,
-                    *tested(images),
-                ]
-            )
-        else:
-            rows.append(
-                [
-                    number,
-                    ours(codes),
-                    ours(images),
-                    points(images["effect"]),
-                    *tested(images),
-                ]
-            )
-    if not with_paper:
-        return csv_tables.markdown(
-            ["n", "codes", "images", "images minus codes", *TESTED], rows
         )
-    paper = [
+        last_protocol = protocol
+    header = [
+        "protocol",
+        "n",
         "codes: paper",
         "here",
         "images: paper",
         "here",
         "images minus codes: paper",
         "here",
+        *TESTED,
     ]
-    return csv_tables.markdown(["protocol", "n", *paper, *TESTED], rows)
+    return csv_tables.markdown(header, rows)
+
+
+def memories(line: Line) -> str:
+    """Return the number of memories of a row."""
+    return line["category"].removeprefix("n=")
 
 
 def claims(part: str) -> str:
@@ -159,70 +154,77 @@ def claims(part: str) -> str:
     verdicts = csv_tables.grouped(
         csv_tables.read(csv_tables.RECORDED / "verdicts.csv"), "family", "row"
     )
+    of_the_paper = part == "paper"
     rows = []
     for line in csv_tables.read(csv_tables.RECORDED / "claims.csv"):
         if line["part"] != part:
             continue
-        found = (
-            [verdicts[line["family"], row][0] for row in line["rows"].split("; ")]
-            if line["family"]
-            else []
-        )
-        here = (
-            judged(found, line["expected"])
-            if found
-            else [line["here"], "", line["runs"], line["verdict"]]
-        )
-        cells = [re.sub(r"\{(\w+):(\d+):(\d+)\}", recorded_cell, cell) for cell in here]
-        paper = [line["paper"]] if part == "paper" else []
-        rows.append(
-            [
-                line["claim"],
-                line["stream"],
-                *paper,
-                *cells,
-                f"[`{line['script']}`]({line['page']})",
-            ]
-        )
-    paper = ["paper"] if part == "paper" else []
-    header = ["claim" if paper else "behind `recommended`", "stream", *paper]
-    return csv_tables.markdown(
-        [*header, "here", "95 % interval", "runs", "verdict", "command"], rows, left=2
-    )
+        if line["family"]:
+            names = line["rows"].split("; ")
+            comparisons = [verdicts[line["family"], name][0] for name in names]
+            here = judged(comparisons, line["expected"])
+        else:
+            here = [line["here"], "", line["runs"], line["verdict"]]
+        cells = [line["claim"], line["stream"]]
+        if of_the_paper:
+            cells.append(line["paper"])
+        for cell in here:
+            cells.append(re.sub(r"\{(\w+):(\d+):(\d+)\}", recorded_cell, cell))
+        rows.append([*cells, f"[`{line['script']}`]({line['page']})"])
+    header = ["claim", "stream", "paper"]
+    if not of_the_paper:
+        header = ["behind `recommended`", "stream"]
+    header += ["here", "95 % interval", "runs", "verdict", "command"]
+    return csv_tables.markdown(header, rows, left=2)
 
 
 def recorded_cell(match: re.Match) -> str:
     """Return a cell of a CSV file of ``docs/results``, named as ``{file:row:column}``."""
-    return csv_tables.rows_of(match[1])[int(match[2])][int(match[3])]
+    file, row, column = match.groups()
+    return csv_tables.rows_of(file)[int(row)][int(column)]
 
 
-def judged(found: list[dict[str, str]], expected: str) -> list[str]:
-    """Return difference, interval, runs and verdict of a claim that comparisons are ``lower``, ``higher`` or ``level``.
+def judged(comparisons: Sequence[Line], expected: str) -> list[str]:
+    """Return difference, interval, runs and verdict of a claim.
 
-    It holds if all of them are; a difference is level if its interval lies within
-    ``LEVEL`` points. It does not hold if one is shown to be otherwise.
+    It holds if all comparisons are as expected; a difference is level if its interval
+    lies within ``LEVEL`` points. It does not hold if one is shown to be otherwise.
+
+    Args:
+        comparisons: lines of ``verdicts.csv``.
+        expected: ``lower``, ``higher`` or ``level``.
     """
-    effects = [float(line["effect"]) for line in found]
-    ends = [
-        float(line[end])
-        for line in found
-        for end in ("effect_low", "effect_high")
-        if line[end]
+    effects = [float(line["effect"]) for line in comparisons]
+    ends = []
+    for line in comparisons:
+        ends += [float(line[end]) for end in ("effect_low", "effect_high") if line[end]]
+    runs = [len(line["effect_of_runs"].split()) for line in comparisons]
+    return [
+        range_text(effects),
+        f"{min(ends):+.1f} to {max(ends):+.1f}" if ends else "",
+        span(str(min(runs)), str(max(runs))),
+        _verdict(comparisons, expected, ends),
     ]
-    runs = sorted({len(line["effect_of_runs"].split()) for line in found})
-    said = {line["verdict"] for line in found}
-    if "not decided" in said:
-        verdict = "not decided"
-    elif said == {expected} or (expected == "level" and max(map(abs, ends)) <= LEVEL):
-        verdict = "**holds**"
-    elif said & {"lower", "higher"} - {expected}:
-        verdict = "**does not hold**"
-    else:
-        verdict = "not shown"
-    shown = [
-        f"{value:+.1f}"
-        for some in (effects, ends)
-        for value in ([min(some), max(some)] if some else [])
-    ]
-    ranges = [" to ".join(dict.fromkeys(shown[:2])), " to ".join(shown[2:])]
-    return [*ranges, " to ".join(dict.fromkeys(map(str, (runs[0], runs[-1])))), verdict]
+
+
+def _verdict(comparisons: Sequence[Line], expected: str, ends: list[float]) -> str:
+    """Return whether a claim holds, from the ends of the intervals."""
+    verdicts = {line["verdict"] for line in comparisons}
+    if "not decided" in verdicts:
+        return "not decided"
+    is_level = expected == "level" and max(map(abs, ends)) <= LEVEL
+    if verdicts == {expected} or is_level:
+        return "**holds**"
+    if verdicts & {"lower", "higher"} - {expected}:
+        return "**does not hold**"
+    return "not shown"
+
+
+def range_text(values: Sequence[float]) -> str:
+    """Format the range of differences, or the only one."""
+    return span(f"{min(values):+.1f}", f"{max(values):+.1f}")
+
+
+def span(low: str, high: str) -> str:
+    """Return ``LOW to HIGH``, or one of them if they read alike."""
+    return low if low == high else f"{low} to {high}"

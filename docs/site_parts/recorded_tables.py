@@ -1,6 +1,7 @@
 """Tables of measurements that were recorded as they are shown."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 
 from site_parts.csv_tables import (
@@ -8,6 +9,8 @@ from site_parts.csv_tables import (
     DOCS,
     LABELS,
     RECORDED,
+    Line,
+    Lines,
     compared,
     floats,
     grouped,
@@ -21,24 +24,34 @@ from site_parts.csv_tables import (
 from support.statistics import interval
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of regularisers: an entry of ``task_incremental.csv``, and how it is shown."""
+
+    figure: str
+    mean: str
+    spread: str
+    form: str = ".1f"
+
+
+TASK_COLUMNS = (
+    Column("class_incremental", "mean", "std"),
+    Column("task_incremental", "mean", "std"),
+    Column("task_incremental", "minus_finetune", "minus_finetune_std", "+.1f"),
+    Column("forgetting", "mean", "std"),
+)
+
+
 def task_incremental() -> str:
     """Return the table of the regularisers with and without task labels."""
-    found = {
-        (line["method"], line["figure"]): line
-        for line in read(DOCS / "task_incremental.csv")
-    }
+    groups = grouped(read(DOCS / "task_incremental.csv"), "method", "figure")
     rows = []
     for method, label in LABELS["task_incremental"].items():
         cells = [label]
-        for figure, mean, form in (
-            ("class_incremental", "mean", ".1f"),
-            ("task_incremental", "mean", ".1f"),
-            ("task_incremental", "minus_finetune", "+.1f"),
-            ("forgetting", "mean", ".1f"),
-        ):
-            line = found[method, figure]
-            spread = line["std" if mean == "mean" else f"{mean}_std"]
-            cells.append(f"{Decimal(line[mean]):{form}} ± {Decimal(spread):.1f}")
+        for column in TASK_COLUMNS:
+            line = groups[method, column.figure][-1]
+            mean = f"{Decimal(line[column.mean]):{column.form}}"
+            cells.append(f"{mean} ± {Decimal(line[column.spread]):.1f}")
         if method == "finetune":
             cells[3] = ""
         rows.append(cells)
@@ -47,24 +60,22 @@ def task_incremental() -> str:
         "class-incremental",
         "task-incremental",
         "minus fine-tuning, same run",
+        "forgetting, task-incremental",
     ]
-    return markdown([*header, "forgetting, task-incremental"], rows)
+    return markdown(header, rows)
 
 
 def feature_cache() -> str:
     """Return the table of seconds with and without a feature cache."""
     rows = []
     for line in read(RECORDED / "feature_cache.csv"):
-        name = (
-            f"all {line['runs']} runs"
-            if line["strategy"] == "all"
-            else f"`{line['strategy']}`"
-        )
+        name = f"`{line['strategy']}`"
+        if line["strategy"] == "all":
+            name = f"all {line['runs']} runs"
         seconds = [f"{int(line[f'seconds {kind}']):,}" for kind in ("without", "with")]
         rows.append([name, *seconds, line["times as fast"], line["the same bits"]])
-    return markdown(
-        ["strategy", "seconds without", "with", "times as fast", "the same bits"], rows
-    )
+    header = ["strategy", "seconds without", "with", "times as fast", "the same bits"]
+    return markdown(header, rows)
 
 
 def recorded(name: str) -> str:
@@ -75,42 +86,35 @@ def recorded(name: str) -> str:
 
 def test_or_development() -> str:
     """Return the table of which data settings were chosen on, by learner."""
-    names = ["data", "`recommended`", "CRUMB, `--preset tuned`", "looks", "unknown"]
+    header = ["data", "`recommended`", "CRUMB, `--preset tuned`", "looks", "unknown"]
     _, *rows = rows_of("test_or_development")
-    return markdown(
-        names,
-        [[DATA_SETS.get(name, name), *cells] for name, *cells in rows],
-        len(names),
-    )
+    for row in rows:
+        row[0] = DATA_SETS.get(row[0], row[0])
+    return markdown(header, rows, len(header))
 
 
 def rival_settings() -> str:
     """Return the best settings of each classifier in ``rival_settings.csv``, and the range of all that were tried."""
-    groups: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    for stream, strategy, settings, accuracy, _ in rows_of("rival_settings")[1:]:
-        groups.setdefault((stream, strategy), []).append((float(accuracy), settings))
-    cells = [
-        [
-            stream,
-            f"`{strategy}`",
-            max(found)[1],
-            f"{max(found)[0]:.1f}",
-            f"{min(found)[0]:.1f}",
-            str(len(found)),
-        ]
-        for (stream, strategy), found in groups.items()
+    trials: dict[tuple[str, str], list[tuple[float, str]]] = {}
+    _, *lines = rows_of("rival_settings")
+    for stream, strategy, settings, accuracy, _ in lines:
+        tried = trials.setdefault((stream, strategy), [])
+        tried.append((float(accuracy), settings))
+    rows = []
+    for (stream, strategy), tried in trials.items():
+        best, settings = max(tried)
+        lowest, _ = min(tried)
+        accuracies = [f"{best:.1f}", f"{lowest:.1f}"]
+        rows.append([stream, f"`{strategy}`", settings, *accuracies, str(len(tried))])
+    header = [
+        "held-out data of",
+        "strategy",
+        "best settings",
+        "accuracy",
+        "lowest",
+        "tried",
     ]
-    return markdown(
-        [
-            "held-out data of",
-            "strategy",
-            "best settings",
-            "accuracy",
-            "lowest",
-            "tried",
-        ],
-        cells,
-    )
+    return markdown(header, rows)
 
 
 ASKED = {
@@ -125,20 +129,19 @@ ASKED = {
 def scenes() -> str:
     """Return the table of objects in scenes, a row for each stream, network, method and looks."""
     keys = ("stream", "backbone", "method", "looks")
-    groups = grouped(read(RECORDED / "scenes.csv"), *keys, "asked")
     rows = []
-    for case in dict.fromkeys(key[:4] for key in groups):
+    for case, lines in grouped(read(RECORDED / "scenes.csv"), *keys).items():
+        by_question = grouped(lines, "asked")
         cells = [f"`{value}`" for value in case]
         for asked in ASKED:
             counted = "known" if asked == "empty" else "right"
-            cells.append(share_text(groups.get((*case, asked), []), counted))
-        rows.append(
-            [*cells, str(len({line["split"] for line in groups[(*case, "same")]}))]
-        )
+            cells.append(share_text(by_question.get((asked,), []), counted))
+        splits = {line["split"] for line in by_question["same",]}
+        rows.append([*cells, str(len(splits))])
     return markdown([*keys, *ASKED.values(), "splits"], rows, len(keys))
 
 
-def share_text(lines: Sequence[dict[str, str]], counted: str) -> str:
+def share_text(lines: Sequence[Line], counted: str) -> str:
     """Return mean and 95 % interval of shares of images in percent; the mean alone of less than three splits."""
     shares = [100 * int(line[counted]) / int(line["images"]) for line in lines]
     if not shares:
@@ -162,67 +165,72 @@ def open_scenes() -> str:
     groups = grouped(read(RECORDED / "open_set_scenes.csv"), "asked")
     rows = []
     for asked, label in UNKNOWN.items():
-        lines = groups[(asked,)]
-        known = "{:.1f} ± {:.1f}".format(
-            *interval([100 * float(line["called known"]) for line in lines])
-        )
-        area = "{:.3f} ± {:.3f}".format(
-            *interval([float(line["AUROC"]) for line in lines])
-        )
-        rows.append([label, known, "" if asked == "known" else area])
+        lines = groups[asked,]
+        mean, half = interval([100 * known for known in floats(lines, "called known")])
+        known = f"{mean:.1f} ± {half:.1f}"
+        area = ""
+        if asked != "known":
+            mean, half = interval(floats(lines, "AUROC"))
+            area = f"{mean:.3f} ± {half:.3f}"
+        rows.append([label, known, area])
     return markdown(["asked", "called known, %", "AUROC"], rows)
 
 
 def crumb_as_expert() -> str:
     """Return the table of CRUMB beside and together with the recommended learner: accuracy, and difference to it."""
+    by_row: dict[str, dict[str, Lines]] = {}
+    streams: dict[str, None] = {}
     groups = grouped(read(RECORDED / "crumb_as_expert.csv"), "row", "stream")
-    streams = list(dict.fromkeys(stream for _, stream in groups))
+    for (row, stream), lines in groups.items():
+        by_row.setdefault(row, {})[stream] = lines
+        streams[stream] = None
     rows = []
-    for row in dict.fromkeys(row for row, _ in groups):
+    for row, by_stream in by_row.items():
         cells = [row]
         for stream in streams:
-            lines, difference = groups.get((row, stream), []), ""
+            lines = by_stream.get(stream, [])
+            difference = ""
             if lines and row != "recommended":
-                found = compared(
-                    lines,
-                    {
-                        one["run"]: float(one["accuracy"])
-                        for one in groups["recommended", stream]
-                    },
-                )
-                between = (
-                    ""
-                    if found.interval is None
-                    else " ({:+.1f} to {:+.1f})".format(*found.interval)
-                )
-                difference = f"{found.mean:+.1f}{between}"
+                difference = difference_text(lines, by_row["recommended"][stream])
             cells += [mean_of(lines), difference]
         rows.append(cells)
-    return markdown(
-        ["row", *[cell for name in streams for cell in (marked(name), "difference")]],
-        rows,
-    )
+    header = ["row"]
+    for stream in streams:
+        header += [marked(stream), "difference"]
+    return markdown(header, rows)
+
+
+def difference_text(lines: Lines, reference: Lines) -> str:
+    """Format the difference in accuracy to a reference with the same runs, with its interval if there are several."""
+    accuracies = {line["run"]: float(line["accuracy"]) for line in reference}
+    comparison = compared(lines, accuracies)
+    text = f"{comparison.mean:+.1f}"
+    if comparison.interval is not None:
+        low, high = comparison.interval
+        text += f" ({low:+.1f} to {high:+.1f})"
+    return text
 
 
 def bytes_dial() -> str:
     """Return the table of accuracies by budget; a method of fixed size counts from its bytes on."""
-    groups = grouped(read(RECORDED / "bytes_dial.csv"), "benchmark", "row", "budget")
-    budgets = sorted({int(budget) for _, _, budget in groups} - {0})
+    lines = read(RECORDED / "bytes_dial.csv")
+    groups = grouped(lines, "benchmark", "row", "budget")
+    budgets = sorted({int(line["budget"]) for line in lines} - {0})
     rows = []
-    for stream, row in dict.fromkeys((stream, row) for stream, row, _ in groups):
+    for stream, row in grouped(lines, "benchmark", "row"):
         fixed = groups.get((stream, row, "0"), [])
         least = max(map(int, floats(fixed, "memory_bytes")), default=0)
         cells = [marked(stream), LABELS["bytes_dial"][row]]
         for budget in budgets:
-            lines = (
-                fixed
-                if fixed and budget >= least
-                else groups.get((stream, row, str(budget)), [])
-            )
-            cells.append(mean_text(floats(lines, "accuracy")))
+            measured = groups.get((stream, row, str(budget)), [])
+            if fixed and budget >= least:
+                measured = fixed
+            cells.append(mean_text(floats(measured, "accuracy")))
         rows.append(cells)
-    sizes = [
-        f"{budget / 1e6:.2f} MB" if budget >= 1e6 else f"{budget // 1000} kB"
-        for budget in budgets
-    ]
+    sizes = []
+    for budget in budgets:
+        if budget >= 1e6:
+            sizes.append(f"{budget / 1e6:.2f} MB")
+        else:
+            sizes.append(f"{budget // 1000} kB")
     return markdown(["stream", "method", *sizes], rows, left=2)

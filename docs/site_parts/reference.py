@@ -57,12 +57,15 @@ def public(path: Path) -> list[str]:
 def modules(package: str, room: str) -> list[str]:
     """Return the dotted names of a room's modules that have a public class or function."""
     path = ROOT / package / room
-    paths = sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
-    some = [one for one in paths if public(one) and one != path / "__init__.py"]
-    return [
-        ".".join(one.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        for one in some
-    ]
+    files = [path.with_suffix(".py")]
+    if path.is_dir():
+        files = sorted(path.rglob("*.py"))
+    names = []
+    for file in files:
+        if public(file) and file != path / "__init__.py":
+            dotted = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            names.append(dotted.removesuffix(".__init__"))
+    return names
 
 
 def exported() -> dict[str, dict[str, str]]:
@@ -103,7 +106,8 @@ def room_page(package: str, room: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the text of each page, by its path in the site."""
-    lines, found = ["# API reference", ""], {}
+    rooms_pages = {}
+    lines = ["# API reference", ""]
     lines += [
         "Both packages look up their names on first use, so importing them takes no time.",
         "",
@@ -120,7 +124,7 @@ def pages() -> dict[str, str]:
             lines.append(
                 f"| [`{room}`]({package}/{room}.md) | {first_line(package, room)} |"
             )
-            found[f"api/{package}/{room}.md"] = room_page(package, room)
+            rooms_pages[f"api/{package}/{room}.md"] = room_page(package, room)
         lines += [
             "",
             f"Names that `from {package} import NAME` gives:",
@@ -131,4 +135,4 @@ def pages() -> dict[str, str]:
         for name, target in exported()[package].items():
             lines.append(f"| {link(name, target)} | `{target.rpartition('.')[0]}` |")
         lines.append("")
-    return {"api/index.md": "\n".join(lines), **found}
+    return {"api/index.md": "\n".join(lines), **rooms_pages}

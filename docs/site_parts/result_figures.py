@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 from matplotlib.figure import Figure
 from site_parts.csv_tables import (
     DATA_SETS,
@@ -19,50 +20,47 @@ from support.pictures import bars, curves
 
 from crumb_avalanche.report.pictures import COLOURS, MARKERS
 
-Series = dict[
-    str, dict[str, list[float]]
-]  # accuracies of the runs of each row, by the name of a series
+# Accuracies of the runs of each row, by the name of a series.
+Series = dict[str, dict[str, list[float]]]
+# Accuracies of the runs at each point, by the name of a panel and of a curve.
+Panels = dict[str, dict[str, dict[int, list[float]]]]
+Drawn = tuple[Figure, str]  # a figure and its caption
 ACCURACY = "final accuracy, %"
 
 
 def accuracies(
     series: Mapping[str, Mapping[str, Sequence[float]]], shown: str, least: int = 0
-) -> tuple[Figure, str]:
+) -> Drawn:
     """Draw the runs of each row, their mean and standard deviation."""
     caption = f"{shown}: mean and standard deviation of the runs, which are the dots."
     return bars({"": series}, "", ACCURACY, (least, 102)), caption
 
 
-def competitors(benchmark: str) -> tuple[Figure, str]:
+def competitors(benchmark: str) -> Drawn:
     """Draw every method on a benchmark, the best first."""
     groups = grouped(read(DOCS / f"competitors_{benchmark}.csv"), "method", "protocol")
-    means = {
-        key: statistics.fmean(floats(lines, "final_accuracy"))
-        for key, lines in groups.items()
-    }
-    methods = {method for method, _ in groups}
-    best = {
-        method: max(mean for (name, _), mean in means.items() if name == method)
-        for method in methods
-    }
+    best: dict[str, float] = {}  # mean of the better protocol
+    for (method, _), lines in groups.items():
+        mean = statistics.fmean(floats(lines, "final_accuracy"))
+        best[method] = max(mean, best.get(method, 0.0))
     series: Series = {}
     for method, protocol in sorted(groups, key=lambda key: (-best[key[0]], key[0])):
-        found = floats(groups[method, protocol], "final_accuracy")
-        series.setdefault(protocol_text(protocol), {})[method] = found
+        runs = floats(groups[method, protocol], "final_accuracy")
+        series.setdefault(protocol_text(protocol), {})[method] = runs
     return accuracies(series, f"Every method on {DATA_SETS[benchmark]}")
 
 
-def recommended() -> tuple[Figure, str]:
+def recommended() -> Drawn:
     """Draw the recommended preset beside its relatives and rivals on ETH-80."""
-    rows = grouped(read(DOCS / "recommended_eth80.csv"), "row")
-    found = {row: floats(lines, "accuracy") for (row,), lines in rows.items()}
-    order = sorted(found, key=lambda row: -statistics.fmean(found[row]))
-    return accuracies(
-        {"": {row: found[row] for row in order}}, "ETH-80, class-instance", 60
-    )
+    runs = {}
+    for (row,), lines in grouped(read(DOCS / "recommended_eth80.csv"), "row").items():
+        runs[row] = floats(lines, "accuracy")
+    order = sorted(runs, key=lambda row: -statistics.fmean(runs[row]))
+    best_first = {row: runs[row] for row in order}
+    return accuracies({"": best_first}, "ETH-80, class-instance", 60)
 
 
-def table1() -> tuple[Figure, str]:
+def table1() -> Drawn:
     """Draw all methods of Table 1: ours on each benchmark."""
     series: Series = {}
     groups = grouped(read(RUNS / "table1_runs.csv"), "benchmark", "protocol", "row")
@@ -71,101 +69,108 @@ def table1() -> tuple[Figure, str]:
         series.setdefault(name, {})[row] = floats(lines, "final_accuracy")
     for line in read(RECORDED / "table1.csv"):
         if line["paper"] and line["benchmark"] == line["paper_dataset"]:
-            series.setdefault(f"{DATA_SETS[line['benchmark']]}, the paper", {})[
-                line["row"]
-            ] = [float(line["paper"])]
+            name = f"{DATA_SETS[line['benchmark']]}, the paper"
+            series.setdefault(name, {})[line["row"]] = [float(line["paper"])]
     return accuracies(series, "The methods of Table 1 at the same bytes")
 
 
-def stream(name: str) -> tuple[Figure, str]:
+def add_point(
+    panels: Panels, panel: str, curve: str, point: int, accuracy: str
+) -> None:
+    """Add a run to a point of a curve."""
+    points = panels.setdefault(panel, {}).setdefault(curve, {})
+    points.setdefault(point, []).append(float(accuracy))
+
+
+def stream(name: str) -> Drawn:
     """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``, ``figS2``)."""
-    panels: dict[str, dict[str, dict[int, list[float]]]] = {}
+    panels: Panels = {}
     for line in read(RECORDED / f"{name}.csv"):
-        panel = panels.setdefault(
-            f"{DATA_SETS[line['benchmark']]}, {protocol_text(line['protocol'])}", {}
-        )
-        points = panel.setdefault(line["method"], {}).setdefault(
-            int(line["experience"]), []
-        )
-        points.append(float(line["accuracy"]))
-    axes = dict(
+        data_set = DATA_SETS[line["benchmark"]]
+        panel = f"{data_set}, {protocol_text(line['protocol'])}"
+        experience = int(line["experience"])
+        add_point(panels, panel, line["method"], experience, line["accuracy"])
+    figure = curves(
+        panels,
+        "",
         xlabel="after experience",
         ylabel="accuracy over all seen classes, %",
         ylim=(0, 102),
     )
-    caption = "Accuracy along the stream, mean and root-mean-square error of the runs; the upper bound learns all"
-    return curves(panels, "", **axes), f"{caption} classes at once."
+    return figure, (
+        "Accuracy along the stream, mean and root-mean-square error of the runs; the upper bound learns all classes at "
+        "once."
+    )
 
 
-def codes_and_images(name: str) -> tuple[Figure, str]:
+def codes_and_images(name: str) -> Drawn:
     """Draw the accuracy with codes and with as many images (``table3``, ``table3_cifar100``)."""
-    panels: dict[str, dict[str, dict[int, list[float]]]] = {}
+    panels: Panels = {}
     for line in read(RUNS / f"{name}_runs.csv"):
         count, _, kind = line["row"].removeprefix("n=").partition(" ")
-        panel = panels.setdefault(protocol_text(line["protocol"]), {})
-        points = panel.setdefault(
-            "codes" if kind == "Ours" else "images", {}
-        ).setdefault(int(count), [])
-        points.append(float(line["final_accuracy"]))
-    axes = dict(xlabel="memories", ylabel=ACCURACY, xscale="log", ylim=(0, 100))
-    return curves(
-        panels, "", **axes
-    ), "Codes and as many raw images: mean and root-mean-square error of the runs."
+        panel = protocol_text(line["protocol"])
+        curve = "codes" if kind == "Ours" else "images"
+        add_point(panels, panel, curve, int(count), line["final_accuracy"])
+    figure = curves(
+        panels, "", xlabel="memories", ylabel=ACCURACY, xscale="log", ylim=(0, 100)
+    )
+    caption = (
+        "Codes and as many raw images: mean and root-mean-square error of the runs."
+    )
+    return figure, caption
 
 
-def effects(name: str) -> tuple[Figure, str]:
+def effects(name: str) -> Drawn:
     """Draw the effect of each ablation with its interval, beside the paper's."""
     lines = [line for line in read(RECORDED / f"{name}.csv") if line["effect"]]
     figure = Figure(figsize=(6.6, 1.2 + 0.26 * len(lines)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="#595959", lw=0.8)
-    effect, low, high = (
-        floats(lines, key) for key in ("effect", "effect_low", "effect_high")
-    )
-    widths = [
-        [one - other for one, other in zip(*some)]
-        for some in ((effect, low), (high, effect))
-    ]
-    style = {"ls": "", "ms": 5, "capsize": 2, "label": "here, 95 % interval"}
+    effect = np.array(floats(lines, "effect"))
+    below = effect - floats(lines, "effect_low")
+    above = np.array(floats(lines, "effect_high")) - effect
     axes.errorbar(
         effect,
         range(len(lines)),
-        xerr=widths,
+        xerr=[below, above],
         color=COLOURS[0],
         marker=MARKERS[0],
-        **style,
+        ls="",
+        ms=5,
+        capsize=2,
+        label="here, 95 % interval",
     )
-    paper = [
-        (float(line["paper_effect"]), place)
-        for place, line in enumerate(lines)
-        if line["paper_effect"]
-    ]
-    if paper:
-        axes.plot(*zip(*paper), MARKERS[2], color=COLOURS[1], ls="", label="the paper")
+    rows = [row for row, line in enumerate(lines) if line["paper_effect"]]
+    if rows:
+        axes.plot(
+            [float(lines[row]["paper_effect"]) for row in rows],
+            rows,
+            MARKERS[2],
+            color=COLOURS[1],
+            ls="",
+            label="the paper",
+        )
     axes.set_yticks(range(len(lines)), [line["row"] for line in lines])
-    axes.set(
-        ylim=(len(lines) - 0.4, -0.6), xlabel='difference to "Ours", percentage points'
-    )
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    axes.set_xlabel('difference to "Ours", percentage points')
     axes.grid(axis="x", color="#e6e6e6", lw=0.8)
     axes.set_axisbelow(True)
     axes.legend(loc="lower left")
-    return (
-        figure,
-        'Difference of each row to "Ours": here with its 95 % interval, and in the paper.',
-    )
+    caption = 'Difference of each row to "Ours": here with its 95 % interval, and in the paper.'
+    return figure, caption
 
 
 # Each with the least width in pixels in which its text can be read.
-FIGURES: dict[str, tuple[Callable[[], tuple[Figure, str]], int]] = {
+FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "competitors_eth80": (partial(competitors, "eth80"), 420),
     "competitors_cifar100": (partial(competitors, "cifar100"), 420),
     "recommended_eth80": (recommended, 420),
     "table1": (table1, 420),
 }
 for _name in ("fig3", "figS1", "figS2"):
-    FIGURES[_name] = partial(stream, _name), 560
+    FIGURES[_name] = (partial(stream, _name), 560)
 for _name in ("table3", "table3_tiny_imagenet", "table3_cifar100"):
-    FIGURES[_name] = partial(codes_and_images, _name), 380
+    FIGURES[_name] = (partial(codes_and_images, _name), 380)
 for _name in (
     "",
     "_class_iid",
@@ -173,4 +178,4 @@ for _name in (
     "_tiny_imagenet_class_iid",
     "_cifar100",
 ):
-    FIGURES[f"table4{_name}"] = partial(effects, f"table4{_name}"), 420
+    FIGURES[f"table4{_name}"] = (partial(effects, f"table4{_name}"), 420)

@@ -22,6 +22,7 @@ from site_parts.csv_tables import (
     RECORDED,
     ROOT,
     RUNS,
+    Line,
     Lines,
     floats,
     grouped,
@@ -35,13 +36,16 @@ from site_parts.csv_tables import (
 )
 from support.statistics import interval
 
-PROJECTIONS = {
-    "ranpac": "(640 projections)"
-}  # what the budget buys on ETH-80, the only table with this row
-RECOMMENDED_ROWS, README_ROWS = LABELS["recommended"], LABELS["readme"]
+# What the budget buys on ETH-80, the only table with this row.
+PROJECTIONS = {"ranpac": "(640 projections)"}
+RECOMMENDED_ROWS = LABELS["recommended"]
+README_ROWS = LABELS["readme"]
 NAMES = {"crumb, tuned": "tuned"}  # of these rows in docs/results/method_times.csv
 STRATEGY = {"recommended": "rda"}  # of rows of recommended_eth80.csv
 EPOCHS = {"offline": 10}  # of methods that see an image more than once
+# Data sets of the recommended preset, and those whose table says what is kept.
+STREAMS = ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")
+STREAMS_WITH_BYTES = STREAMS[:3]
 
 
 def method_label(name: str) -> str:
@@ -50,16 +54,14 @@ def method_label(name: str) -> str:
     return f"`{method}` {rest or PROJECTIONS.get(name, '')}".strip()
 
 
-def megabytes(lines: Sequence[dict[str, str]]) -> str:
+def megabytes(lines: Sequence[Line]) -> str:
     """Format the largest memory of runs."""
     most = max(floats(lines, "memory_bytes"))
-    return (
-        ""
-        if most == 0
-        else f"{most / 1e6:.0f} MB"
-        if most >= 1e8
-        else f"{most / 1e6:.2f} MB"
-    )
+    if most == 0:
+        return ""
+    if most >= 1e8:
+        return f"{most / 1e6:.0f} MB"
+    return f"{most / 1e6:.2f} MB"
 
 
 def recommended_lines(benchmark: str) -> dict[str, Lines]:
@@ -70,35 +72,26 @@ def recommended_lines(benchmark: str) -> dict[str, Lines]:
 
 def recommended(small: str = "") -> str:
     """Return the table of the recommended preset, its parts and its rivals; ``small``: at a second, smaller budget."""
-    streams = ("eth80", "cifar100", "tiny_imagenet", "sign_digits", "toy_dots")
-    benchmarks = {name: recommended_lines(name + small) for name in streams}
-    known = [
-        row
-        for row in RECOMMENDED_ROWS
-        if any(row in lines for lines in benchmarks.values())
-    ]
-    others = [
-        row
-        for lines in benchmarks.values()
-        for row in lines
-        if row not in RECOMMENDED_ROWS
-    ]
-    header, rows = (
-        ["method"],
-        [
-            [RECOMMENDED_ROWS.get(row, f"`{row}`")]
-            for row in dict.fromkeys(known + others)
-        ],
-    )
-    for name, lines in benchmarks.items():
-        with_bytes = bool(small) or name in ("eth80", "cifar100", "tiny_imagenet")
-        header += [marked(name), *(["kept"] if with_bytes else [])]
-        for row, cells in zip(dict.fromkeys(known + others), rows):
-            found = lines.get(row, [])
-            cells += [
-                mean_of(found),
-                *([megabytes(found) if found else ""] if with_bytes else []),
-            ]
+    by_stream = {stream: recommended_lines(stream + small) for stream in STREAMS}
+    recorded: dict[str, None] = {}
+    for by_row in by_stream.values():
+        recorded |= dict.fromkeys(by_row)
+    labelled = [row for row in RECOMMENDED_ROWS if row in recorded]
+    others = [row for row in recorded if row not in RECOMMENDED_ROWS]
+    rows = []
+    for row in (*labelled, *others):
+        cells = [RECOMMENDED_ROWS.get(row, f"`{row}`")]
+        for stream, by_row in by_stream.items():
+            lines = by_row.get(row, [])
+            cells.append(mean_of(lines))
+            if small or stream in STREAMS_WITH_BYTES:
+                cells.append(megabytes(lines) if lines else "")
+        rows.append(cells)
+    header = ["method"]
+    for stream in STREAMS:
+        header.append(marked(stream))
+        if small or stream in STREAMS_WITH_BYTES:
+            header.append("kept")
     return markdown(header, rows)
 
 
@@ -108,32 +101,29 @@ def method_times() -> dict[str, dict[str, float]]:
     F is the same for all, so its fastest pass counts for each: other programs add to
     it.
     """
-    lines = {line["preset"]: line for line in read(RECORDED / "method_times.csv")}
-    parts = {
-        name: {part: float(line[part]) for part in list(line)[2:]}
-        for name, line in lines.items()
-    }
-    passes = {name: EPOCHS.get(name, 1) for name in parts}
-    fastest = min(parts[name]["F"] / passes[name] for name in parts)
-    parts = {
-        name: {**times, "F": fastest * passes[name]} for name, times in parts.items()
-    }
-    return {
-        row: parts[name]
-        for row in README_ROWS
-        if (name := NAMES.get(row, row)) in parts
-    }
+    times: dict[str, dict[str, float]] = {}
+    for line in read(RECORDED / "method_times.csv"):
+        parts = list(line)[2:]
+        times[line["preset"]] = {part: float(line[part]) for part in parts}
+    passes = {name: EPOCHS.get(name, 1) for name in times}
+    fastest = min(times[name]["F"] / passes[name] for name in times)
+    for name, parts in times.items():
+        parts["F"] = fastest * passes[name]
+    by_row = {}
+    for row in README_ROWS:
+        name = NAMES.get(row, row)
+        if name in times:
+            by_row[row] = times[name]
+    return by_row
 
 
 def images_per_second() -> dict[str, str]:
     """Format the images/s of each row of the README's table, by those of streaming LDA."""
     times = {row: sum(parts.values()) for row, parts in method_times().items()}
-    _, (_, share, *_), *_ = rows_of(
-        "cost_of_replay"
-    )  # time of CRUMB by that of REMIND, ETH-80
-    times["remind, one image at a time"] = times["paper"] / (
-        float(share.removesuffix(" %")) / 100
-    )
+    # Time of CRUMB by that of REMIND, on ETH-80, in the first row.
+    _, first, *_ = rows_of("cost_of_replay")
+    share = float(first[1].removesuffix(" %")) / 100
+    times["remind, one image at a time"] = times["paper"] / share
     return {row: f"{times['slda'] / time:.2f}" for row, time in times.items()}
 
 
@@ -143,89 +133,75 @@ def methods_side_by_side() -> str:
     rows = []
     for row, parts in method_times().items():
         total = sum(parts.values())
-        learning = sum(parts[name] for name in ("search", "P", "replay"))
-        others = total - parts["F"] - learning
-        shares = [
-            f"{100 * time / total:.0f} %" for time in (parts["F"], learning, others)
-        ]
-        rows.append([README_ROWS[row], speeds[row], *shares])
-    return markdown(
-        [
-            "method",
-            "images/s, by those of streaming LDA",
-            "F",
-            "learning and replay",
-            "the rest",
-        ],
-        rows,
-    )
+        learning = parts["search"] + parts["P"] + parts["replay"]
+        rest = total - parts["F"] - learning
+        cells = [README_ROWS[row], speeds[row]]
+        for time in (parts["F"], learning, rest):
+            cells.append(f"{100 * time / total:.0f} %")
+        rows.append(cells)
+    header = ["method", "images/s, by those of streaming LDA"]
+    return markdown([*header, "F", "learning and replay", "the rest"], rows)
 
 
 def readme() -> str:
     """Return the table of the README: ETH-80, class-instance, at the bytes of 15 raw images."""
-    lines, speeds, rows = recommended_lines("eth80"), images_per_second(), []
+    by_row = recommended_lines("eth80")
+    speeds = images_per_second()
+    rows = []
     for row, label in README_ROWS.items():
-        if row in lines:
-            groups = grouped(lines[row], "frame_table").values()
-            mean, half = interval(
-                [statistics.fmean(floats(group, "accuracy")) for group in groups]
-            )
-            accuracy = f"{statistics.fmean(floats(lines[row], 'accuracy')):.1f}"
-            cells = [accuracy, f"{mean - half:.1f} to {mean + half:.1f}"]
-            rows.append(
-                [
-                    label,
-                    *cells,
-                    megabytes(lines[row]) or "all images",
-                    speeds.get(row, ""),
-                ]
-            )
-    return markdown(
-        ["method", "accuracy, %", "95 % interval", "kept", "images/s"], rows
-    )
+        if row not in by_row:
+            continue
+        lines = by_row[row]
+        accuracies = floats(lines, "accuracy")
+        splits = grouped(lines, "frame_table").values()
+        means = [statistics.fmean(floats(split, "accuracy")) for split in splits]
+        mean, half = interval(means)
+        rows.append(
+            [
+                label,
+                f"{statistics.fmean(accuracies):.1f}",
+                f"{mean - half:.1f} to {mean + half:.1f}",
+                megabytes(lines) or "all images",
+                speeds.get(row, ""),
+            ]
+        )
+    header = ["method", "accuracy, %", "95 % interval", "kept", "images/s"]
+    return markdown(header, rows)
 
 
 def competitors(benchmark: str) -> str:
-    """Return the table of all methods on a benchmark."""
-    groups = grouped(read(DOCS / f"competitors_{benchmark}.csv"), "method", "protocol")
-    recorded = read(DOCS / "competitors_rates.csv")
-    rates = {
-        line["method"]: line["learning_rates"]
-        for line in recorded
-        if line["benchmark"] == benchmark
-    }
-    protocols = [
-        name
-        for name in ("class_instance", "class_iid")
-        if any(key[1] == name for key in groups)
-    ]
-    rows: dict[str, tuple[float, list[str]]] = {}
-    for name in dict.fromkeys(method for method, _ in groups):
-        of_method = [groups.get((name, protocol), []) for protocol in protocols]
-        finals = [floats(lines, "final_accuracy") for lines in of_method]
-        lines = [line for lines in of_method for line in lines]
-        counts = "/".join(dict.fromkeys(str(len(some)) for some in finals))
-        kept = f"{int(max(floats(lines, 'most_memory_bytes'))):,}"
-        seconds = f"{max(floats(lines, 'mean_train_seconds')):.0f}"
-        cells = [
+    """Return the table of all methods on a benchmark, the best first."""
+    lines = read(DOCS / f"competitors_{benchmark}.csv")
+    rates = {}
+    for line in read(DOCS / "competitors_rates.csv"):
+        if line["benchmark"] == benchmark:
+            rates[line["method"]] = line["learning_rates"]
+    run_on = {line["protocol"] for line in lines}
+    protocols = [name for name in ("class_instance", "class_iid") if name in run_on]
+    best: dict[str, float] = {}
+    cells: dict[str, list[str]] = {}
+    for (name,), of_method in grouped(lines, "method").items():
+        by_protocol = grouped(of_method, "protocol")
+        finals = [
+            floats(by_protocol.get((protocol,), []), "final_accuracy")
+            for protocol in protocols
+        ]
+        best[name] = max(
+            statistics.fmean(accuracies) for accuracies in finals if accuracies
+        )
+        counts = dict.fromkeys(str(len(accuracies)) for accuracies in finals)
+        cells[name] = [
             method_label(name),
             *map(mean_text, finals),
-            counts,
-            kept,
-            seconds,
+            "/".join(counts),
+            f"{int(max(floats(of_method, 'most_memory_bytes'))):,}",
+            f"{max(floats(of_method, 'mean_train_seconds')):.0f}",
             rates.get(name, ""),
         ]
-        rows[name] = max(statistics.fmean(some) for some in finals if some), cells
-    best_first = [cells for _, cells in sorted(rows.values(), key=lambda row: -row[0])]
-    header = [
-        "method",
-        *map(protocol_text, protocols),
-        "runs",
-        "bytes kept",
-        "seconds",
-        "learning rates",
-    ]
-    return markdown(header, best_first)
+    rows = [cells[name] for name in sorted(best, key=best.__getitem__, reverse=True)]
+    header = ["method", *map(protocol_text, protocols)]
+    header += ["runs", "bytes kept", "seconds", "learning rates"]
+    return markdown(header, rows)
 
 
 def real_images(benchmark: str) -> str:
@@ -234,124 +210,109 @@ def real_images(benchmark: str) -> str:
 
 
 def _real_eth80() -> str:
+    """Return the table of ETH-80, by protocol."""
+    by_pretraining: dict[tuple[str, str], Lines] = {}
+    for line in read(RUNS / "eth80_runs.csv"):
+        pretrained, _, _ = line["pretrained"].partition(".")
+        key = (line["strategy"], pretrained)
+        by_pretraining.setdefault(key, []).append(line)
     rows = []
-    for *key, label in LABELS["real_eth80"]:
-        lines = read(RUNS / "eth80_runs.csv")
-        found = [
-            line
-            for line in lines
-            if [line["strategy"], line["pretrained"].partition(".")[0]] == key
-        ]
-        cells = [label, f"{int(float(found[0]['memory_bytes'])):,} B"]
+    for strategy, pretrained, label in LABELS["real_eth80"]:
+        lines = by_pretraining[strategy, pretrained]
+        cells = [label, f"{int(float(lines[0]['memory_bytes'])):,} B"]
         for protocol in ("class_instance", "class_iid"):
-            its = [line for line in found if line["protocol"] in (protocol, "either")]
-            cells.append(mean_text(floats(its, "final_accuracy")))
+            runs = [line for line in lines if line["protocol"] in (protocol, "either")]
+            cells.append(mean_text(floats(runs, "final_accuracy")))
         rows.append(cells)
     return markdown(["strategy", "memory", "class-instance", "class-i.i.d."], rows)
 
 
 def _real_cifar100() -> str:
-    paper = {
-        line["method_or_row"]: line["value"]
-        for line in read(ROOT / "experiments" / "support" / "paper_values.csv")
-        if (line["table"], line["dataset"], line["protocol"])
-        == ("table1", "cifar100", "class_iid")
-    }
+    """Return the table of Online-CIFAR100: accuracy after some experiences, beside the paper's at the end."""
+    values = read(ROOT / "experiments" / "support" / "paper_values.csv")
+    by_case = grouped(values, "table", "dataset", "protocol")
+    paper = {}
+    for line in by_case["table1", "cifar100", "class_iid"]:
+        paper[line["method_or_row"]] = line["value"]
     groups = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")
     rows = []
-    for name, (label, memory, its_name) in LABELS["real_cifar100"].items():
+    for name, (label, memory, paper_name) in LABELS["real_cifar100"].items():
+        lines = groups[name,]
+        cells = [label, f"{memory:,} B"]
         curves = [
-            list(map(float, line["accuracy_after"].split())) for line in groups[(name,)]
+            [float(accuracy) for accuracy in line["accuracy_after"].split()]
+            for line in lines
         ]
-        after = [
-            f"{statistics.fmean(curve[number - 1] for curve in curves):.1f}"
-            if len(curves[0]) == 20
-            else ""
-            for number in (1, 5, 10, 15)
-        ]
-        final = mean_text(floats(groups[(name,)], "final_accuracy"))
-        rows.append([label, f"{memory:,} B", *after, final, paper.get(its_name, "-")])
-    return markdown(
-        ["strategy", "memory", "1", "5", "10", "15", "all 20", "paper, final"], rows
-    )
+        for number in (1, 5, 10, 15):
+            # Bounds of all classes at once have one accuracy only.
+            if len(curves[0]) == 20:
+                after = statistics.fmean(curve[number - 1] for curve in curves)
+                cells.append(f"{after:.1f}")
+            else:
+                cells.append("")
+        cells.append(mean_text(floats(lines, "final_accuracy")))
+        rows.append([*cells, paper.get(paper_name, "-")])
+    header = ["strategy", "memory", "1", "5", "10", "15", "all 20", "paper, final"]
+    return markdown(header, rows)
 
 
 def tuned() -> str:
     """Return the table of the preset ``tuned`` beside the paper's and nearest class means."""
     earlier = grouped(read(RUNS / "recommended_eth80_version_0_1.csv"), "row")
+    eth80 = recommended_lines("eth80")
+    cifar100 = recommended_lines("cifar100")
     dots = recommended_lines("toy_dots")
-    crumb = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")["crumb",]
+    paper_on_cifar100 = grouped(read(RUNS / "cifar100_runs.csv"), "strategy")["crumb",]
     means = grouped(read(DOCS / "competitors_cifar100.csv"), "method")["ncm",]
-    found: dict[tuple[str, str], list[float]] = {
-        ("eth80", "tuned"): floats(
-            recommended_lines("eth80")["crumb, tuned"], "accuracy"
-        ),
+    accuracies: dict[tuple[str, str], list[float]] = {
+        ("eth80", "tuned"): floats(eth80["crumb, tuned"], "accuracy"),
         ("eth80", "paper"): floats(earlier["paper",], "accuracy"),
         ("eth80", "ncm"): floats(earlier["ncm",], "accuracy"),
-        ("cifar100", "tuned"): floats(
-            recommended_lines("cifar100")["crumb, tuned"], "accuracy"
-        ),
-        ("cifar100", "paper"): floats(crumb, "final_accuracy"),
+        ("cifar100", "tuned"): floats(cifar100["crumb, tuned"], "accuracy"),
+        ("cifar100", "paper"): floats(paper_on_cifar100, "final_accuracy"),
         ("cifar100", "ncm"): floats(means, "final_accuracy"),
         ("toy_dots", "tuned"): floats(dots["crumb, tuned"], "accuracy"),
         ("toy_dots", "ncm"): floats(dots["ncm"], "accuracy"),
     }
-    for (stream, method), lines in grouped(
-        read(RECORDED / "tuned.csv"), "stream", "method"
-    ).items():
-        found[stream, method] = floats(lines, "accuracy")
+    recorded = grouped(read(RECORDED / "tuned.csv"), "stream", "method")
+    for (stream, method), lines in recorded.items():
+        accuracies[stream, method] = floats(lines, "accuracy")
     rows = []
-    for stream in dict.fromkeys(stream for stream, _ in found):
+    for stream in dict.fromkeys(stream for stream, _ in accuracies):
         cells = [marked(stream, "tuned")]
         for method in ("tuned", "paper", "ncm"):
-            values = found.get((stream, method), [])
-            runs = (
-                f" ({'run 0' if len(values) == 1 else f'{len(values)} runs'})"
-                if values
-                else ""
-            )
-            cells.append(mean_text(values) + runs)
+            cells.append(_mean_of_runs(accuracies.get((stream, method), [])))
         rows.append(cells)
-    return markdown(
-        [
-            "stream",
-            "`--preset tuned`",
-            "`--preset paper`",
-            "nearest class mean (`ncm`)",
-        ],
-        rows,
-    )
+    header = ["stream", "`--preset tuned`", "`--preset paper`"]
+    return markdown([*header, "nearest class mean (`ncm`)"], rows)
+
+
+def _mean_of_runs(values: Sequence[float]) -> str:
+    """Format mean and deviation with the number of runs."""
+    if not values:
+        return ""
+    runs = "run 0" if len(values) == 1 else f"{len(values)} runs"
+    return f"{mean_text(values)} ({runs})"
 
 
 def methods() -> str:
     """Return the table of strategies, with what each reaches on ETH-80, class-instance."""
     from crumb_avalanche.methods.registry import STRATEGIES
 
-    reached = {
-        STRATEGY.get(row, row): floats(lines, "accuracy")
-        for row, lines in recommended_lines("eth80").items()
-    }
-    for (name, protocol), lines in grouped(
-        read(DOCS / "competitors_eth80.csv"), "method", "protocol"
-    ).items():
-        if (
-            protocol == "class_instance" and name != "rda"
-        ):  # its row there is of an earlier version
+    reached = {}
+    for row, lines in recommended_lines("eth80").items():
+        reached[STRATEGY.get(row, row)] = floats(lines, "accuracy")
+    competitors = read(DOCS / "competitors_eth80.csv")
+    for (name, protocol), lines in grouped(competitors, "method", "protocol").items():
+        # The row of rda there is of an earlier version.
+        if protocol == "class_instance" and name != "rda":
             reached[name] = floats(lines, "final_accuracy")
     rows = []
     for name, entry in STRATEGIES.items():
-        rows.append(
-            [
-                f"`{name}`",
-                entry.summary,
-                entry.source,
-                entry.stores,
-                mean_text(reached.get(name, [])),
-            ]
-        )
-    return markdown(
-        ["method", "what it does", "source", "stores", "ETH-80, %"], rows, left=4
-    )
+        accuracy = mean_text(reached.get(name, []))
+        rows.append([f"`{name}`", entry.summary, entry.source, entry.stores, accuracy])
+    header = ["method", "what it does", "source", "stores", "ETH-80, %"]
+    return markdown(header, rows, left=4)
 
 
 def data_sets() -> str:
@@ -359,27 +320,15 @@ def data_sets() -> str:
     from benchmarks_toybox_ilab.catalog import BENCHMARKS
 
     rows = []
-    for name, one in BENCHMARKS.items():
-        counts = [
-            f"{one.files.counts[key]:,}" if key in one.files.counts else ""
-            for key in ("classes", "train", "test")
-        ]
-        step = (
-            "a session"
-            if one.classes_per_experience is None
-            else str(one.classes_per_experience)
-        )
-        source = one.files.source.replace("|", "\\|")
-        rows.append(
-            [
-                f"`{name}`",
-                one.files.title,
-                *counts,
-                step,
-                str(one.budget_images),
-                source,
-            ]
-        )
+    for name, benchmark in BENCHMARKS.items():
+        files = benchmark.files
+        cells = [f"`{name}`", files.title]
+        for key in ("classes", "train", "test"):
+            cells.append(f"{files.counts[key]:,}" if key in files.counts else "")
+        classes = benchmark.classes_per_experience
+        cells.append("a session" if classes is None else str(classes))
+        cells.append(str(benchmark.budget_images))
+        rows.append([*cells, files.source.replace("|", "\\|")])
     header = [
         "name",
         "data set",
@@ -387,8 +336,10 @@ def data_sets() -> str:
         "training images",
         "test images",
         "classes in an experience",
+        "memory in images",
+        "source",
     ]
-    return markdown([*header, "memory in images", "source"], rows, left=2)
+    return markdown(header, rows, left=2)
 
 
 def backbones() -> str:
@@ -397,47 +348,41 @@ def backbones() -> str:
     from crumb_avalanche.models.backbones import BACKBONES
 
     rows = []
-    for name, one in BACKBONES.items():
-        images = preprocessing_of(name)
-        spread = [
-            ", ".join(f"{value:g}" for value in values)
-            for values in (images.mean, images.std)
-        ]
-        rows.append(
-            [f"`{name}`", str(one.cut), str(images.size), images.interpolation, *spread]
-        )
-    return markdown(
-        ["backbone", "layers in F", "pixels", "resized by", "mean", "deviation"], rows
-    )
+    for name, backbone in BACKBONES.items():
+        expected = preprocessing_of(name)
+        cells = [f"`{name}`", str(backbone.cut), str(expected.size)]
+        cells.append(expected.interpolation)
+        for channels in (expected.mean, expected.std):
+            cells.append(", ".join(f"{value:g}" for value in channels))
+        rows.append(cells)
+    header = ["backbone", "layers in F", "pixels", "resized by", "mean", "deviation"]
+    return markdown(header, rows)
 
 
-FUNCTIONS = (
-    *(
-        recommended,
-        readme,
-        methods,
-        data_sets,
-        backbones,
-        methods_side_by_side,
-        competitors,
-        real_images,
-        tuned,
-    ),
-    *(paper_tables.ablations, paper_tables.claims, paper_tables.codes_and_images),
-    *(recorded_tables.task_incremental, recorded_tables.feature_cache),
-    *(
-        recorded_tables.recorded,
-        recorded_tables.scenes,
-        recorded_tables.open_scenes,
-        recorded_tables.crumb_as_expert,
-    ),
-    *(recorded_tables.bytes_dial, recorded_tables.rival_settings),
-    recorded_tables.test_or_development,
-)
 TABLES: dict[str, Callable[..., str]] = {
-    function.__name__: function for function in FUNCTIONS
+    "recommended": recommended,
+    "small_budgets": partial(recommended, "_small"),
+    "readme": readme,
+    "methods": methods,
+    "data_sets": data_sets,
+    "backbones": backbones,
+    "methods_side_by_side": methods_side_by_side,
+    "competitors": competitors,
+    "real_images": real_images,
+    "tuned": tuned,
+    "ablations": paper_tables.ablations,
+    "claims": paper_tables.claims,
+    "codes_and_images": paper_tables.codes_and_images,
+    "task_incremental": recorded_tables.task_incremental,
+    "feature_cache": recorded_tables.feature_cache,
+    "recorded": recorded_tables.recorded,
+    "scenes": recorded_tables.scenes,
+    "open_scenes": recorded_tables.open_scenes,
+    "crumb_as_expert": recorded_tables.crumb_as_expert,
+    "bytes_dial": recorded_tables.bytes_dial,
+    "rival_settings": recorded_tables.rival_settings,
+    "test_or_development": recorded_tables.test_or_development,
 }
-TABLES["small_budgets"] = partial(recommended, "_small")
 
 
 if __name__ == "__main__":
