@@ -30,6 +30,7 @@ import http.client
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +54,9 @@ from crumb_avalanche.system.process import keep_freed_memory
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
 SIDE = 480  # pixels of the photos
+# Names of learners that look otherwise.
+WHOLE = ", whole image"
+TWO_LOOKS = ", two looks"
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
 PEAK = "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) * 1024)"
 CLI = (
@@ -68,19 +72,23 @@ BARE = (
 
 @torch.no_grad()
 def bare(learner: Learner, pixels: torch.Tensor) -> None:
-    """Run F, and P below the head, in eager float32, in parts that fit the caches."""
+    """Run F, and P below the head, in eager float32, in chunks that fit the caches."""
     model = learner.network.model
-    for some in pixels.split(IMAGES_AT_A_TIME):
-        images = (some.float() / 255 - model.pixel_mean) / model.pixel_std
-        maps = model.feature_extractor(
-            images.contiguous(memory_format=torch.channels_last)
-        )
+    for chunk in pixels.split(IMAGES_AT_A_TIME):
+        images = (chunk.float() / 255 - model.pixel_mean) / model.pixel_std
+        images = images.contiguous(memory_format=torch.channels_last)
+        maps = model.feature_extractor(images)
         penultimate(model, maps * model.feature_scale)
 
 
 def noise(count: int) -> np.ndarray:
     """Images of noise, ``(count, 224, 224, 3)`` uint8."""
     return np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), np.uint8)
+
+
+def noise_tensor(count: int) -> torch.Tensor:
+    """The same images, ``(count, 3, 224, 224)`` uint8."""
+    return torch.from_numpy(noise(count)).permute(0, 3, 1, 2)
 
 
 def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learner:
@@ -91,162 +99,179 @@ def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learn
     return learner
 
 
-def speed(
+def time_batches(
     options: argparse.Namespace, learner: Learner, tree: Path
 ) -> dict[str, float]:
-    """Time a batch in the bare network, and in ``predict`` and ``teach`` of the learner and of those of other looks."""
+    """Time a batch in the bare network, and in learners of several looks.
+
+    Returns:
+        Seconds of ``bare``, and of ``predict`` and ``teach`` of the learner and of
+        those of other looks.
+    """
+    learners = {
+        "": learner,
+        WHOLE: taught(options, [1.0], tree),
+        TWO_LOOKS: taught(options, [0.75, 0.5], tree),
+    }
     batch = noise(options.batch)
-    functions = {
-        "bare": partial(bare, learner, torch.from_numpy(batch).permute(0, 3, 1, 2))
-    }
-    others = {
-        ", whole image": taught(options, [1.0], tree),
-        ", two looks": taught(options, [0.75, 0.5], tree),
-    }
-    for name, one in {"": learner, **others}.items():
-        functions[f"predict{name}"] = partial(one.predict, batch)
+    functions = {"bare": partial(bare, learner, noise_tensor(options.batch))}
+    for name, candidate in learners.items():
         # Of a copy: the first answer after a lesson solves anew, which is timed apart.
-        functions[f"teach{name}"] = partial(copy.deepcopy(one).teach, batch, "class0")
+        pupil = copy.deepcopy(candidate)
+        functions[f"predict{name}"] = partial(candidate.predict, batch)
+        functions[f"teach{name}"] = partial(pupil.teach, batch, "class0")
     return fastest(functions, options.repeats, clock_of(options))
 
 
-def processes(options: argparse.Namespace, model: Path, tree: Path) -> dict[str, float]:
-    """Time a first answer in a new process, and measure memory of answers and of lessons."""
-    threads, peaks = ("--threads", options.threads), []
+@dataclass(frozen=True)
+class Processes:
+    """What new processes cost.
+
+    Attributes:
+        seconds: of a first answer, and of torch with the network alone.
+        predict_bytes: peak of ``crumb predict`` above that of torch alone.
+        teach_bytes: peak of ``crumb teach`` above that of torch alone.
+    """
+
+    seconds: dict[str, float]
+    predict_bytes: float
+    teach_bytes: float
+
+
+def measure_processes(
+    options: argparse.Namespace, model: Path, tree: Path
+) -> Processes:
+    """Time a first answer in a new process, and measure memory."""
+    threads = ("--threads", options.threads)
     photo = next(tree.rglob("*.jpg"))
+    peaks = []
+
+    def predict() -> None:
+        words = ("predict", model, photo, *threads)
+        peaks.append(in_new_process("-c", CLI + PEAK, *words))
+
     functions = {
-        "torch": lambda: in_new_process("-c", BARE, options.threads, options.backbone),
-        "predict": lambda: peaks.append(
-            in_new_process("-c", CLI + PEAK, "predict", model, photo, *threads)
-        ),
+        "torch": partial(in_new_process, "-c", BARE, options.threads, options.backbone),
+        "predict": predict,
     }
-    times = fastest(functions, options.repeats, clock_of(options))
+    seconds = fastest(functions, options.repeats, clock_of(options))
     alone = in_new_process("-c", "import torch\n" + PEAK)
-    taught = in_new_process(
-        "-c", CLI + PEAK, "teach", model, tree, "--progress", "false", *threads
-    )
-    return {**times, "predict_bytes": max(peaks) - alone, "teach_bytes": taught - alone}
+    words = ("teach", model, tree, "--progress", "false", *threads)
+    teach_peak = in_new_process("-c", CLI + PEAK, *words)
+    return Processes(seconds, max(peaks) - alone, teach_peak - alone)
 
 
-def served(
+def address_of(server: subprocess.Popen) -> tuple[str, str]:
+    """Host and port, and the token, that ``crumb serve`` prints."""
+    for line in iter(server.stdout.readline, ""):
+        if line.startswith("Open "):
+            address, _, token = line.split()[1].partition("/?token=")
+            return address.partition("//")[2], token
+    raise RuntimeError("crumb serve ended without an address")
+
+
+def ask(host: str, token: str, photo: bytes) -> None:
+    """Ask a server about a photo, one time after the other."""
+    client = http.client.HTTPConnection(host)
+    for _ in range(ANSWERS):
+        client.request("POST", "/predict", photo, {"X-Crumb-Token": token})
+        response = client.getresponse()
+        text = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"crumb serve answered {response.status}: {text!r}")
+    client.close()
+
+
+def time_answers(
     options: argparse.Namespace, learner: Learner, model: Path, photo: bytes
 ) -> dict[str, float]:
-    """Time answers of ``crumb serve``, and the bare network on as many images."""
-    pixels = torch.from_numpy(noise(1)).permute(0, 3, 1, 2)
-    command = [
-        sys.executable,
-        "-c",
-        CLI,
-        "serve",
-        str(model),
-        "--port",
-        "0",
-        "--threads",
-        str(options.threads),
-    ]
+    """Seconds of an answer of ``crumb serve``, and of the bare network on an image."""
+    pixels = noise_tensor(1)
+
+    def run_bare() -> None:
+        for _ in range(ANSWERS):
+            bare(learner, pixels)
+
+    command = [sys.executable, "-c", CLI, "serve", str(model), "--port", "0"]
+    command += ["--threads", str(options.threads)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
-            opened = next(
-                line
-                for line in iter(server.stdout.readline, "")
-                if line.startswith("Open ")
-            ).split()[1]
-            address, _, token = opened.partition("/?token=")
-
-            def answers() -> None:
-                client = http.client.HTTPConnection(address.partition("//")[2])
-                for _ in range(ANSWERS):
-                    client.request("POST", "/predict", photo, {"X-Crumb-Token": token})
-                    response = client.getresponse()
-                    text = response.read()
-                    if response.status != 200:
-                        raise RuntimeError(
-                            f"crumb serve answered {response.status}: {text!r}"
-                        )
-                client.close()
-
-            functions = {
-                "answer": answers,
-                "bare": lambda: [bare(learner, pixels) for _ in range(ANSWERS)],
-            }
-            return fastest(functions, options.repeats, clock_of(options))
+            host, token = address_of(server)
+            functions = {"answer": partial(ask, host, token, photo), "bare": run_bare}
+            seconds = fastest(functions, options.repeats, clock_of(options))
         finally:
             server.kill()
+    return {name: total / ANSWERS for name, total in seconds.items()}
+
+
+def figures_of(
+    batch: dict[str, float], process: Processes, answers: dict[str, float]
+) -> dict[str, float]:
+    """The figures that the docstring of this script lists."""
+    figures = {}
+    for name in ("predict", "teach"):
+        whole = batch[f"{name}{WHOLE}"]
+        figures[f"{name}_over_bare"] = batch[name] / batch["bare"]
+        figures[f"{name}_over_whole"] = batch[name] / whole
+        figures[f"{name}_two_looks"] = batch[f"{name}{TWO_LOOKS}"] / whole
+    seconds = process.seconds
+    figures["cold_start_over_torch"] = seconds["predict"] / seconds["torch"]
+    figures["predict_bytes"] = process.predict_bytes
+    figures["teach_bytes"] = process.teach_bytes
+    figures["answer_over_bare"] = answers["answer"] / answers["bare"]
+    figures["answers_per_second"] = 1 / answers["answer"]
+    return figures
+
+
+def line_of(name: str, seconds: dict[str, float]) -> str:
+    """A line of times for people."""
+    texts = [f"{1e3 * value:.0f} ms {what}" for what, value in seconds.items()]
+    return f"{name}  " + "  ".join(texts)
 
 
 def main() -> None:
     parser = bench_parser(__doc__, threads=1)
-    parser.add_argument("--method", default="recommended", help="method of the learner")
-    parser.add_argument(
-        "--backbone", default="squeezenet1_0", help="network, with random weights"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--method", default="recommended", help="method of the learner")
+    add("--backbone", default="squeezenet1_0", help="network, with random weights")
+    add(
         "--looks",
         type=float,
         nargs="+",
         default=LOOKS,
         help="sides of the squares looked at",
     )
-    parser.add_argument("--batch", type=int, default=64, help="images of a batch")
-    parser.add_argument("--quick", action="store_true", help="one round, small batches")
+    add("--batch", type=int, default=64, help="images of a batch")
+    add("--quick", action="store_true", help="one round, small batches")
     options = parser.parse_args()
+    photos_of_class = 8
     if options.quick:
-        options.batch, options.repeats = 8, 1
+        options.batch = 8
+        options.repeats = 1
+        photos_of_class = 2
     keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "mine.safetensors"
-        tree = photos(
-            Path(folder) / "photos", CLASSES, 1, 2 if options.quick else 8, SIDE
-        )
+        tree = photos(Path(folder) / "photos", CLASSES, 1, photos_of_class, SIDE)
         learner = taught(options, options.looks, tree)
         learner.save(model)
-        batch = speed(options, learner, tree)
-        process = processes(options, model, tree)
-        answers = served(
-            options, learner, model, next(tree.rglob("*.jpg")).read_bytes()
-        )
-    memory = {name: process.pop(name) for name in ("predict_bytes", "teach_bytes")}
-    both = ("predict", "teach")
-    figures = {
-        **{f"{name}_over_bare": batch[name] / batch["bare"] for name in both},
-        **{
-            f"{name}_over_whole": batch[name] / batch[f"{name}, whole image"]
-            for name in both
-        },
-        **{
-            f"{name}_two_looks": batch[f"{name}, two looks"]
-            / batch[f"{name}, whole image"]
-            for name in both
-        },
-        "cold_start_over_torch": process["predict"] / process["torch"],
-        **memory,
-        "answer_over_bare": answers["answer"] / answers["bare"],
-        "answers_per_second": ANSWERS / answers["answer"],
-    }
+        photo = next(tree.rglob("*.jpg")).read_bytes()
+        batch = time_batches(options, learner, tree)
+        process = measure_processes(options, model, tree)
+        answers = time_answers(options, learner, model, photo)
+    setting = f"{options.threads} threads, {options.method}, {options.backbone}"
     lines = [
-        f"{options.threads} threads, {options.method}, {options.backbone}, {CLASSES} classes"
+        f"{setting}, {CLASSES} classes",
+        line_of(f"batch of {options.batch}", batch),
+        line_of("cold start", process.seconds),
+        line_of("crumb serve", answers),
+        f"{process.predict_bytes / 1e6:.0f} MB predict_bytes  "
+        f"{process.teach_bytes / 1e6:.0f} MB teach_bytes",
     ]
-    answers = {name: some / ANSWERS for name, some in answers.items()}
-    for name, times in {
-        f"batch of {options.batch}": batch,
-        "cold start": process,
-        "crumb serve": answers,
-    }.items():
-        lines.append(
-            f"{name}  "
-            + "  ".join(f"{1e3 * some:.0f} ms {what}" for what, some in times.items())
-        )
-    report(
-        options,
-        figures,
-        [
-            *lines,
-            "  ".join(f"{some / 1e6:.0f} MB {name}" for name, some in memory.items()),
-        ],
-    )
+    report(options, figures_of(batch, process, answers), lines)
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, smoke_test=False)

@@ -27,7 +27,10 @@ float32, eager. With --json, one object of the ratios.
 import argparse
 import ctypes
 import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
@@ -42,46 +45,51 @@ from support.bench import (
     seconds,
 )
 from support.common_options import run_script
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.codebook import init_matched_
 from crumb_avalanche.models.runtimes import use_runtime
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.runs.tables import table
 
 BATCH = 21
+MEMORIES = 417
 TUNED = preset_settings("tuned")
 RECIPES = {
     "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
     "paper": (16, dict(replay_steps=1)),
 }
+M_MMAP_THRESHOLD = -3  # of mallopt: larger freed blocks go back to the system
 
 
-def dataset_of(images: torch.Tensor, labels: torch.Tensor) -> AvalancheDataset:
+def dataset_of(images: Tensor, labels: Tensor) -> AvalancheDataset:
     """A data set of images and labels."""
     targets = DataAttribute(labels.tolist(), "targets")
     return AvalancheDataset([TensorDataset(images, labels)], data_attributes=[targets])
 
 
-def crumb_of(model, memories: int = 417, **settings) -> CRUMBStrategy:
+def crumb_of(model: SplitModel, memories: int = MEMORIES, **settings) -> CRUMBStrategy:
     """CRUMB with the paper's optimiser, one epoch an experience, and no evaluation."""
-    weights = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4)
-    own = dict(first_epochs=1, train_mb_size=BATCH, evaluator=None, **settings)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     return CRUMBStrategy(
-        model=model, optimizer=optimizer, storage_policy=CodeBuffer(memories), **own
+        model=model,
+        optimizer=torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4),
+        storage_policy=CodeBuffer(memories),
+        first_epochs=1,
+        train_mb_size=BATCH,
+        evaluator=None,
+        **settings,
     )
 
 
-def working_bytes(function) -> int:
+def working_bytes(function: Callable[[], object]) -> int:
     """Peak of resident memory in a call, minus resident memory before it, in bytes."""
     libc = ctypes.CDLL("libc.so.6")
-    libc.mallopt(
-        -3, 65536
-    )  # M_MMAP_THRESHOLD: freed blocks above it go back to the system
+    libc.mallopt(M_MMAP_THRESHOLD, 65536)
     function()
     libc.malloc_trim(0)
     reset_peak()
@@ -90,45 +98,51 @@ def working_bytes(function) -> int:
     return max(0, resident("VmHWM") - before)
 
 
-def plain_codes(feature_map: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Codes from the whole ``(B, H, W, G, n)`` similarity tensor, as the reference code computes them."""
+def plain_codes(feature_map: Tensor, blocks: Tensor) -> Tensor:
+    """Codes ``(B, H, W, G)`` from the whole similarity tensor ``(B, H, W, G, n)``.
+
+    The reference code computes them so.
+    """
     slices = feature_map.permute(0, 2, 3, 1).unflatten(3, (-1, blocks.shape[1]))
-    return (slices @ functional.normalize(blocks, dim=1).t()).argmax(dim=-1)
+    similarities = slices @ functional.normalize(blocks, dim=1).t()
+    return similarities.argmax(dim=-1)
 
 
 class PlainStep:
-    """A stream step of the reference code: float32, NCHW, both branches, a separate replay step."""
+    """A stream step of the reference code: float32, NCHW, both branches.
+
+    Replay is a step of its own.
+    """
 
     def __init__(self, n_classes: int, replay: int):
         model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook())
-        self.extract = model.feature_extractor.to(memory_format=torch.contiguous_format)
-        self.classify = model.plastic_layers.to(
-            memory_format=torch.contiguous_format
-        ).train()
+        plain = torch.contiguous_format
+        self.extract = model.feature_extractor.to(memory_format=plain)
+        self.classify = model.plastic_layers.to(memory_format=plain).train()
         self.classify.dropout = nn.Dropout()
         self.blocks = nn.Parameter(torch.rand(256, 16))
-        self.optimizer = torch.optim.SGD(
-            [*self.classify.parameters(), self.blocks], 1e-3, 0.9, weight_decay=1e-4
-        )
+        weights = [*self.classify.parameters(), self.blocks]
+        self.optimizer = torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4)
         self.stored = torch.randint(256, (replay, 13, 13, 32))
         self.stored_labels = torch.arange(replay) % n_classes
 
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def __call__(self, images: Tensor, labels: Tensor) -> None:
+        """Learn a batch, and replay the stored codes."""
         feature_map = self.extract(images).detach()
-        loss = functional.cross_entropy(
-            self.rebuilt(plain_codes(feature_map, self.blocks.detach())), labels
-        )
-        self.step(
-            loss + 0 * functional.cross_entropy(self.classify(feature_map), labels)
-        )
-        self.step(
-            5 * functional.cross_entropy(self.rebuilt(self.stored), self.stored_labels)
-        )
+        codes = plain_codes(feature_map, self.blocks.detach())
+        loss = functional.cross_entropy(self.rebuilt(codes), labels)
+        direct_loss = functional.cross_entropy(self.classify(feature_map), labels)
+        self.step(loss + 0 * direct_loss)
+        replayed = self.rebuilt(self.stored)
+        self.step(5 * functional.cross_entropy(replayed, self.stored_labels))
 
-    def rebuilt(self, codes: torch.Tensor) -> torch.Tensor:
-        return self.classify(self.blocks[codes].flatten(3).permute(0, 3, 1, 2))
+    def rebuilt(self, codes: Tensor) -> Tensor:
+        """Logits of the maps that are rebuilt from codes ``(B, H, W, G)``."""
+        maps = self.blocks[codes].flatten(3).permute(0, 3, 1, 2)
+        return self.classify(maps)
 
-    def step(self, loss: torch.Tensor) -> None:
+    def step(self, loss: Tensor) -> None:
+        """Take a step of the optimiser, with clamped gradients."""
         self.optimizer.zero_grad()
         loss.backward()
         for parameter in self.optimizer.param_groups[0]["params"]:
@@ -136,187 +150,218 @@ class PlainStep:
         self.optimizer.step()
 
 
-def steps(
-    model, images: torch.Tensor, options: argparse.Namespace
+def networks_alone(model: SplitModel, images: Tensor, replayed: Tensor) -> None:
+    """Do F forward, and P forward and backward for new and for replayed maps."""
+    _train_on(model, model.features(images))
+    _train_on(model, replayed)
+
+
+def _train_on(model: SplitModel, maps: Tensor) -> None:
+    """Do P forward and backward for maps."""
+    logits = model.classify(maps)
+    functional.cross_entropy(logits, torch.arange(len(logits)) % 2).backward()
+    model.zero_grad()
+
+
+def mean_seconds(
+    function: Callable[[], object], count: int, clock: Callable[[], float]
+) -> float:
+    """Mean time of `count` calls."""
+    return statistics.fmean(seconds(function, clock) for _ in range(count))
+
+
+def time_steps(
+    model: SplitModel, images: Tensor, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Seconds of a stream step, of its networks alone and of the plain step, in each round."""
+    """Seconds in each round of a stream step, its networks alone, and the plain step."""
+    clock = clock_of(options)
     model.set_precision(options.precision)
     if options.compile:
         use_runtime(model, "compiled")
-    strategy, labels = crumb_of(model), torch.arange(len(images)) % 2
-    datasets = [
-        dataset_of(images, labels + 2 * number) for number in range(options.repeats + 2)
-    ]  # two new classes
+    strategy = crumb_of(model)
+    labels = torch.arange(len(images)) % 2
+    rounds = range(options.repeats + 2)
+    datasets = [dataset_of(images, labels + 2 * number) for number in rounds]
     experiences = iter(benchmark_from_datasets(train=datasets).train_stream)
     for _ in range(2):  # compiles, fills the buffer
         strategy.train(next(experiences), eval_streams=[])
-    plain = partial(
-        PlainStep(4, BATCH), torch.randn(BATCH, 3, 224, 224), labels[:BATCH]
-    )
+    plain_images = torch.randn(BATCH, 3, 224, 224)
+    plain = partial(PlainStep(4, BATCH), plain_images, labels[:BATCH])
     plain()
-
-    def bare(replayed: torch.Tensor) -> None:
-        for maps_of in (lambda: model.features(images[:BATCH]), lambda: replayed):
-            logits = model.classify(maps_of())
-            functional.cross_entropy(logits, torch.arange(len(logits)) % 2).backward()
-            model.zero_grad()
-
     times: dict[str, list[float]] = {"step": [], "bare": [], "plain": []}
     for _ in range(options.repeats):
         experience = next(experiences)
         # As many as the step replays: as many of each class, and a batch at least.
-        replay = len(
-            strategy.storage_policy.sample(set(experience.dataset.targets), BATCH)
-        )
-        replayed = torch.rand(replay, 512, 13, 13).contiguous(
-            memory_format=torch.channels_last
-        )
+        classes = set(experience.dataset.targets)
+        replay = len(strategy.storage_policy.sample(classes, BATCH))
+        replayed = torch.rand(replay, 512, 13, 13)
+        replayed = replayed.contiguous(memory_format=torch.channels_last)
+        bare = partial(networks_alone, model, images[:BATCH], replayed)
         model.train()
-        bare(replayed)
+        bare()
         learn = partial(strategy.train, experience, eval_streams=[])
-        times["step"].append(seconds(learn, clock_of(options)) / options.batches)
+        times["step"].append(seconds(learn, clock) / options.batches)
         model.train()
-        for name, count, function in (
-            ("bare", options.batches, partial(bare, replayed)),
-            ("plain", 3, plain),
-        ):
-            times[name].append(
-                statistics.fmean(
-                    seconds(function, clock_of(options)) for _ in range(count)
-                )
-            )
+        times["bare"].append(mean_seconds(bare, options.batches, clock))
+        times["plain"].append(mean_seconds(plain, 3, clock))
     return times
 
 
-def bare_step(model, images: torch.Tensor) -> None:
+def bare_step(model: SplitModel, images: Tensor) -> None:
     """Do F forward and P forward and backward for a batch."""
     model.train()
-    functional.cross_entropy(
-        model.classify(model.features(images)), torch.zeros(len(images)).long()
-    ).backward()
+    logits = model.classify(model.features(images))
+    labels = torch.zeros(len(images)).long()
+    functional.cross_entropy(logits, labels).backward()
     model.zero_grad()
 
 
 def by_classes(
-    images: torch.Tensor, options: argparse.Namespace
+    images: Tensor, options: argparse.Namespace
 ) -> dict[int, dict[str, float]]:
-    """Time of a step of each recipe by that of its networks alone, by the number of classes seen."""
+    """Time of a step of each recipe by that of its networks alone.
+
+    Returns:
+        Ratios by the number of classes seen, and recipe.
+    """
     ratios: dict[int, dict[str, float]] = {}
     for count in options.classes:
-        first = dataset_of(images[torch.arange(count) % BATCH], torch.arange(count))
-        later = dataset_of(images, torch.arange(len(images)) % 2)
-        first, later = (
-            benchmark_from_datasets(train=[one]).train_stream for one in (first, later)
-        )
+        labels = torch.arange(count)
+        first = stream_of(images[labels % BATCH], labels)
+        later = stream_of(images, torch.arange(len(images)) % 2)
         ratios[count] = {}
-        for (
-            recipe,
-            (length, replay),
-        ) in (
-            RECIPES.items()
-        ):  # in turns, large batches of one slow down the other's memory
+        # In turns: large batches of one slow down the other's memory.
+        for recipe, (length, replay) in RECIPES.items():
             torch.manual_seed(0)
-            model = split_backbone(
-                weights=None, n_classes=count, codebook=Codebook(256, length)
-            )
-            strategy = crumb_of(model, max(417, count), **replay)
+            codebook = Codebook(256, length)
+            model = split_backbone(weights=None, n_classes=count, codebook=codebook)
+            strategy = crumb_of(model, max(MEMORIES, count), **replay)
             strategy.train(first, eval_streams=[])
             assert len(strategy.storage_policy.classes) == count
-            step = partial(strategy.train, later, eval_streams=[])
             functions = {
-                "step": step,
+                "step": partial(strategy.train, later, eval_streams=[]),
                 "bare": partial(bare_step, model, images[:BATCH]),
             }
-            found = fastest(functions, options.repeats, clock_of(options))
-            ratios[count][recipe] = found["step"] / options.batches / found["bare"]
+            times = fastest(functions, options.repeats, clock_of(options))
+            ratios[count][recipe] = times["step"] / options.batches / times["bare"]
     return ratios
+
+
+def stream_of(images: Tensor, labels: Tensor) -> Any:
+    """A stream of one experience."""
+    dataset = dataset_of(images, labels)
+    return benchmark_from_datasets(train=[dataset]).train_stream
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search for memory blocks, plain and ours, of the same maps.
+
+    Attributes:
+        maps: ``(B, C, H, W)``, channels last.
+        codebook: whose rows are searched.
+    """
+
+    maps: Tensor
+    codebook: Codebook
+
+    @classmethod
+    def of(cls, codebook: Codebook) -> "Search":
+        """Initialise a codebook from maps that are about 65 % zeros, as after a ReLU."""
+        maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)
+        init_matched_(codebook, maps, torch.Generator().manual_seed(0))
+        return cls(maps.contiguous(memory_format=torch.channels_last), codebook)
+
+    def plain(self) -> Tensor:
+        """Codes of the plain search."""
+        return plain_codes(self.maps, self.codebook.blocks.detach())
+
+    def ours(self) -> Tensor:
+        """Codes of the library's search."""
+        return self.codebook.encode(self.maps)
+
+    def check(self) -> None:
+        """Check that both agree; the plain code has no rule for all-zero slices."""
+        ours = self.ours().permute(0, 2, 3, 1).long()
+        slices = self.maps.permute(0, 2, 3, 1).unflatten(3, (-1, 16))
+        defined = slices.any(dim=-1)
+        same = torch.equal(self.plain()[defined], ours[defined])
+        assert same, "the two searches disagree"
+
+
+def report_classes(images: Tensor, options: argparse.Namespace) -> None:
+    """Report the cost of a step by the number of classes."""
+    ratios = by_classes(images, options)
+    rows = []
+    for count, by_recipe in ratios.items():
+        rows.append([str(count), *(f"{ratio:.2f}" for ratio in by_recipe.values())])
+    report(options, ratios, [table(["classes", *RECIPES], rows)])
+
+
+def report_step(images: Tensor, options: argparse.Namespace) -> None:
+    """Report the speed of the search and of a step."""
+    n_classes = 2 * (options.repeats + 3)
+    model = split_backbone(weights=None, n_classes=n_classes, codebook=Codebook())
+    search = Search.of(model.codebook)
+    search.check()
+    functions = {"plain": search.plain, "ours": search.ours}
+    part = fastest(functions, options.repeats, clock_of(options))
+    times = time_steps(model, images, options)
+    step = min(times["step"])
+    bare = min(times["bare"])
+    plain = min(times["plain"])
+    # The median of rounds, as rounds replay other numbers of maps.
+    ratios = [ours / alone for ours, alone in zip(times["step"], times["bare"])]
+    figures = {
+        "search_speedup": part["plain"] / part["ours"],
+        # Last, because it changes how memory is allocated from then on.
+        "search_working_bytes": working_bytes(search.ours),
+        "step_over_bare": statistics.median(ratios),
+        "step_speedup": plain / step,
+    }
+    searched = [f"{1e3 * value:.1f} ms {name}" for name, value in part.items()]
+    milliseconds = {"plain": plain, "ours": step, "bare": bare}
+    stepped = [f"{1e3 * value:.1f} ms {name}" for name, value in milliseconds.items()]
+    lines = [
+        "search: " + ", ".join(searched),
+        "stream step: " + ", ".join(stepped),
+        f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours",
+    ]
+    report(options, figures, lines)
 
 
 def main() -> None:
     parser = bench_parser(__doc__)
-    parser.add_argument(
-        "--classes", type=int, nargs="+", default=[], help="numbers of classes seen"
-    )
-    parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--classes", type=int, nargs="+", default=[], help="numbers of classes seen")
+    add("--precision", choices=["fp32", "bf16"], default="bf16")
+    add(
         "--compile",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="compile F",
     )
-    parser.add_argument(
-        "--batches", type=int, default=8, help="stream batches per measurement"
-    )
-    parser.add_argument(
+    add("--batches", type=int, default=8, help="stream batches per measurement")
+    add(
         "--quick",
         action="store_true",
         help="one batch, one round, float32, not compiled",
     )
     options = parser.parse_args()
     if options.quick:
-        options.batches, options.repeats, options.precision, options.compile = (
-            1,
-            1,
-            "fp32",
-            False,
-        )
+        options.batches = 1
+        options.repeats = 1
+        options.precision = "fp32"
+        options.compile = False
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    images = torch.randint(
-        256, (BATCH * options.batches, 3, 224, 224), dtype=torch.uint8
-    )
+    shape = (BATCH * options.batches, 3, 224, 224)
+    images = torch.randint(256, shape, dtype=torch.uint8)
     if options.classes:
-        ratios = by_classes(images, options)
-        rows = [
-            [str(count), *(f"{ratio:.2f}" for ratio in row.values())]
-            for count, row in ratios.items()
-        ]
-        return report(options, ratios, [table(["classes", *RECIPES], rows)])
-    model = split_backbone(
-        weights=None, n_classes=2 * (options.repeats + 3), codebook=Codebook()
-    )
-    maps = torch.relu(
-        torch.randn(BATCH, 512, 13, 13) * 20 - 8
-    )  # about 65 % zeros, as after a ReLU
-    init_matched_(model.codebook, maps, torch.Generator().manual_seed(0))
-    maps = maps.contiguous(memory_format=torch.channels_last)
-    blocks = model.codebook.blocks.detach()
-    # The plain code has no rule for all-zero slices.
-    defined = maps.permute(0, 2, 3, 1).unflatten(3, (-1, 16)).any(dim=-1)
-    ours = model.codebook.encode(maps).permute(0, 2, 3, 1).long()
-    assert torch.equal(plain_codes(maps, blocks)[defined], ours[defined]), (
-        "the two searches disagree"
-    )
-    parts = {
-        "plain": lambda: plain_codes(maps, blocks),
-        "ours": lambda: model.codebook.encode(maps),
-    }
-    part = fastest(parts, options.repeats, clock_of(options))
-    times = steps(model, images, options)
-    step, bare, plain = (min(times[name]) for name in ("step", "bare", "plain"))
-    figures = {
-        "search_speedup": part["plain"] / part["ours"],
-        # Last, because it changes how memory is allocated from then on.
-        "search_working_bytes": working_bytes(parts["ours"]),
-        # The median of rounds, as rounds replay other numbers of maps.
-        "step_over_bare": statistics.median(
-            one / other for one, other in zip(times["step"], times["bare"])
-        ),
-        "step_speedup": plain / step,
-    }
-    lines = [
-        "search: "
-        + ", ".join(f"{1e3 * some:.1f} ms {name}" for name, some in part.items())
-    ]
-    lines.append(
-        f"stream step: {1e3 * plain:.1f} ms plain, {1e3 * step:.1f} ms ours, {1e3 * bare:.1f} ms bare"
-    )
-    report(
-        options,
-        figures,
-        [*lines, f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours"],
-    )
+        report_classes(images, options)
+    else:
+        report_step(images, options)
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, smoke_test=False)

@@ -148,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, smoke_test=False)

@@ -236,4 +236,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(main, smoke_test=False)

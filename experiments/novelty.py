@@ -13,7 +13,8 @@ learner's own. Writes `novelty.csv` to --output.
 
 import argparse
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ from benchmarks_toybox_ilab.datasets.stream51 import Stream51Novel, class_order
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
@@ -45,99 +48,146 @@ HEADER = [
 ]
 
 
-def measured(
-    empty: Classifier,
-    frames: FrameTable,
-    features: torch.Tensor,
-    novel: torch.Tensor,
-    parts: list,
-    every: int,
-) -> Iterator[list]:
-    """Yield the values of `HEADER`, but for the run, after each `every` classes and after the last.
+@dataclass(frozen=True)
+class Stage:
+    """What is measured after some classes were taught.
+
+    Attributes:
+        classes: number of classes taught.
+        accuracy: on test images of these classes.
+        auroc: of the largest probability; None without other images.
+        auroc_of_learner: of the learner's own score; None likewise.
+    """
+
+    classes: int
+    accuracy: float
+    auroc: float | None
+    auroc_of_learner: float | None
+
+    @property
+    def cells(self) -> list[str]:
+        """Values of `HEADER`, but for the run."""
+        figures = (self.accuracy, self.auroc, self.auroc_of_learner)
+        texts = ["" if value is None else f"{value:.4f}" for value in figures]
+        return [str(self.classes), *texts]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a run is taught.
+
+    Attributes:
+        frames: table of the stream.
+        features: of its rows.
+        novel: features of images of classes that are never taught, or no rows.
+        rows: rows of each class, in the order in which the classes are taught.
+    """
+
+    frames: FrameTable
+    features: torch.Tensor
+    novel: torch.Tensor
+    rows: list[np.ndarray]
+
+
+def teach(classifier: Classifier, order: Order, classes: Sequence) -> Classifier:
+    """Teach the clips of some classes to a copy of a classifier."""
+    frames = order.frames
+    clips = [clip for rows in classes for clip in frames.clips(rows)]
+    lessons = ((frames.labels[clip[0]], order.features[clip]) for clip in clips)
+    return taught(classifier, frames.classes, lessons)
+
+
+def measured(empty: Classifier, order: Order, every: int) -> Iterator[Stage]:
+    """Measure after each `every` classes and after the last.
 
     Args:
         empty: a classifier without classes.
-        frames, features: table of the stream, and features of its rows.
-        novel: features of images of classes that are never taught, or no rows. AUROC is
-            None without other images.
-        parts: rows of each class to be taught, in order.
+        order: what it is taught.
+        every: number of classes between two measurements.
     """
-    classifier, tests = copy.deepcopy(empty), frames.rows("test")
-    for start in range(0, len(parts), every):
-        clips = [
-            clip for part in parts[start : start + every] for clip in frames.clips(part)
-        ]
-        classifier = taught(
-            classifier,
-            frames.classes,
-            ((frames.labels[clip[0]], features[clip]) for clip in clips),
-        )
-        known = np.isin(
-            frames.labels[tests],
-            [frames.labels[part[0]] for part in parts[: start + every]],
-        )
-        evidence = classifier.evidence(features[tests[known]])
-        others = torch.cat([features[tests[~known]], novel])
-        areas: list[float | None] = [None, None]
-        if len(others):
-            both = (evidence, classifier.evidence(others))
-            areas = [auroc(*(one.scores.softmax(1).amax(1) for one in both))]
-            areas += [auroc(*(classifier.confidence.familiarity(one) for one in both))]
-        correct = right(classifier, evidence, np.array(frames.class_name)[tests[known]])
-        yield [min(start + every, len(parts)), float(correct.mean()), *areas]
+    classifier = copy.deepcopy(empty)
+    for start in range(0, len(order.rows), every):
+        classifier = teach(classifier, order, order.rows[start : start + every])
+        classes = min(start + every, len(order.rows))
+        yield stage_of(classifier, order, classes)
+
+
+def stage_of(classifier: Classifier, order: Order, classes: int) -> Stage:
+    """Measure a classifier that was taught the first classes of an order."""
+    frames = order.frames
+    test = frames.rows("test")
+    labels = [frames.labels[rows[0]] for rows in order.rows[:classes]]
+    is_taught = np.isin(frames.labels[test], labels)
+    evidence = classifier.evidence(order.features[test[is_taught]])
+    names = np.array(frames.class_name)[test[is_taught]]
+    accuracy = float(right(classifier, evidence, names).mean())
+    others = torch.cat([order.features[test[~is_taught]], order.novel])
+    if not len(others):
+        return Stage(classes, accuracy, None, None)
+    strange = classifier.evidence(others)
+    familiarity = classifier.confidence.familiarity
+    return Stage(
+        classes,
+        accuracy,
+        auroc=auroc(largest_probability(evidence), largest_probability(strange)),
+        auroc_of_learner=auroc(familiarity(evidence), familiarity(strange)),
+    )
+
+
+def largest_probability(evidence: Evidence) -> torch.Tensor:
+    """The largest probability of each image, `(N,)`."""
+    return evidence.scores.softmax(1).amax(1)
+
+
+def order_of(chosen: argparse.Namespace, learner: Learner, run: int) -> Order:
+    """What a run is taught; Stream-51 has official orders, and novel images."""
+    root = chosen.dataset_root
+    frames = get_benchmark(chosen.benchmark).table(root, run)
+    features = features_of(learner, frames, chosen.features)
+    novel = features[:0]
+    class_groups = None
+    if chosen.benchmark == "stream51":
+        # The seeds of the published runs are 10, 20 and 30.
+        class_groups = class_order(10 * (run + 1))
+        novel = features_of(learner, Stream51Novel(root), chosen.features)
+    plan = plan_stream(frames, "class_instance", run, 1, fixed_class_order=class_groups)
+    return Order(frames, features, novel, plan.train)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--benchmark",
         default="stream51",
         help="any benchmark; novel images has stream51 alone",
     )
-    parser.add_argument("--dataset-root", metavar="DIR", help="its folder")
-    parser.add_argument("--method", default="slda", help="closed form of the learner")
-    parser.add_argument("--runs", type=int, default=3, help="number of orders")
-    parser.add_argument(
+    add("--dataset-root", metavar="DIR", help="its folder")
+    add("--method", default="slda", help="closed form of the learner")
+    add("--runs", type=int, default=3, help="number of orders")
+    add(
         "--every",
         type=int,
         default=10,
         help="number of classes between two measurements",
     )
-    parser.add_argument("--output", default="runs/novelty", help="folder of the table")
+    add("--output", default="runs/novelty", help="folder of the table")
     add_network_options(parser)
-    if (chosen := parser.parse_args()).quick:
-        chosen.benchmark, chosen.runs, chosen.every = QUICK_BENCHMARK, 1, 4
-    learner, lines = learner_of(chosen, chosen.method), [HEADER]
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.benchmark = QUICK_BENCHMARK
+        chosen.runs = 1
+        chosen.every = 4
+    learner = learner_of(chosen, chosen.method)
+    lines = []
     for run in range(chosen.runs):
-        frames = get_benchmark(chosen.benchmark).table(chosen.dataset_root, run)
-        features = features_of(learner, frames, chosen.features)
-        novel, order = features[:0], None
-        if (
-            chosen.benchmark == "stream51"
-        ):  # the seeds of the published runs are 10, 20 and 30
-            order = class_order(10 * (run + 1))
-            novel = features_of(
-                learner, Stream51Novel(chosen.dataset_root), chosen.features
-            )
-        parts = plan_stream(
-            frames, "class_instance", run, 1, fixed_class_order=order
-        ).train
-        for line in measured(
-            learner._classifier, frames, features, novel, parts, chosen.every
-        ):
-            shown = [
-                ""
-                if one is None
-                else f"{one:.4f}"
-                if isinstance(one, float)
-                else str(one)
-                for one in line
-            ]
-            lines.append([str(run), *shown])
-    write_csv(Path(chosen.output) / "novelty.csv", lines)
-    print(table(HEADER, lines[1:]))
+        order = order_of(chosen, learner, run)
+        for stage in measured(learner._classifier, order, chosen.every):
+            lines.append([str(run), *stage.cells])
+    write_csv(Path(chosen.output) / "novelty.csv", [HEADER, *lines])
+    print(table(HEADER, lines))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ in scenes of the photos for development.
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -33,7 +33,6 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
-from scenes import SIDE, Scenes, cut_outs, half_of
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     METHODS,
@@ -41,13 +40,15 @@ from support.open_set import (
     Stream,
     add_network_options,
     auroc,
+    cached_features,
     features_of,
-    kept_features,
     learner_of,
     run_stream,
+    share_below_zero,
     taught,
 )
 from support.pictures import bars
+from support.scenes import SIDE, Scenes, cut_outs, half_of
 from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -59,26 +60,40 @@ from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
-MEASURES = (
-    "accuracy",
-    "ece",
-    "ece_usual",
-    "known_rejected",
-    "unknown_rejected",
-    "auroc",
-)
+# Figures of a run with the heading of their column.
+MEASURES = {
+    "accuracy": "accuracy",
+    "ece": "ECE",
+    "ece_usual": "ECE, usual temperature",
+    "known_rejected": "known rejected",
+    "unknown_rejected": "unknown rejected",
+    "auroc": "AUROC",
+}
+# Figures of runs with all classes taught; the others are of runs that leave some out.
+OF_ALL_CLASSES = ("accuracy", "ece", "ece_usual")
+PLOTTED = {
+    "ece": "expected calibration error",
+    "known_rejected": "known images rejected",
+    "auroc": "AUROC, unknown",
+}
 REJECTED = 0.06  # of the taught objects by the usual threshold
-EMPTY = 40  # photos without an object that are asked
-PHOTOS = (
-    50,
-    80,
-    20,
-)  # classes of the photo streams, and training and test images of each
+MOST_SETS = 28  # of classes left out, all of which are run
+# Streams of photos: classes, and training and test images of each.
+PHOTO_CLASSES = 50
+PHOTO_IMAGES = {"train": 80, "test": 20}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a stream, whose number chooses what is held out, and the names of the classes not taught."""
+    """One run of a stream.
+
+    Attributes:
+        stream: name of the stream.
+        method: of the learner.
+        run: number of the run, which chooses what is held out.
+        left_out: names of the classes not taught.
+        measured: what was measured.
+    """
 
     stream: str
     method: str
@@ -88,27 +103,30 @@ class Run:
 
 
 def photos(root: Path) -> FrameTable:
-    """The table of 50 classes of a folder of class folders, with 80 training and 20 test images each."""
+    """The table of 50 classes of a folder of class folders.
+
+    Each class has 80 training and 20 test images.
+    """
     from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 
-    whole = ClipFolderFrames(root)
-    count, *images = PHOTOS
-    rows = []
-    for name in whole.classes[:: max(1, len(whole.classes) // count)][:count]:
-        for split, number in zip(("train", "test"), images):
-            rows += whole.rows(split, name)[:number].tolist()
-    return FrameTable(
-        [whole[row] for row in rows], whole.root, whole.reader, whole.name
-    )
+    table = ClipFolderFrames(root)
+    step = max(1, len(table.classes) // PHOTO_CLASSES)
+    rows: list[int] = []
+    for name in table.classes[::step][:PHOTO_CLASSES]:
+        for split, count in PHOTO_IMAGES.items():
+            rows += table.rows(split, name)[:count].tolist()
+    frames = [table[row] for row in rows]
+    return FrameTable(frames, table.root, table.reader, table.name)
 
 
 def redrawn(table: FrameTable, run: int) -> FrameTable:
-    """Return a table of photos with the same rows, of which each run holds out others.
+    """A table of photos with the same rows, of which each run holds out others.
 
     The last files of a class are no fair sample: names of photos may follow the terms
     that found them.
     """
-    draws, split = np.random.default_rng(run), np.array(table.split, dtype=object)
+    draws = np.random.default_rng(run)
+    split = np.array(table.split, dtype=object)
     for name in table.classes:
         rows = np.concatenate([table.rows("train", name), table.rows("test", name)])
         split[rows] = split[draws.permutation(rows)]
@@ -117,255 +135,306 @@ def redrawn(table: FrameTable, run: int) -> FrameTable:
 
 
 def streams_of(chosen: argparse.Namespace) -> list[Stream]:
-    """Return the streams of the command line."""
+    """The streams of the command line.
+
+    Raises:
+        ValueError: it names no data.
+    """
     if chosen.quick:
         shapes = get_benchmark(QUICK_BENCHMARK).table(None, 0)
         return [Stream("shapes", lambda run: shapes, 2)]
     streams = []
     for name in DEVELOPMENT:
-        if root := getattr(chosen, name):
-            streams.append(
-                Stream(name, partial(redrawn, photos(Path(root) / "train")), 10)
-            )
-    for name, benchmark, left_out in (
-        ("eth80", "eth80", 2),
-        ("sign_digits", "clip_folder", 3),
-    ):
-        if root := getattr(chosen, name):
-            streams.append(
-                Stream(name, partial(get_benchmark(benchmark).table, root), left_out)
-            )
+        root = getattr(chosen, name)
+        if root:
+            table = photos(Path(root) / "train")
+            streams.append(Stream(name, partial(redrawn, table), 10))
+    if chosen.eth80:
+        tables = partial(get_benchmark("eth80").table, chosen.eth80)
+        streams.append(Stream("eth80", tables, 2))
+    if chosen.sign_digits:
+        tables = partial(get_benchmark("clip_folder").table, chosen.sign_digits)
+        streams.append(Stream("sign_digits", tables, 3))
     if not streams:
         raise ValueError(
-            "there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick"
+            "there is no data: give --eth80, --sign-digits, --cifar100 or "
+            "--tiny-imagenet, or --quick"
         )
     return streams
 
 
 def left_out_sets(stream: Stream, classes: int, runs: int) -> list[tuple[int, ...]]:
-    """Return the classes that the open runs leave out: all combinations if there are at most 28 and ten runs."""
-    every = list(
-        itertools.islice(itertools.combinations(range(classes), stream.left_out), 29)
-    )
-    if len(every) <= 28 and runs >= 10:
-        return every
-    draws = [
-        np.random.default_rng(run).permutation(classes)[: stream.left_out]
-        for run in range(runs)
-    ]
-    return [tuple(sorted(draw.tolist())) for draw in draws]
+    """The classes that the open runs leave out.
+
+    All combinations if there are at most 28 and ten runs; else one is drawn for each
+    run.
+    """
+    combinations = itertools.combinations(range(classes), stream.left_out)
+    first = list(itertools.islice(combinations, MOST_SETS + 1))
+    if len(first) <= MOST_SETS and runs >= 10:
+        return first
+    sets = []
+    for run in range(runs):
+        drawn = np.random.default_rng(run).permutation(classes)[: stream.left_out]
+        sets.append(tuple(sorted(drawn.tolist())))
+    return sets
 
 
-def runs_of(stream: Stream, learners: dict[str, Learner], chosen: argparse.Namespace):
+def runs_of(
+    stream: Stream, learners: dict[str, Learner], chosen: argparse.Namespace
+) -> Iterator[Run]:
     """Yield the runs of a stream: with all classes taught, and with some left out."""
     count = chosen.development_runs if stream.name in DEVELOPMENT else chosen.runs
+    table = stream.tables(0)
+    sets = left_out_sets(stream, len(table.classes), count)
+    plans: list[tuple[int, tuple[int, ...]]] = [(run, ()) for run in range(count)]
+    for index, labels in enumerate(sets):
+        plans.append((index % max(count, 1), labels))
     for method, learner in learners.items():
-        closed = [(run, ()) for run in range(count)]
-        sets = left_out_sets(stream, len(stream.tables(0).classes), count)
         # Every run of a stream has the same rows, split in another way.
-        features = features_of(learner, stream.tables(0), chosen.features)
-        for run, unknown in closed + [
-            (place % max(count, 1), labels) for place, labels in enumerate(sets)
-        ]:
+        features = features_of(learner, table, chosen.features)
+        for run, unknown in plans:
             frames = stream.tables(run)
             measured = run_stream(learner._classifier, frames, features, unknown, run)
             names = tuple(frames.classes[label] for label in unknown)
-            print(
-                f"{stream.name} {method} run {run} without {', '.join(names) or 'none'}: {measured}",
-                file=sys.stderr,
-            )
+            without = f"without {', '.join(names) or 'none'}"
+            position = f"{stream.name} {method} run {run} {without}"
+            print(f"{position}: {measured}", file=sys.stderr)
             yield Run(stream.name, method, run, names, measured)
 
 
 SCENES = ("known", "held out", "never taught", "empty", "own scene", "own scene, shown")
+# Number of images of each use of a class, in the order of the images.
+IMAGES_OF_CLASS = {"taught": 8, "known": 8, "held out": 4, "shown": 4, "own scene": 4}
+EMPTY = 40  # photos without an object that are asked
 
 
-def scene_images(scenes: Scenes) -> list[tuple[str, int, Image.Image]]:
-    """Return how an image is used, the number of its class, and the image; one object of each class is taught."""
-    names = list(dict.fromkeys(name for name, _ in scenes.taught))
-    places = [
-        next(place for place, (name, _) in enumerate(scenes.taught) if name == one)
-        for one in names
-    ]
-    rows: list[tuple[str, int, Image.Image]] = []
-    for number, (name, place) in enumerate(zip(names, places)):
-        views, own = scenes.taught[place][1], scenes.own[place][0]
-        others = [one for one in places if one != place]
-        held_out = next(views for one, views in scenes.held_out if one == name)
-        rows += [("taught", number, scenes.shown(view, own)) for view in views[:8]]
-        rows += [
-            ("known", number, scenes.shown(view, scenes.photo()))
-            for view in views[8:12]
-        ]
-        for view in views[12:16]:
-            rows.append(
-                (
-                    "known",
-                    number,
-                    scenes.shown(view, scenes.own[scenes.draws.choice(others)][0]),
-                )
-            )
-        rows += [
-            ("held out", number, scenes.shown(view, scenes.photo()))
-            for view in held_out[:4]
-        ]
-        for use in ("shown",) * 4 + ("own scene",) * 4:  # seen by a camera that moved
-            size = round(scenes.draws.uniform(0.8, 1) * SIDE)
-            left, top = scenes.draws.integers(0, SIDE - size + 1, 2).tolist()
-            rows.append(
-                (
-                    use,
-                    number,
-                    own.resize((SIDE, SIDE), box=(left, top, left + size, top + size)),
-                )
-            )
-    return [*rows, *(("empty", -1, scenes.photo()) for _ in range(EMPTY))]
+def scene_images(scenes: Scenes) -> list[Image.Image]:
+    """The images of a split, class by class in the order of `IMAGES_OF_CLASS`.
+
+    One object of each class is taught. Photos without an object come last.
+    """
+    first_of_class: dict[str, int] = {}
+    for index, target in enumerate(scenes.taught):
+        first_of_class.setdefault(target.name, index)
+    images: list[Image.Image] = []
+    for name, index in first_of_class.items():
+        others = [other for other in first_of_class.values() if other != index]
+        images += _images_of_class(scenes, name, index, others)
+    return [*images, *(scenes.photo() for _ in range(EMPTY))]
 
 
-def scenes_of(learner: Learner, chosen: argparse.Namespace, development: bool):
-    """Yield the uses, the classes `(N,)` and the features of the images of each split, or those that were kept."""
+def _images_of_class(
+    scenes: Scenes, name: str, index: int, others: Sequence[int]
+) -> list[Image.Image]:
+    """The images of a class.
+
+    Args:
+        scenes: of the split.
+        name: of the class.
+        index: of its object that is taught.
+        others: indices of the objects of other classes that are taught.
+    """
+    views = scenes.taught[index].views
+    own = scenes.taught[index].photos[0]
+    held_out = next(views for label, views in scenes.held_out if label == name)
+    images = [scenes.shown(view, own) for view in views[:8]]
+    images += [scenes.shown(view, scenes.photo()) for view in views[8:12]]
+    for view in views[12:16]:
+        other = scenes.taught[scenes.draws.choice(others)]
+        images.append(scenes.shown(view, other.photos[0]))
+    images += [scenes.shown(view, scenes.photo()) for view in held_out[:4]]
+    moved = IMAGES_OF_CLASS["shown"] + IMAGES_OF_CLASS["own scene"]
+    images += [_moved(scenes, own) for _ in range(moved)]
+    return images
+
+
+def _moved(scenes: Scenes, photo: Image.Image) -> Image.Image:
+    """A photo as a camera sees it that has moved."""
+    size = round(scenes.draws.uniform(0.8, 1) * SIDE)
+    left, top = scenes.draws.integers(0, SIDE - size + 1, 2).tolist()
+    box = (left, top, left + size, top + size)
+    return photo.resize((SIDE, SIDE), box=box)
+
+
+@dataclass(frozen=True)
+class SceneFeatures:
+    """The images of a split as features.
+
+    Attributes:
+        uses: use of each image, `(N,)`; a key of `IMAGES_OF_CLASS`, or ``empty``.
+        labels: number of the class of each image, `(N,)`; -1 without an object.
+        features: of the images, `(N, ...)`.
+    """
+
+    uses: np.ndarray
+    labels: np.ndarray
+    features: torch.Tensor
+
+    @classmethod
+    def of(cls, features: torch.Tensor) -> "SceneFeatures":
+        """Name the images of `scene_images`."""
+        uses = [use for use, count in IMAGES_OF_CLASS.items() for _ in range(count)]
+        classes = (len(features) - EMPTY) // len(uses)
+        labels = np.repeat(np.arange(classes), len(uses))
+        return cls(
+            uses=np.array(uses * classes + ["empty"] * EMPTY),
+            labels=np.append(labels, [-1] * EMPTY),
+            features=features,
+        )
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.labels.max()) + 1
+
+    def of_use(self, use: str) -> np.ndarray:
+        """Which images have a use, `(N,)` bool."""
+        return self.uses == use
+
+    def taught(self, learner: Learner, classes: Iterable[int]) -> Classifier:
+        """Teach a clip of each of some classes."""
+        names = [f"class{label}" for label in range(self.classes)]
+        lessons = (
+            (label, self.features[self.of_use("taught") & (self.labels == label)])
+            for label in classes
+        )
+        return taught(learner._classifier, names, lessons)
+
+
+def scenes_of(
+    learner: Learner, chosen: argparse.Namespace, development: bool
+) -> Iterator[SceneFeatures]:
+    """Yield the features of the images of each split, or those that were stored."""
     if chosen.eth80 is None:
         raise ValueError("the objects of scenes are those of ETH-80: give --eth80")
-    objects, files = (
-        cache(partial(cut_outs, Path(chosen.eth80))),
-        half_of(chosen.photos, development),
-    )
-    each = (
-        ["taught"] * 8
-        + ["known"] * 8
-        + ["held out"] * 4
-        + ["shown"] * 4
-        + ["own scene"] * 4
-    )
+    objects = cache(partial(cut_outs, Path(chosen.eth80)))
+    files = half_of(chosen.photos, development)
 
     def pixels(split: int) -> Iterator[torch.Tensor]:
         images = scene_images(Scenes(objects(), files, split))
         for start in range(0, len(images), 16):
-            yield torch.stack(
-                [learner._transform(image) for *_, image in images[start : start + 16]]
-            )
+            batch = images[start : start + 16]
+            yield torch.stack([learner._transform(image) for image in batch])
 
     for split in range(chosen.splits):
-        features = kept_features(
-            learner,
-            partial(pixels, split),
-            chosen.features,
-            ("scenes", development, split),
-        )
-        classes = (len(features) - EMPTY) // len(each)
-        uses = np.array(each * classes + ["empty"] * EMPTY)
-        yield (
-            uses,
-            np.append(np.repeat(np.arange(classes), len(each)), [-1] * EMPTY),
-            features,
-        )
-
-
-def taught_clips(learner: Learner, scenes, classes: Sequence[int]) -> Classifier:
-    """Return what is learned from a clip of each of some classes."""
-    uses, labels, features = scenes
-    names = [f"class{label}" for label in range(labels.max() + 1)]
-    return taught(
-        learner._classifier,
-        names,
-        (
-            (label, features[(uses == "taught") & (labels == label)])
-            for label in classes
-        ),
-    )
+        key = ("scenes", development, split)
+        batches = partial(pixels, split)
+        features = cached_features(learner, batches, chosen.features, key)
+        yield SceneFeatures.of(features)
 
 
 def familiarities(
-    learner: Learner, scenes, classes: Sequence[int]
+    learner: Learner, scenes: SceneFeatures, classes: Sequence[int]
 ) -> dict[str, torch.Tensor]:
-    """Teach a clip of each of some classes; return the familiarity of the images of each of `SCENES`."""
-    uses, labels, features = scenes
-    mine, classifier = np.isin(labels, classes), taught_clips(learner, scenes, classes)
+    """Teach a clip of each of some classes, and ask about all images.
 
-    def asked(chosen: np.ndarray) -> torch.Tensor:
-        return classifier.confidence.familiarity(classifier.evidence(features[chosen]))
+    Returns:
+        Familiarity of the images of each of `SCENES`, and after the scene was shown as
+        nothing, of ``known, shown``.
+    """
+    own = np.isin(scenes.labels, classes)
+    has_object = scenes.labels >= 0
+    classifier = scenes.taught(learner, classes)
 
-    found = {
-        use: asked((uses == use) & mine) for use in ("known", "held out", "own scene")
+    def ask(mask: np.ndarray) -> torch.Tensor:
+        evidence = classifier.evidence(scenes.features[mask])
+        return classifier.confidence.familiarity(evidence)
+
+    known = scenes.of_use("known")
+    held_out = scenes.of_use("held out")
+    own_scene = scenes.of_use("own scene")
+    result = {
+        "known": ask(known & own),
+        "held out": ask(held_out & own),
+        "own scene": ask(own_scene & own),
+        "empty": ask(scenes.of_use("empty")),
     }
-    found["empty"] = asked(uses == "empty")
-    if not mine[labels >= 0].all():
-        found["never taught"] = asked(
-            np.isin(uses, ("known", "held out")) & ~mine & (labels >= 0)
-        )
+    if not own[has_object].all():
+        result["never taught"] = ask((known | held_out) & ~own & has_object)
     if learner.method in ("rda", "slda"):
-        classifier.learn_nothing(features[(uses == "shown") & mine])
-        found["own scene, shown"] = asked((uses == "own scene") & mine)
-        found["known, shown"] = asked((uses == "known") & mine)
-    return found
+        classifier.learn_nothing(scenes.features[scenes.of_use("shown") & own])
+        result["own scene, shown"] = ask(own_scene & own)
+        result["known, shown"] = ask(known & own)
+    return result
 
 
 def scene_rows(
     learners: dict[str, Learner], chosen: argparse.Namespace
 ) -> list[list[object]]:
-    """Return header and a row for each method, split and use: shares of images called known, and AUROC."""
-    rows: list[list[object]] = [
-        ["backbone", "method", "split", "asked", "called known", "AUROC"]
-    ]
+    """Header and a row for each method, split and use.
+
+    Rows have the share of images called known, and AUROC, both means over all pairs of
+    classes.
+    """
+    header = ["backbone", "method", "split", "asked", "called known", "AUROC"]
+    rows: list[list[object]] = [list(header)]
     for method, learner in learners.items():
         for split, scenes in enumerate(scenes_of(learner, chosen, chosen.development)):
-            pairs = itertools.combinations(range(scenes[1].max() + 1), 2)
-            every = [familiarities(learner, scenes, pair) for pair in pairs]
+            pairs = itertools.combinations(range(scenes.classes), 2)
+            results = [familiarities(learner, scenes, pair) for pair in pairs]
             for use in (*SCENES, "known, shown"):
-                some = [one for one in every if use in one]
-                known = (
-                    np.mean([float((one[use] >= 0).double().mean()) for one in some])
-                    if some
-                    else float("nan")
-                )
-                area = (
-                    np.mean([auroc(one["known"], one[use]) for one in some])
-                    if some
-                    else float("nan")
-                )
-                rows.append(
-                    [chosen.backbone, method, split, use, f"{known:.5f}", f"{area:.5f}"]
-                )
+                own = [result for result in results if use in result]
+                known = mean_of(1 - share_below_zero(result[use]) for result in own)
+                area = mean_of(auroc(result["known"], result[use]) for result in own)
+                figures = [f"{known:.5f}", f"{area:.5f}"]
+                rows.append([chosen.backbone, method, split, use, *figures])
                 print(*rows[-1], file=sys.stderr)
     return rows
 
 
+def mean_of(values: Iterable[float]) -> float:
+    """Mean of values; NaN without any."""
+    numbers = list(values)
+    return float(np.mean(numbers)) if numbers else float("nan")
+
+
 def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
-    """Print the usual threshold of a backbone, a sum of distance and cosine: by number of classes, and their mean."""
-    found: dict[int, list[torch.Tensor]] = {count: [] for count in (1, 2, 4, 8)}
-    strange: dict[int, list[torch.Tensor]] = {count: [] for count in found}
-    for uses, labels, features in scenes_of(learner, chosen, True):
-        for places in (
-            range(start, start + count)
-            for count in found
-            for start in range(0, 8, count)
-        ):
-            classifier = taught_clips(learner, (uses, labels, features), places)
-            for asked, to in (
-                ((uses == "known") & np.isin(labels, places), found),
-                (uses == "empty", strange),
-            ):
-                to[len(places)].append(
-                    classifier.evidence(features[asked]).typicality[:, :2].sum(1)
-                )
+    """Print the usual threshold of a backbone, a sum of distance and cosine.
+
+    It is measured by number of classes; the last line has the mean.
+    """
+    counts = (1, 2, 4, 8)
+    known: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
+    empty: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
+    for scenes in scenes_of(learner, chosen, True):
+        for count in counts:
+            for start in range(0, 8, count):
+                classes = range(start, start + count)
+                classifier = scenes.taught(learner, classes)
+                own = np.isin(scenes.labels, classes)
+                is_known = scenes.of_use("known") & own
+                is_empty = scenes.of_use("empty")
+                known[count].append(typicality(classifier, scenes.features[is_known]))
+                empty[count].append(typicality(classifier, scenes.features[is_empty]))
     usual = []
-    for count, sums in found.items():
-        usual.append(float(torch.cat(sums).quantile(REJECTED)))
-        accepted = float((torch.cat(strange[count]) >= usual[-1]).double().mean())
+    for count in counts:
+        threshold = float(torch.cat(known[count]).quantile(REJECTED))
+        accepted = (torch.cat(empty[count]) >= threshold).double().mean()
         print(
-            f"{count} classes: {usual[-1]:.3f}, accepts {accepted:.3f} of the empty photos"
+            f"{count} classes: {threshold:.3f}, accepts {accepted:.3f} of the empty "
+            "photos"
         )
+        usual.append(threshold)
     print(f"{chosen.backbone}: {np.mean(usual):.3f}")
+
+
+def typicality(classifier: Classifier, features: torch.Tensor) -> torch.Tensor:
+    """The sum of distance and cosine of images, `(N,)`."""
+    return classifier.evidence(features).typicality[:, :2].sum(1)
 
 
 def values_of(
     runs: Sequence[Run], stream: str, method: str, measure: str
 ) -> list[float]:
-    """Return the values of a measure: of accuracy and calibration from runs with all classes, else from open runs."""
-    closed = measure in ("accuracy", "ece", "ece_usual")
-    some = [run for run in runs if (run.stream, run.method) == (stream, method)]
-    chosen = [run.measured for run in some if closed == (not run.left_out)]
-    return [getattr(one, measure) for one in chosen]
+    """Values of a figure in the runs that it is of."""
+    of_all_classes = measure in OF_ALL_CLASSES
+    return [
+        getattr(run.measured, measure)
+        for run in runs
+        if (run.stream, run.method) == (stream, method)
+        and of_all_classes == (not run.left_out)
+    ]
 
 
 def text_of(values: Sequence[float]) -> str:
@@ -374,52 +443,40 @@ def text_of(values: Sequence[float]) -> str:
     return f"{mean:.3f}" if np.isnan(half) else f"{mean:.3f} ± {half:.3f}"
 
 
+def pairs_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """The streams and methods of runs, each pair once."""
+    return list(dict.fromkeys((run.stream, run.method) for run in runs))
+
+
 def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Return header and lines of the table of streams and methods."""
+    """Header and lines of the table of streams and methods."""
     lines = []
-    for place in dict.fromkeys((run.stream, run.method) for run in runs):
-        lines.append(
-            [
-                ", ".join(place),
-                *(text_of(values_of(runs, *place, measure)) for measure in MEASURES),
-            ]
-        )
-    header = [
-        "accuracy",
-        "ECE",
-        "ECE, usual temperature",
-        "known rejected",
-        "unknown rejected",
-        "AUROC",
-    ]
-    return ["stream, method", *header], lines
+    for stream, method in pairs_of(runs):
+        cells = [
+            text_of(values_of(runs, stream, method, measure)) for measure in MEASURES
+        ]
+        lines.append([f"{stream}, {method}", *cells])
+    return ["stream, method", *MEASURES.values()], lines
 
 
 def picture(runs: Sequence[Run]) -> Figure:
     """Plot a panel for each measure with a bar for each stream and method."""
-    titles = {
-        "ece": "expected calibration error",
-        "known_rejected": "known images rejected",
-        "auroc": "AUROC, unknown",
-    }
-    panels: dict[str, dict[str, dict[str, list[float]]]] = {
-        title: {} for title in titles.values()
-    }
-    for stream, method in dict.fromkeys((run.stream, run.method) for run in runs):
-        for measure, title in titles.items():
-            panels[title].setdefault(method, {})[stream] = values_of(
-                runs, stream, method, measure
-            )
+    panels: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for measure, title in PLOTTED.items():
+        series = panels.setdefault(title, {})
+        for stream, method in pairs_of(runs):
+            values = values_of(runs, stream, method, measure)
+            series.setdefault(method, {})[stream] = values
     return bars(panels, "calibration and unknown classes")
 
 
 def run_rows(runs: Sequence[Run]) -> list[list[object]]:
-    """Return header and a row for each run."""
+    """Header and a row for each run."""
     rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
     for run in runs:
         values = [getattr(run.measured, name) for name in MEASURES]
-        shown = ["" if value is None else f"{value:.5f}" for value in values]
-        rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *shown])
+        cells = ["" if value is None else f"{value:.5f}" for value in values]
+        rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *cells])
     return rows
 
 
@@ -427,83 +484,74 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("--eth80", metavar="DIR", help="folder of the images of ETH-80")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--eth80", metavar="DIR", help="folder of the images of ETH-80")
+    add(
         "--sign-digits",
         metavar="DIR",
         help="folder of sign digits: digit/people/photos",
     )
-    parser.add_argument(
+    add(
         "--cifar100",
         metavar="DIR",
         help="folder of CIFAR-100 as images, with train/class/",
     )
-    parser.add_argument(
+    add(
         "--tiny-imagenet",
         metavar="DIR",
         help="folder of Tiny-ImageNet, with train/class/",
     )
-    parser.add_argument(
+    add(
         "--photos",
         metavar="DIR",
         nargs="+",
         default=[],
         help="folders of photos without objects",
     )
-    parser.add_argument(
+    add(
         "--development",
         action="store_true",
         help="the half of these photos for choosing settings",
     )
-    parser.add_argument(
+    add(
         "--thresholds",
         action="store_true",
         help="measure the usual threshold on --photos",
     )
-    parser.add_argument(
-        "--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms"
-    )
-    parser.add_argument(
-        "--runs", type=int, default=10, help="runs of ETH-80 and sign digits"
-    )
-    parser.add_argument("--splits", type=int, default=5, help="of the scenes")
-    parser.add_argument(
+    add("--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms")
+    add("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
+    add("--splits", type=int, default=5, help="of the scenes")
+    add(
         "--development-runs",
         type=int,
         default=3,
         help="runs of CIFAR-100 and Tiny-ImageNet",
     )
-    parser.add_argument(
-        "--output", default="runs/open_set", help="folder of tables and picture"
-    )
+    add("--output", default="runs/open_set", help="folder of tables and picture")
     add_network_options(parser)
     chosen = parser.parse_args()
     if chosen.quick:
         chosen.runs = 1
-    streams = (
-        []
-        if chosen.thresholds or (chosen.photos and not chosen.runs)
-        else streams_of(chosen)
-    )
+    only_scenes = bool(chosen.photos) and not chosen.runs
+    streams = [] if chosen.thresholds or only_scenes else streams_of(chosen)
     learners = {method: learner_of(chosen, method) for method in chosen.methods}
     if chosen.thresholds:
-        return thresholds(learners[chosen.methods[0]], chosen)
+        thresholds(learners[chosen.methods[0]], chosen)
+        return
     output = Path(chosen.output)
     if chosen.photos:
-        rows = scene_rows(learners, chosen)
-        write_csv(output / "open_set_scenes.csv", rows)
+        write_csv(output / "open_set_scenes.csv", scene_rows(learners, chosen))
         print(f"written to {output}: open_set_scenes.csv")
-        if not chosen.runs:
-            return
+    if only_scenes:
+        return
     runs = [run for stream in streams for run in runs_of(stream, learners, chosen)]
     header, lines = summary(runs)
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
     print(f"\nMean and 95 % interval over runs\n{table(header, lines)}")
-    print(
-        f"\nwritten to {output}: open_set.csv, open_set_runs.csv, open_set.png, open_set.svg"
-    )
+    written = "open_set.csv, open_set_runs.csv, open_set.png, open_set.svg"
+    print(f"\nwritten to {output}: {written}")
 
 
 if __name__ == "__main__":

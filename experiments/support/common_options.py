@@ -375,21 +375,25 @@ def _shared_settings(chosen: argparse.Namespace) -> RunSettings:
     )
 
 
-def run_script(main: Callable[[], int]) -> None:
+def run_script(main: Callable[[], int | None], smoke_test: bool = True) -> None:
     """Call `main()` and exit with its code.
 
-    Expected errors are printed as one line, and all text as `safe_output` does. With
-    --quick, the first and the last line say that the numbers mean nothing.
+    Expected errors are printed as one line, and all text as `safe_output` does.
+
+    Args:
+        main: of the script.
+        smoke_test: whether the numbers of --quick mean nothing, as the first and the
+            last line then say.
     """
+    notice = SMOKE_TEST if smoke_test and "--quick" in sys.argv[1:] else ""
     with safe_output():
-        quick = "--quick" in sys.argv[1:]
-        if quick:
-            print(SMOKE_TEST)
+        if notice:
+            print(notice)
         try:
             code = main()
         except (ValueError, ImportError, ConnectionError) as error:
             print(printable(f"error: {error}"), file=sys.stderr)
             sys.exit(1)
-        if quick:
-            print(SMOKE_TEST)
+        if notice:
+            print(notice)
         sys.exit(code)

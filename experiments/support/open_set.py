@@ -3,7 +3,7 @@
 import argparse
 import copy
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +20,19 @@ from crumb_avalanche.learner.confidence import expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import LOOKS, Learner
 
-LESSON = 20  # photos of a lesson, for classes that are one clip
+PHOTOS_OF_LESSON = 20  # for classes that are one clip
+CLASSES_AT_A_TIME = 2
 METHODS = ("rda", "slda", "ncm", "ranpac")
 
 
 class Stream(NamedTuple):
-    """A data set, the table of each run, and the number of classes left out where unknown classes are measured."""
+    """A data set.
+
+    Attributes:
+        name: of the data set.
+        tables: table of frames by number of the run.
+        left_out: number of classes left out where unknown classes are measured.
+    """
 
     name: str
     tables: Callable[[int], FrameTable]
@@ -34,29 +41,38 @@ class Stream(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run measures, all shares from 0 to 1."""
+    """What one run measures, all shares from 0 to 1.
 
-    accuracy: float  # on held-out images of the classes taught
-    ece: float  # expected calibration error of their probabilities
-    ece_usual: float  # the same with the usual temperature of the closed form
-    known_rejected: float  # share of them that is called unknown
-    unknown_rejected: (
-        float | None
-    )  # share of the images of other classes that is called unknown
-    auroc: float | None  # area under the ROC curve for unknown classes
+    Attributes:
+        accuracy: on held-out images of the classes taught.
+        ece: expected calibration error of their probabilities.
+        ece_usual: the same with the usual temperature of the closed form.
+        known_rejected: share of them that is called unknown.
+        unknown_rejected: share of the images of other classes that is called unknown;
+            None without such images.
+        auroc: area under the ROC curve for unknown classes; None likewise.
+    """
+
+    accuracy: float
+    ece: float
+    ece_usual: float
+    known_rejected: float
+    unknown_rejected: float | None
+    auroc: float | None
 
 
-def kept_features(
+def cached_features(
     learner: Learner,
     images: Callable[[], Iterator[Tensor]],
     folder: Path | None,
     key: object,
 ) -> Tensor:
-    """Features of images as the learner computes them, or those that an earlier call kept for this key.
+    """Compute features of images as the learner does, or read those of an earlier call.
 
     Args:
+        learner: whose features.
         images: function that yields batches of what the learner computes of images.
-        folder: where features are kept; None keeps none.
+        folder: where features are stored; None stores none.
         key: stands for the images.
     """
     network = learner.network
@@ -69,77 +85,95 @@ def kept_features(
         key,
     )
     name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-    file = None if folder is None else folder / f"{name}.npy"
-    if file is not None and file.exists():
-        return torch.from_numpy(np.load(file)).float()
-    features = torch.cat(
-        [learner._classifier.compute(network.model, some) for some in images()]
-    )
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        np.save(file, features.half().numpy())
+    path = None if folder is None else folder / f"{name}.npy"
+    if path is not None and path.exists():
+        return torch.from_numpy(np.load(path)).float()
+    compute = learner._classifier.compute
+    features = torch.cat([compute(network.model, batch) for batch in images()])
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, features.half().numpy())
     return features
 
 
 def features_of(learner: Learner, table: FrameTable, folder: Path | None) -> Tensor:
-    """Features `(N, ...)` of all rows of a table; see `kept_features`."""
+    """Features `(N, ...)` of all rows of a table; see `cached_features`."""
 
     def images() -> Iterator[Tensor]:
         for start in range(0, len(table), 16):
-            yield torch.stack(
-                [
-                    learner._transform(table.read(row))
-                    for row in range(start, min(start + 16, len(table)))
-                ]
-            )
+            rows = range(start, min(start + 16, len(table)))
+            yield torch.stack([learner._transform(table.read(row)) for row in rows])
 
-    return kept_features(learner, images, folder, (str(table.root), *table.path))
+    return cached_features(learner, images, folder, (str(table.root), *table.path))
 
 
-def lessons_of(
-    table: FrameTable, taught: Sequence[int], seed: int
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield label and rows of each lesson: two classes at a time, their objects in random order.
+Lesson = tuple[int, np.ndarray]  # label and rows
+
+
+def lessons_of(table: FrameTable, taught: Sequence[int], seed: int) -> Iterator[Lesson]:
+    """Yield lessons, two classes at a time, their objects in random order.
 
     A lesson is all clips of an object; of a class with one clip it is 20 photos, drawn
     at random.
+
+    Args:
+        table: of the stream.
+        taught: labels of the classes.
+        seed: of the order.
     """
     draws = np.random.default_rng(seed)
     order = draws.permutation(np.asarray(taught))
-    for start in range(0, len(order), 2):
-        lessons = []
-        for label in order[start : start + 2].tolist():
-            objects: dict[str, list[int]] = {}
-            clips = table.clips(table.rows("train", table.classes[label]))
-            for clip in clips:
-                objects.setdefault(table.object_name[clip[0]], []).extend(clip.tolist())
-            parts = [np.array(rows) for rows in objects.values()]
-            if len(clips) == 1:
-                parts = np.array_split(
-                    draws.permutation(parts[0]), max(1, len(parts[0]) // LESSON)
-                )
-            lessons += [(label, part) for part in parts]
-        yield from (lessons[place] for place in draws.permutation(len(lessons)))
+    for start in range(0, len(order), CLASSES_AT_A_TIME):
+        lessons: list[Lesson] = []
+        for label in order[start : start + CLASSES_AT_A_TIME].tolist():
+            lessons += _lessons_of_class(table, label, draws)
+        for index in draws.permutation(len(lessons)):
+            yield lessons[index]
+
+
+def _lessons_of_class(
+    table: FrameTable, label: int, draws: np.random.Generator
+) -> list[Lesson]:
+    """The lessons of a class: its objects, or parts of its only clip."""
+    clips = table.clips(table.rows("train", table.classes[label]))
+    by_object: dict[str, list[int]] = {}
+    for clip in clips:
+        by_object.setdefault(table.object_name[clip[0]], []).extend(clip.tolist())
+    groups = [np.array(rows) for rows in by_object.values()]
+    if len(clips) == 1:
+        photos = draws.permutation(groups[0])
+        groups = np.array_split(photos, max(1, len(photos) // PHOTOS_OF_LESSON))
+    return [(label, rows) for rows in groups]
 
 
 def taught(
-    empty: Classifier, names: Sequence[str], lessons: Iterator[tuple[int, Tensor]]
+    empty: Classifier, names: Sequence[str], lessons: Iterable[tuple[int, Tensor]]
 ) -> Classifier:
-    """Return a copy of a classifier without classes that was taught labels with features, each asked before."""
+    """Teach a copy of a classifier, which is asked before each lesson.
+
+    Args:
+        empty: the classifier; it is not changed.
+        names: of the classes, by label.
+        lessons: label and features of each lesson.
+    """
     classifier = copy.deepcopy(empty)
-    for label, values in lessons:
+    for label, features in lessons:
         number, _ = classifier.number_of(names[label])
-        classifier.predict_before_learning(values, number)
-        classifier.learn(values, number)
+        classifier.predict_before_learning(features, number)
+        classifier.learn(features, number)
     return classifier
 
 
-def right(classifier: Classifier, asked: Evidence, names: Sequence[str]) -> np.ndarray:
-    """Whether the answers to images, from their evidence, are the true names, `(B,)` bool."""
-    answers = [
-        classifier.names[label]
-        for label in asked.labels[asked.scores.argmax(1)].tolist()
-    ]
+def right(
+    classifier: Classifier, evidence: Evidence, names: Sequence[str]
+) -> np.ndarray:
+    """Whether the answers to images, from their evidence, are the true names.
+
+    Returns:
+        `(B,)` bool.
+    """
+    labels = evidence.labels[evidence.scores.argmax(1)].tolist()
+    answers = [classifier.names[label] for label in labels]
     return np.array(answers) == np.array(names)
 
 
@@ -150,81 +184,83 @@ def run_stream(
     unknown: Sequence[int],
     seed: int,
 ) -> Measured:
-    """Teach all classes but `unknown`, lesson by lesson, and measure on held-out images.
+    """Teach all classes but `unknown`, lesson by lesson, and measure.
 
     Args:
         empty: a classifier without classes.
-        table, features: table of the run, and features of its rows.
+        table: of the run.
+        features: of its rows.
         unknown: labels of the classes left out.
         seed: order of the lessons.
     """
-    known_labels = [
-        label for label in range(len(table.classes)) if label not in set(unknown)
+    taught_labels = [
+        label for label in range(len(table.classes)) if label not in unknown
     ]
     lessons = (
-        (label, features[rows]) for label, rows in lessons_of(table, known_labels, seed)
+        (label, features[rows])
+        for label, rows in lessons_of(table, taught_labels, seed)
     )
     classifier = taught(empty, table.classes, lessons)
+    confidence = classifier.confidence
     test = table.rows("test")
-    held_out = test[np.isin(table.labels[test], known_labels)]
-    known = classifier.evidence(features[held_out])
-    correct = torch.from_numpy(
-        right(classifier, known, np.array(table.classes)[table.labels[held_out]])
-    )
-    familiar, others = (
-        classifier.confidence.familiarity(known),
-        np.setdiff1d(test, held_out),
-    )
-    rejected = area = None
+    held_out = test[np.isin(table.labels[test], taught_labels)]
+    others = np.setdiff1d(test, held_out)
+    evidence = classifier.evidence(features[held_out])
+    names = np.array(table.classes)[table.labels[held_out]]
+    correct = torch.from_numpy(right(classifier, evidence, names))
+    familiarity = confidence.familiarity(evidence)
+    unknown_rejected = None
+    area = None
     if len(others):
-        strange = classifier.confidence.familiarity(
-            classifier.evidence(features[others])
-        )
-        rejected, area = float((strange < 0).double().mean()), auroc(familiar, strange)
+        strange = confidence.familiarity(classifier.evidence(features[others]))
+        unknown_rejected = share_below_zero(strange)
+        area = auroc(familiarity, strange)
+    probabilities = confidence.probabilities(evidence).amax(1)
+    usual = evidence.scores.softmax(1).amax(1)
     return Measured(
-        float(correct.double().mean()),
-        expected_calibration_error(
-            classifier.confidence.probabilities(known).amax(1), correct
-        ),
-        expected_calibration_error(known.scores.softmax(1).amax(1), correct),
-        float((familiar < 0).double().mean()),
-        rejected,
-        area,
+        accuracy=float(correct.double().mean()),
+        ece=expected_calibration_error(probabilities, correct),
+        ece_usual=expected_calibration_error(usual, correct),
+        known_rejected=share_below_zero(familiarity),
+        unknown_rejected=unknown_rejected,
+        auroc=area,
     )
+
+
+def share_below_zero(values: Tensor) -> float:
+    """Share of the values that are negative, such as familiarities of unknown images."""
+    return float((values < 0).double().mean())
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
-    """Return the probability that a known image has a larger score than an unknown one; ties count half."""
+    """Probability that a known image has a larger score than an unknown one.
+
+    Ties count half.
+    """
     ranks = stats.rankdata(torch.cat([known, unknown]).numpy())
     count = len(known)
-    return float(
-        (ranks[:count].sum() - count * (count + 1) / 2) / (count * len(unknown))
-    )
+    pairs_won = ranks[:count].sum() - count * (count + 1) / 2
+    return float(pairs_won / (count * len(unknown)))
 
 
 def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `learner_of` reads, and those of the output."""
-    parser.add_argument(
-        "--backbone", default="squeezenet1_0", help="network of the learner"
-    )
-    parser.add_argument(
-        "--weights", default="torchvision", help="its weights, as for crumb run"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--backbone", default="squeezenet1_0", help="network of the learner")
+    add("--weights", default="torchvision", help="its weights, as for crumb run")
+    add(
         "--looks",
-        default=",".join(map(str, LOOKS)),
+        default=",".join(str(look) for look in LOOKS),
         help="of the learner, such as 0.75,0.5",
     )
-    parser.add_argument(
-        "--runtime", default="torch", help="what computes features, as for crumb teach"
-    )
-    parser.add_argument(
+    add("--runtime", default="torch", help="what computes features, as for crumb teach")
+    add(
         "--features",
         type=Path,
         metavar="DIR",
-        help="folder that keeps features for later calls",
+        help="folder that stores features for later calls",
     )
-    parser.add_argument(
+    add(
         "--quick",
         action="store_true",
         help="rendered shapes, a tiny network, one or two runs",
@@ -232,17 +268,15 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
 
 
 def learner_of(chosen: argparse.Namespace, method: str) -> Learner:
-    """A learner of the options, without classes, that has drawn its images of nothing."""
+    """A learner of the options, without classes, that has drawn its empty images."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    network = (
-        (QUICK["backbone"], None, QUICK["image_size"])
-        if chosen.quick
-        else (chosen.backbone, chosen.weights)
-    )
-    learner = Learner(
-        method, *network, looks=[float(share) for share in chosen.looks.split(",")]
-    )
+    looks = [float(share) for share in chosen.looks.split(",")]
+    if chosen.quick:
+        backbone = QUICK["backbone"]
+        learner = Learner(method, backbone, None, QUICK["image_size"], looks=looks)
+    else:
+        learner = Learner(method, chosen.backbone, chosen.weights, looks=looks)
     learner.use_runtime(chosen.runtime)
     learner._classifier.draw_nothing(learner.network.model)
     return learner

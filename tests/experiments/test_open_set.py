@@ -6,20 +6,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from novelty import measured
+from novelty import Order, measured
 from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
 from PIL import Image, ImageDraw
-from scenes import (
-    SIDE,
-    TAUGHT,
-    Scenes,
-    View,
-    learned_in_a_run,
-    measure,
-    summary,
-    view_of,
-)
+from scenes import learned_in_a_run, measure, summary
 from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
+from support.scenes import SIDE, TAUGHT, Scenes, View, view_of
 
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
 from benchmarks_toybox_ilab.tables.frame import Frame
@@ -126,12 +118,17 @@ def test_novelty_along_a_stream(make):
     noise = np.random.default_rng(1).normal(size=(len(table), empty.length))
     features = torch.from_numpy(centres[table.labels] + noise).float()
     novel = torch.from_numpy(centres[5] + noise[:9]).float()
-    parts = plan_stream(table, "class_instance", 3, 1).train
-    stages = list(measured(empty, table, features, novel, parts, every=2))
-    assert [stage[:2] for stage in stages] == [[2, 1.0], [4, 1.0], [5, 1.0]]
-    assert all(probability >= 0.5 and own > 0.9 for *_, probability, own in stages)
-    (end,) = measured(empty, table, features, novel[:0], parts, 5)
-    assert end[2:] == [None, None]
+    rows = plan_stream(table, "class_instance", 3, 1).train
+    stages = list(measured(empty, Order(table, features, novel, rows), every=2))
+    assert [(stage.classes, stage.accuracy) for stage in stages] == [
+        (2, 1.0),
+        (4, 1.0),
+        (5, 1.0),
+    ]
+    assert all(stage.auroc >= 0.5 for stage in stages)
+    assert all(stage.auroc_of_learner > 0.9 for stage in stages)
+    (end,) = measured(empty, Order(table, features, novel[:0], rows), every=5)
+    assert end.auroc is None and end.auroc_of_learner is None
 
 
 def test_scenes(make, tmp_path, monkeypatch, capsys):
@@ -162,10 +159,10 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     )
     learner = make()
     (scenes,) = scenes_of(learner, chosen, True)
-    uses, labels, features = scenes
-    assert len(uses) == len(labels) == len(features) == 8 * 28 + 40
-    ((_, _, again),) = scenes_of(learner, chosen, True)
-    assert torch.allclose(features, again, atol=1e-2)
+    assert len(scenes.uses) == len(scenes.labels) == 8 * 28 + 40
+    assert len(scenes.features) == 8 * 28 + 40
+    (again,) = scenes_of(learner, chosen, True)
+    assert torch.allclose(scenes.features, again.features, atol=1e-2)
     found = familiarities(learner, scenes, (0, 1))
     assert (
         set(SCENES) <= set(found)
@@ -267,55 +264,46 @@ def test_a_learner_is_taught_and_asked(
     torch.set_num_threads(1)
     monkeypatch.setattr("scenes.AT_A_TIME", 3)  # so that the last image is asked alone
     learner = Learner("slda", "small_cnn", weights_file, 32, looks=(0.75, 0.5))
-    rows = measure(learner, Scenes(objects, photos, 1), stream)
-    assert len(rows) == ways and all(
-        0 <= right <= images and known <= images for _, images, right, known in rows
-    )
-    assert {way: images for way, images, *_ in rows}["same"] == 4
-    header = [
-        "backbone",
-        "method",
-        "looks",
-        "stream",
-        "split",
-        "asked",
-        "images",
-        "right",
-        "known",
+    counts = measure(learner, Scenes(objects, photos, 1), stream)
+    assert len(counts) == ways
+    assert counts["same"].images == 4
+    for count in counts.values():
+        assert 0 <= count.right <= count.images and count.known <= count.images
+
+
+def test_a_summary_has_a_line_for_each_case():
+    case = dict(backbone="small", method="slda", looks="0.75", stream="own")
+    rows = [
+        {**case, "split": split, "asked": way, "images": "4", "right": right, **known}
+        for split, right in (("0", "4"), ("1", "2"))
+        for way, known in (("same", {"known": "4"}), ("empty", {"known": "1"}))
     ]
-    text = summary(
-        [
-            dict(zip(header, map(str, ["small", "slda", "0.75,0.5", stream, 1, *row])))
-            for row in rows
-        ]
-    )
-    assert text.count("\n") == 2 and "same" in text
+    header, _, line = summary(rows).splitlines()
+    assert "same" in header and "empty called known" in header
+    assert "75.0 ± 317.7" in line and "25.0 ± 0.0" in line
 
 
 def test_a_method_without_lessons_learns_the_same_middles_in_a_run(
     objects, photos, weights_file, tmp_path
 ):
-    scenes, network = (
-        Scenes(objects, photos, 1),
-        {"backbone": "small_cnn", "weights": str(weights_file), "image_size": 32},
-    )
+    scenes = Scenes(objects, photos, 1)
     learner = learned_in_a_run(
         scenes,
         "own",
         0.6,
         tmp_path,
         strategy="crumb",
-        **network,
+        backbone="small_cnn",
+        weights=str(weights_file),
+        image_size=32,
         first_epochs=1,
         threads=1,
     )
-    (last,) = (tmp_path / "clips" / "cup").glob(
-        "*/7.png"
-    )  # two objects with one image each are held out
+    # Two objects with one image each are held out.
+    (last,) = (tmp_path / "clips" / "cup").glob("*/7.png")
     with Image.open(last) as image:
         assert image.size == (154, 154)
-    rows = {
-        way: (images, right)
-        for way, images, right, _ in measure(learner, scenes, "own", share=0.6)
-    }
-    assert len(rows) == 9 and rows["same"][0] == 4 and rows["empty"] == (60, 0)
+    counts = measure(learner, scenes, "own", share=0.6)
+    assert len(counts) == 9
+    assert counts["same"].images == 4
+    assert counts["empty"].images == 60 and counts["empty"].right == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from called_script import EXPERIMENTS, called, made_run
-from support.common_options import common_options, parser_for, run_script
+from support.common_options import SMOKE_TEST, common_options, parser_for, run_script
 from support.findings import find
 from support.paper_numbers import PaperNumbers
 from support.starts import Starts
@@ -88,6 +88,7 @@ QUICK = {
         ["--methods", "rda", "ncm"],
         ["open_set.csv", "open_set_runs.csv", "open_set.png"],
     ),
+    "scenes": ([], ["scenes.csv", "scenes.md"]),
     "bench_feature_cache": (
         ["--strategies", "finetune", "ncm"],
         ["feature_cache.csv", "feature_cache.md"],
@@ -118,11 +119,12 @@ FIGURES = {
 }
 
 
-def some_slow(scripts, *soon):
-    """All scripts, of which all but some are tested by the slow tests alone."""
+def slow_but(scripts, *quick):
+    """All scripts; those that are not named as quick are marked as slow."""
+    slow = pytest.mark.slow
     return [
-        one if one in soon else pytest.param(one, marks=pytest.mark.slow)
-        for one in scripts
+        script if script in quick else pytest.param(script, marks=slow)
+        for script in scripts
     ]
 
 
@@ -133,32 +135,50 @@ def test_help(script):
 
 
 @pytest.mark.parametrize(
-    "script", some_slow([*TABLES, *EMPTY], "table1_accuracy", "taught_learner")
+    "script", slow_but([*TABLES, *EMPTY], "table1_accuracy", "taught_learner")
 )
 def test_the_table_of_no_runs(script, tmp_path):
     done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
     assert done.returncode == 0, done.stderr
     if script in TABLES:
-        assert (tmp_path / f"{TABLES[script]}.csv").exists() and (
-            tmp_path / f"{TABLES[script]}.png"
-        ).exists()
+        assert (tmp_path / f"{TABLES[script]}.csv").exists()
+        assert (tmp_path / f"{TABLES[script]}.png").exists()
 
 
 @pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
-@pytest.mark.parametrize("script", some_slow(QUICK, "buffer_sizes"))
+@pytest.mark.parametrize("script", slow_but(QUICK, "buffer_sizes", "scenes"))
 def test_quick(script, tmp_path):
-    more, files = QUICK[script]
-    done = called(script, "--quick", "--output", tmp_path, *more)
+    options, files = QUICK[script]
+    done = called(script, "--quick", "--output", tmp_path, *options)
     assert done.returncode == 0, done.stderr
     assert not [name for name in files if not (tmp_path / name).stat().st_size]
     with open(tmp_path / files[0]) as file:
         assert list(csv.reader(file))[1]
-    if script in TABLES or script in EMPTY:  # the same table again, without any run
-        before = (tmp_path / files[0]).read_bytes()
-        done = called(script, "--quick", "--table-only", "--output", tmp_path, *more)
-        assert done.returncode == 0 and (tmp_path / files[0]).read_bytes() == before, (
-            done.stderr
-        )
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the plastic layers have no dropout")
+@pytest.mark.parametrize("script", sorted(QUICK.keys() & {*TABLES, *EMPTY}))
+def test_a_table_is_made_again_without_runs(script, tmp_path):
+    options, files = QUICK[script]
+    words = ["--quick", "--output", tmp_path, *options]
+    assert called(script, *words).returncode == 0
+    before = (tmp_path / files[0]).read_bytes()
+    done = called(script, "--table-only", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / files[0]).read_bytes() == before
+
+
+def test_quick_says_that_its_numbers_mean_nothing(tmp_path):
+    words = ["--quick", "--table-only", "--output", tmp_path]
+    done = called("table3_codes_vs_images", *words)
+    lines = done.stdout.splitlines()
+    assert lines[0] == lines[-1] == SMOKE_TEST
+
+
+def test_quick_figures_that_mean_something_have_no_warning(tmp_path):
+    done = called("buffer_sizes", "--quick", "--output", tmp_path)
+    assert SMOKE_TEST not in done.stdout
 
 
 @pytest.mark.slow
