@@ -142,9 +142,10 @@ def run_command(arguments: list[str]) -> int:
 def command_function(name: str) -> Callable[[Any], None]:
     """Import the function of a command."""
     usual = (f"crumb_avalanche.cli.{name}", "main")
-    module, function = ELSEWHERE.get(name, usual)
+    module_name, function = ELSEWHERE.get(name, usual)
     with interrupted_later():
-        return getattr(import_module(module), function)
+        module = import_module(module_name)
+    return getattr(module, function)
 
 
 def lost_output(arguments: list[str]) -> int:

@@ -32,67 +32,92 @@ print([info.name for info in learner.classes], len(learner.lessons))
 
 
 @pytest.fixture
-def taught(weights_file):
+def taught(weights_file, tmp_path):
+    """A learner of three classes, one from a file whose name is secret."""
     learner = Learner("recommended", "small_cnn", weights_file, 32)
     learner.keep_pictures = True
-    for number, name in enumerate(("mug", "shoe", "mug")):
-        learner.teach(np.full((2, 32, 32, 3), 80 + 40 * number, np.uint8), name)
+    learner.teach(grey(80), "mug")
+    learner.teach(grey(120), "shoe")
+    learner.teach(grey(160), "mug")
+    photo = tmp_path / "secret name.png"
+    Image.new("RGB", (32, 32), (200, 0, 0)).save(photo)
+    learner.teach(photo, "tie")
     return learner
 
 
-def test_nothing_private_is_published_and_what_is_fetched_answers_alike(
-    taught, tmp_path, monkeypatch
-):
-    sent = tmp_path / "sent"
+def grey(value):
+    """Two images of one grey."""
+    return np.full((2, 32, 32, 3), value, np.uint8)
 
-    def upload(self, *, repo_id, folder_path):
-        shutil.copytree(folder_path, sent)
+
+@pytest.fixture
+def published(taught, tmp_path, monkeypatch):
+    """A folder with what was published of the learner as me/mugs."""
+    folder = tmp_path / "sent"
+
+    def create_repo(self, repo_id, **options):
+        return SimpleNamespace(repo_id=repo_id)
+
+    def upload_folder(self, *, repo_id, folder_path):
+        shutil.copytree(folder_path, folder)
         return f"uploaded {repo_id}"
 
-    monkeypatch.setattr(
-        hub.HfApi,
-        "create_repo",
-        lambda self, repo_id, **how: SimpleNamespace(repo_id=repo_id),
-    )
-    monkeypatch.setattr(hub.HfApi, "upload_folder", upload)
-    photo = tmp_path / "secret name.png"
-    Image.new("RGB", (32, 32), (200, 0, 0)).save(photo)
-    taught.teach(photo, "tie")
-    assert (
-        taught.push_to_hub("me/mugs") == "uploaded me/mugs"
-        and taught.lessons[-1].source == photo.name
-    )
-    assert sorted(file.name for file in sent.iterdir()) == [
-        "README.md",
-        "config.json",
-        "learner.safetensors",
-    ]
-    assert json.loads((sent / "config.json").read_text())["classes"] == [
-        "mug",
-        "shoe",
-        "tie",
-    ]
-    card = (sent / "README.md").read_text()
-    for words in (
+    monkeypatch.setattr(hub.HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(hub.HfApi, "upload_folder", upload_folder)
+    assert taught.push_to_hub("me/mugs") == "uploaded me/mugs"
+    return folder
+
+
+def test_what_is_published(published):
+    names = sorted(file.name for file in published.iterdir())
+    assert names == ["README.md", "config.json", "learner.safetensors"]
+    config = json.loads((published / "config.json").read_text())
+    assert config["classes"] == ["mug", "shoe", "tie"]
+
+
+def test_nothing_private_is_published(taught, published, tmp_path):
+    assert taught.lessons[-1].source == "secret name.png"
+    content = b"".join(file.read_bytes() for file in published.iterdir())
+    assert b"secret name" not in content
+    assert str(tmp_path).encode() not in content
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         "| mug | 4 |",
         "small_cnn",
         "95 % interval",
         'from_pretrained("me/mugs")',
         "image-classification",
-    ):
-        assert words in card
-    content = b"".join(file.read_bytes() for file in sent.iterdir())
-    assert b"secret name" not in content and str(tmp_path).encode() not in content
-    there = {("me/mugs", "learner.safetensors", "x"): str(sent / "learner.safetensors")}
-    monkeypatch.setattr(
-        hub, "hf_hub_download", lambda name, file, token: there[name, file, token]
-    )
-    for fetched in (
-        Learner.from_pretrained(str(sent)),
-        Learner.from_pretrained("me/mugs", token="x"),
-    ):
-        assert fetched.predict(photo) == taught.predict(photo)
-        assert not any(lesson.picture for lesson in fetched.lessons)
+    ],
+)
+def test_the_model_card(published, words):
+    assert words in (published / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answered", "right", "interval"),
+    [(0, 0, (0, 79)), (10, 10, (72, 100)), (10, 5, (24, 76)), (1000, 0, (0, 0))],
+)
+def test_the_interval_of_a_share(answered, right, interval):
+    assert hub.Share(answered, right).interval == interval
+
+
+def test_a_folder_is_fetched(taught, published):
+    fetched = Learner.from_pretrained(str(published))
+    assert fetched.predict(grey(80)) == taught.predict(grey(80))
+    assert not any(lesson.picture for lesson in fetched.lessons)
+
+
+def test_a_repository_is_fetched(taught, published, monkeypatch):
+    def download(name, file, token):
+        assert (name, token) == ("me/mugs", "x")
+        return str(published / file)
+
+    monkeypatch.setattr(hub, "hf_hub_download", download)
+    fetched = Learner.from_pretrained("me/mugs", token="x")
+    assert fetched.predict(grey(80)) == taught.predict(grey(80))
 
 
 @pytest.mark.parametrize(
@@ -121,8 +146,9 @@ def test_a_class_name_is_shown_as_it_is(taught, name):
 class Hub(BaseHTTPRequestHandler):
     """The calls of a hub that a push and a fetch need; keeps the files."""
 
-    def say(self, body, **headers):
-        body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    def answer(self, body, **headers):
+        if not isinstance(body, bytes):
+            body = json.dumps(body).encode()
         self.send_response(200)
         for name, value in {"Content-Length": len(body), **headers}.items():
             self.send_header(name.replace("_", "-"), str(value))
@@ -131,11 +157,9 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def do_POST(self):
-        data, home = (
-            self.rfile.read(int(self.headers["Content-Length"])),
-            f"http://{self.headers['Host']}/me/mugs",
-        )
-        said = {
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        home = f"http://{self.headers['Host']}/me/mugs"
+        answer = {
             "url": home,
             "errors": [],
             "warnings": [],
@@ -144,47 +168,49 @@ class Hub(BaseHTTPRequestHandler):
         }
         if "/preupload/" in self.path:
             plain = {"uploadMode": "regular", "shouldIgnore": False}
-            said["files"] = [
-                {"path": one["path"], **plain} for one in json.loads(data)["files"]
-            ]
-        for line in map(
-            json.loads, data.splitlines() if "/commit/" in self.path else ()
-        ):
-            if line["key"] == "file":
-                self.server.files[line["value"]["path"]] = base64.b64decode(
-                    line["value"]["content"]
-                )
-        self.say(said)
+            files = json.loads(data)["files"]
+            answer["files"] = [{"path": file["path"], **plain} for file in files]
+        if "/commit/" in self.path:
+            self.commit(data)
+        self.answer(answer)
+
+    def commit(self, data):
+        """Keep the files of a commit, which are lines of JSON."""
+        for line in data.splitlines():
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                file = entry["value"]
+                content = base64.b64decode(file["content"])
+                self.server.files[file["path"]] = content
 
     def do_GET(self):
-        found = self.server.files[self.path.rpartition("/resolve/main/")[2]]
-        self.say(
-            found, ETag=f'"{hashlib.sha1(found).hexdigest()}"', X_Repo_Commit="a" * 40
-        )
+        content = self.server.files[self.path.rpartition("/resolve/main/")[2]]
+        etag = f'"{hashlib.sha1(content).hexdigest()}"'
+        self.answer(content, ETag=etag, X_Repo_Commit="a" * 40)
 
     do_HEAD = do_GET
 
 
 @pytest.mark.slow
-def test_a_learner_is_pushed_to_a_server_and_fetched(taught, tmp_path):
-    taught.save(tmp_path / "mine.safetensors")
+def test_a_server_takes_and_gives_a_learner(taught, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    taught.save(path)
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         server.files = {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        there = {
+        settings = {
             "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
             "HF_HOME": str(tmp_path),
             "HF_TOKEN": "x",
         }
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "mine.safetensors")]
         done = subprocess.run(
-            command,
-            env={**os.environ, **there},
+            [sys.executable, "-c", PROGRAM, str(path)],
+            env={**os.environ, **settings},
             capture_output=True,
             text=True,
             timeout=200,
         )
         server.shutdown()
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "['mug', 'shoe'] 3"
-    assert {"README.md", "config.json", "learner.safetensors"} <= server.files.keys()
+    assert done.stdout.splitlines()[-1] == "['mug', 'shoe', 'tie'] 4"
+    assert server.files.keys() >= {"README.md", "config.json", "learner.safetensors"}

@@ -4,6 +4,7 @@ import socket
 import ssl
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -24,9 +25,11 @@ async def app(scope, receive, send):
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     for start in range(0, len(body), 50_000):
-        part = body[start : start + 50_000]
-        more = start + len(part) < len(body)
-        await send({"type": "http.response.body", "body": part, "more_body": more})
+        chunk = body[start : start + 50_000]
+        is_last = start + len(chunk) == len(body)
+        await send(
+            {"type": "http.response.body", "body": chunk, "more_body": not is_last}
+        )
 
 
 @pytest.fixture
@@ -74,12 +77,14 @@ def connected(port, said=b""):
     return client
 
 
-def answer(client):
+def answer(client, pause=0.0):
     """All that the server sends until it closes the connection."""
-    parts = []
+    data = b""
     with suppress(ConnectionResetError):
-        parts.extend(iter(lambda: client.recv(1 << 20), b""))
-    return b"".join(parts)
+        while chunk := client.recv(1 << 17):
+            data += chunk
+            threading.Event().wait(pause)
+    return data
 
 
 def is_answered(connect):
@@ -94,7 +99,7 @@ def is_answered(connect):
 
 
 @pytest.mark.parametrize(
-    ("said", "answers"),
+    ("request_data", "answers"),
     [
         (b"", 0),
         (b"GET / HT", 0),
@@ -105,9 +110,9 @@ def is_answered(connect):
         (3 * REQUEST, 3),
     ],
 )
-def test_who_asks_nothing_is_disconnected(serve, monkeypatch, said, answers):
+def test_who_asks_nothing_is_disconnected(serve, monkeypatch, request_data, answers):
     monkeypatch.setattr(listening, "SECONDS_TO_ASK", 2.0)
-    assert answer(connected(serve(), said)).count(b"\r\n\r\nxx") == answers
+    assert answer(connected(serve(), request_data)).count(b"\r\n\r\nxx") == answers
 
 
 def test_who_reads_nothing_is_disconnected(serve, monkeypatch):
@@ -121,12 +126,7 @@ def test_who_reads_nothing_is_disconnected(serve, monkeypatch):
 def test_who_reads_slowly_is_answered(serve, monkeypatch):
     monkeypatch.setattr(listening, "SECONDS_TO_READ", 5.0)
     request = b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    client = connected(serve(), request)
-    size = 0
-    while part := client.recv(1 << 17):
-        size += len(part)
-        threading.Event().wait(0.05)
-    assert size > LARGE
+    assert len(answer(connected(serve(), request), pause=0.05)) > LARGE
 
 
 def test_connections_are_bounded(serve, monkeypatch):
@@ -135,9 +135,13 @@ def test_connections_are_bounded(serve, monkeypatch):
     port = serve()
     clients = [connected(port) for _ in range(30)]
     assert answer(clients[-1]) == b""  # closed at once
+    close(clients)
+    assert is_answered(lambda: connected(port))
+
+
+def close(clients):
     for client in clients:
         client.close()
-    assert is_answered(lambda: connected(port))
 
 
 def test_silent_connections_give_way(serve, patient):
@@ -163,16 +167,19 @@ def test_a_handshake_that_does_not_begin_ends(serve, monkeypatch, tmp_path):
     assert answer(connected(port)) == b""
 
 
+def sent_only(port, requests):
+    """A client that sends what the server takes, and reads nothing."""
+    client = connected(port)
+    client.setblocking(False)
+    with suppress(BlockingIOError):
+        client.send(requests)
+    return client
+
+
 def test_clients_that_read_nothing_give_way(serve, patient):
     port = serve()
     requests = 3000 * b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n"
-    clients = []
-    for _ in range(listening.MOST_CONNECTIONS):
-        client = connected(port)
-        client.setblocking(False)
-        with suppress(BlockingIOError):
-            client.send(requests)
-        clients.append(client)
+    clients = [sent_only(port, requests) for _ in range(listening.MOST_CONNECTIONS)]
     assert is_answered(lambda: connected(port))
     assert len(clients) == listening.MOST_CONNECTIONS
 
@@ -206,14 +213,18 @@ def test_who_gives_way(full, monkeypatch, address, grace, left):
 
 
 def test_requests_do_not_give_way(full):
-    for connection in full.connections.values():
-        connection.requests = 1
+    busy = {
+        client: replace(connection, requests=1)
+        for client, connection in full.connections.items()
+    }
+    full.connections = busy
     assert not full._make_room("c")
 
 
 def test_garbage_is_not_logged(port, capfd):
-    answers = [answer(connected(port, b"\x00\x01\x02\r\n\r\n")) for _ in range(10)]
-    assert all(b"400" in said for said in answers)
+    garbage = b"\x00\x01\x02\r\n\r\n"
+    answers = [answer(connected(port, garbage)) for _ in range(10)]
+    assert all(b"400" in text for text in answers)
     upgrade = (
         b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\n"
         b"Upgrade: websocket\r\n\r\n"

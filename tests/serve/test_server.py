@@ -1,7 +1,6 @@
-"""The server of a learner: what it answers, what it refuses, and answers while others teach."""
+"""The server of a learner: what it answers, what it refuses, and answers meanwhile."""
 
 import asyncio
-import io
 import json
 import re
 import struct
@@ -10,8 +9,8 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-import numpy as np
 import pytest
+from photos import encoded, opened, photo
 from PIL import Image
 
 pytest.importorskip("fastapi")
@@ -27,22 +26,8 @@ from crumb_avalanche.serve.server import MOST_BYTES, PAGE, application, page
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 DOCS = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
-ORIGIN, TOKEN = "http://127.0.0.1:8000", "the-token"
-COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
-
-
-def encoded(image, kind="PNG", **options):
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def photo(colour, seed=0, kind="PNG"):
-    """Bytes of an image of one noisy colour."""
-    noisy = np.random.default_rng(seed).normal(0, 20, (40, 40, 3)) + np.array(
-        COLOURS[colour]
-    )
-    return encoded(Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), kind)
+ORIGIN = "http://127.0.0.1:8000"
+TOKEN = "the-token"
 
 
 def with_side(png, side):
@@ -52,6 +37,7 @@ def with_side(png, side):
 
 
 def form(colour, count=4):
+    """A form of photos."""
     return [
         ("image", (f"{seed}.png", photo(colour, seed), "image/png"))
         for seed in range(count)
@@ -71,37 +57,51 @@ def shared(weights_file, tmp_path):
 @pytest.fixture
 def client(shared):
     """A client that has the token."""
-    with TestClient(
-        application(shared, TOKEN, [ORIGIN]), ORIGIN, headers={"X-Crumb-Token": TOKEN}
-    ) as client:
+    app = application(shared, TOKEN, [ORIGIN])
+    with TestClient(app, ORIGIN, headers={"X-Crumb-Token": TOKEN}) as client:
         yield client
 
 
 @pytest.fixture
 def taught(client):
-    for colour in ("red", "green"):
-        assert (
-            client.post(
-                "/teach", params={"label": colour}, files=form(colour)
-            ).status_code
-            == 200
-        )
+    """A client of a server that was taught red and green, four images each."""
+    teach(client, "red")
+    teach(client, "green")
     return client
 
 
+def teach(client, label, count=4, **arguments):
+    """Teach photos of a colour, and return the answer."""
+    params = {"label": label, **arguments}
+    response = client.post("/teach", params=params, files=form(label, count))
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def post(client, address):
+    """Make a change, and return the answer."""
+    response = client.post(address)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
 def names(client):
-    return {
-        one["name"]: one["images"] for one in client.get("/classes").json()["classes"]
-    }
+    """The number of images of each class."""
+    classes = client.get("/classes").json()["classes"]
+    return {info["name"]: info["images"] for info in classes}
 
 
-def test_teach_ask_change_and_download(client, shared, tmp_path):
+# Asking and teaching
+
+
+def test_nothing_was_taught(client):
     response = client.post("/predict", content=photo("red"))
-    assert (
-        response.status_code == 409 and "nothing was taught" in response.json()["error"]
-    )
-    done = client.post("/teach", params={"label": "red"}, files=form("red", 5)).json()
-    assert done == {
+    assert response.status_code == 409
+    assert "nothing was taught" in response.json()["error"]
+
+
+def test_a_form_is_a_lesson(client):
+    assert teach(client, "red", 5) == {
         "number": 1,
         "images": {"red": 5},
         "nothing": 0,
@@ -109,167 +109,193 @@ def test_teach_ask_change_and_download(client, shared, tmp_path):
         "doubts": [],
         "version": 1,
     }
-    client.post(
-        "/teach", params={"label": "green"}, content=photo("green", kind="JPEG")
-    )
-    client.post("/teach", params={"label": "blue"}, files=form("blue"))
+
+
+def test_a_body_is_a_lesson(client):
+    body = photo("green", kind="JPEG")
+    response = client.post("/teach", params={"label": "green"}, content=body)
+    assert response.json()["images"] == {"green": 1}
+
+
+def test_changes_are_made_one_after_the_other(client):
+    teach(client, "red", 5)
+    teach(client, "green", 1)
+    teach(client, "blue")
     assert names(client) == {"red": 5, "green": 1, "blue": 4}
-    assert (
-        client.post("/rename", params={"old": "red", "new": "crimson"}).status_code
-        == 200
-    )
+    post(client, "/rename?old=red&new=crimson")
     assert client.post("/predict", files=form("red", 1)).json()["label"] == "crimson"
-    known = client.get("/classes").json()
-    assert known["can_undo"] and known["clips_missing"] == 5
-    assert client.post("/undo").json()["images"] == {"blue": 4}
-    client.post("/teach", params={"label": "blue"}, files=form("blue"))
-    assert client.post("/forget", params={"name": "green"}).json()["version"] == 7
+    state = client.get("/classes").json()
+    assert (state["can_undo"], state["clips_missing"]) == (True, 5)
+    assert post(client, "/undo")["images"] == {"blue": 4}
+    teach(client, "blue")
+    assert post(client, "/forget?name=green")["version"] == 7
     assert names(client) == {"crimson": 5, "blue": 4}
-    download = client.get("/download")
+
+
+@pytest.mark.parametrize("colour", ["red", "green"])
+def test_a_download_answers_alike(taught, tmp_path, colour):
+    download = taught.get("/download")
     assert 'filename="mine.safetensors"' in download.headers["content-disposition"]
-    (tmp_path / "copy.safetensors").write_bytes(download.content)
-    learner = Learner.load(tmp_path / "copy.safetensors")
-    for colour in ("red", "blue"):
-        data = photo(colour, 11)
-        expected = learner.predict(Image.open(io.BytesIO(data))).as_dict()
-        expected.pop("path")
-        answer = client.post(
-            "/predict", content=data, headers={"Content-Type": "image/png"}
-        )
-        assert answer.json() == expected | {"notes": []}
-    shared.path.unlink()  # what is sent is what is known
-    assert len(client.get("/download").content) == len(download.content)
+    path = tmp_path / "copy.safetensors"
+    path.write_bytes(download.content)
+    data = photo(colour, 11)
+    expected = Learner.load(path).predict(opened(data)).as_dict()
+    expected.pop("path")
+    headers = {"Content-Type": "image/png"}
+    answer = taught.post("/predict", content=data, headers=headers)
+    assert answer.json() == expected | {"notes": []}
 
 
-def test_a_box_is_the_part_of_an_image_that_is_asked_about_and_learned(taught):
-    both = Image.new("RGB", (80, 40))
-    for place, colour in enumerate(("red", "green")):
-        both.paste(Image.open(io.BytesIO(photo(colour, 5))), (40 * place, 0))
-    for left, colour in ((4, "red"), (56, "green")):
-        params = {"box": [left, 10, left + 20, 30]}
-        assert (
-            taught.post("/predict", params=params, content=encoded(both)).json()[
-                "label"
-            ]
-            == colour
-        )
-        taught.post("/teach", params=params | {"label": colour}, content=encoded(both))
-    assert names(taught) == {"red": 5, "green": 5}
-    wrong = [
+def test_a_download_is_what_is_known(taught, shared):
+    download = taught.get("/download")
+    shared.path.unlink()
+    assert len(taught.get("/download").content) == len(download.content)
+    assert download.headers["content-length"] == str(len(download.content))
+
+
+BOTH = Image.new("RGB", (80, 40))  # red at the left, green at the right
+BOTH.paste(opened(photo("red", 5)), (0, 0))
+BOTH.paste(opened(photo("green", 5)), (40, 0))
+
+
+@pytest.mark.parametrize(("left", "colour"), [(4, "red"), (56, "green")])
+def test_a_box_is_the_part_that_counts(taught, left, colour):
+    box = {"box": [left, 10, left + 20, 30]}
+    answer = taught.post("/predict", params=box, content=encoded(BOTH))
+    assert answer.json()["label"] == colour
+    taught.post("/teach", params={"label": colour, **box}, content=encoded(BOTH))
+    assert names(taught)[colour] == 5
+
+
+@pytest.mark.parametrize(
+    ("box", "words"),
+    [
         ([1, 2, 3], "needs ?box="),
         (["a"] * 4, "needs ?box="),
         ([9, 9, 9, 9], "empty"),
-    ]
-    for box, says in (
-        *wrong,
         ([-1e308, 0, 1e308, 9], "too large"),
         ([90, 0, 95, 5], "lies outside"),
-    ):
-        found = taught.post("/predict", params={"box": box}, content=encoded(both))
-        assert found.status_code == 400 and says in found.json()["error"]
+    ],
+)
+def test_a_wrong_box(served, box, words):
+    response = served[0].post("/predict", params={"box": box}, content=encoded(BOTH))
+    assert response.status_code == 400
+    assert words in response.json()["error"]
 
 
-def test_lessons_are_listed_with_pictures_and_taken_back_or_moved_one_by_one(
-    client, shared
-):
-    for colour, source in (("red", "a/first.mp4"), ("green", ""), ("red", "\x1b[31m")):
-        assert (
-            client.post(
-                "/teach", params={"label": colour, "source": source}, files=form(colour)
-            ).status_code
-            == 200
-        )
-    first, second, third = client.get("/lessons").json()
-    assert (first["number"], first["images"], first["source"]) == (
-        1,
-        {"red": 4},
-        "first.mp4",
+def test_images_of_a_clip_are_answered_together(taught, shared):
+    clip = form("red", 6)
+    answer = taught.post("/predict", files=clip).json()
+    images = [opened(data) for _, (_, data, _) in clip]
+    expected = shared.learner.predict(images)
+    assert answer["label"] == "red"
+    assert answer["confidence"] == pytest.approx(expected.confidence, abs=1e-5)
+
+
+def test_images_after_the_first_are_not_used(taught):
+    first = Image.new("RGB", (8, 8), "red")
+    white = Image.new("RGB", (8, 8), "white")
+    animation = encoded(
+        first, "WEBP", save_all=True, append_images=[white], lossless=True, duration=100
     )
-    assert second["source"] == "4 images" and "\x1b" not in third["source"]
-    assert (
-        third["answered"] == third["right"] == 1
-        and first["picture"]
-        and first["can_undo"]
-    )
-    sent = client.get("/picture", params={"lesson": 1})
-    assert (
-        sent.headers["content-type"] == "image/jpeg"
-        and Image.open(io.BytesIO(sent.content)).height == 64
-    )
-    assert client.post("/move?old=red&new=crimson&lesson=3").status_code == 200
-    assert names(client) == {"red": 4, "green": 4, "crimson": 4}
-    assert client.post("/undo?lesson=1").json()["number"] == 1
-    assert [one["number"] for one in client.get("/lessons").json()] == [2, 3]
-    assert client.get("/picture", params={"lesson": 1}).status_code == 404
-    assert [bool(lesson.picture) for lesson in Learner.load(shared.path).lessons] == [
-        True,
-        True,
-    ]
-    client.post("/rename?old=green&new=lawn")
+    answer = taught.post("/predict", content=animation).json()
+    (note,) = answer["notes"]
+    assert note.startswith("the image: only the first of its images is used")
+    alone = taught.post("/predict", content=encoded(first)).json()
+    assert answer == alone | {"notes": [note]}
+    lesson = taught.post("/teach?label=white", content=animation).json()
+    assert lesson["notes"][-1] == note
+
+
+# Lessons
+
+
+@pytest.fixture
+def three_lessons(client):
+    teach(client, "red", source="a/first.mp4")
+    teach(client, "green", source="")
+    teach(client, "red", source="\x1b[31m")
+    return client
+
+
+def test_lessons_are_listed(three_lessons):
+    first, second, third = three_lessons.get("/lessons").json()
+    assert (first["number"], first["images"]) == (1, {"red": 4})
+    assert first["source"] == "first.mp4"
+    assert first["picture"] and first["can_undo"]
+    assert second["source"] == "4 images"
+    assert "\x1b" not in third["source"]
+    assert third["answered"] == third["right"] == 1
+
+
+def test_a_lesson_has_a_picture(three_lessons):
+    picture = three_lessons.get("/picture", params={"lesson": 1})
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert opened(picture.content).height == 64
+
+
+def test_a_lesson_is_moved(three_lessons):
+    post(three_lessons, "/move?old=red&new=crimson&lesson=3")
+    assert names(three_lessons) == {"red": 4, "green": 4, "crimson": 4}
+
+
+def test_a_lesson_is_taken_back(three_lessons, shared):
+    assert post(three_lessons, "/undo?lesson=1")["number"] == 1
+    numbers = [lesson["number"] for lesson in three_lessons.get("/lessons").json()]
+    assert numbers == [2, 3]
+    response = three_lessons.get("/picture", params={"lesson": 1})
+    assert response.status_code == 404
+    pictures = [bool(lesson.picture) for lesson in Learner.load(shared.path).lessons]
+    assert pictures == [True, True]
+
+
+def test_a_copy_is_without_pictures(three_lessons, shared):
+    post(three_lessons, "/rename?old=green&new=lawn")
     path = shared.path.with_name("copy.safetensors")
-    path.write_bytes(client.get("/download").content)
-    assert [lesson.picture for lesson in Learner.load(path).lessons] == [b"", b""], (
-        "a copy is for others"
-    )
+    path.write_bytes(three_lessons.get("/download").content)
+    assert [lesson.picture for lesson in Learner.load(path).lessons] == [b""] * 3
 
 
-def test_the_empty_scene_is_a_lesson_that_can_be_taken_back(taught, shared):
-    done = taught.post(
-        "/nothing", params={"source": "table.mp4"}, files=form("blue")
-    ).json()
-    assert (done["images"], done["nothing"]) == ({}, 4) and taught.get(
-        "/classes"
-    ).json()["nothing"] == 4
-    told = taught.get("/lessons").json()[-1]
-    assert (told["nothing"], told["source"], told["picture"]) == (4, "table.mp4", True)
-    assert (
-        taught.post("/undo", params={"lesson": done["number"]}).json()["nothing"] == 4
-    )
-    assert (
-        names(taught) == {"red": 4, "green": 4}
-        and taught.get("/classes").json()["nothing"] == 0
-    )
+def test_the_empty_scene_is_a_lesson(taught):
+    params = {"source": "table.mp4"}
+    lesson = taught.post("/nothing", params=params, files=form("blue")).json()
+    assert (lesson["images"], lesson["nothing"]) == ({}, 4)
+    assert taught.get("/classes").json()["nothing"] == 4
+    listed = taught.get("/lessons").json()[-1]
+    assert (listed["nothing"], listed["source"]) == (4, "table.mp4")
+    assert listed["picture"]
+    assert post(taught, f"/undo?lesson={lesson['number']}")["nothing"] == 4
+    assert names(taught) == {"red": 4, "green": 4}
+    assert taught.get("/classes").json()["nothing"] == 0
 
 
-def test_a_doubt_about_a_label_is_told(taught, monkeypatch):
-    monkeypatch.setattr(
-        lesson_module, "doubt_of", lambda label, seen: Doubt(label, 4, 0, "red", 4)
-    )
-    for told in (
-        taught.post("/teach", params={"label": "green"}, files=form("red")).json(),
-        taught.get("/lessons").json()[-1],
-    ):
-        says = "0 of 4 images looked like green, 4 like red: is the label right?"
-        assert told["doubts"] == [{"text": says, "label": "green", "other": "red"}]
-    taught.post("/rename?old=red&new=rose")
-    assert [one["other"] for one in taught.get("/lessons").json()[-1]["doubts"]] == [
-        "rose"
-    ]
-    taught.post("/forget?name=rose")
+def test_a_doubt_about_a_label(taught, monkeypatch):
+    doubt = Doubt("green", 4, 0, "red", 4)
+    monkeypatch.setattr(lesson_module, "doubt_of", lambda label, seen: doubt)
+    lesson = taught.post("/teach?label=green", files=form("red")).json()
+    text = "0 of 4 images looked like green, 4 like red: is the label right?"
+    expected = [{"text": text, "label": "green", "other": "red"}]
+    assert lesson["doubts"] == expected
+    assert taught.get("/lessons").json()[-1]["doubts"] == expected
+
+
+def test_a_doubt_follows_its_class(taught, monkeypatch):
+    doubt = Doubt("green", 4, 0, "red", 4)
+    monkeypatch.setattr(lesson_module, "doubt_of", lambda label, seen: doubt)
+    taught.post("/teach?label=green", files=form("red"))
+    post(taught, "/rename?old=red&new=rose")
+    (renamed,) = taught.get("/lessons").json()[-1]["doubts"]
+    assert renamed["other"] == "rose"
+    post(taught, "/forget?name=rose")
     assert taught.get("/lessons").json()[-1]["doubts"] == []
 
 
-def test_images_after_the_first_are_not_used_and_said(taught):
-    first, white = Image.new("RGB", (8, 8), "red"), Image.new("RGB", (8, 8), "white")
-    data = encoded(
-        first, "WEBP", save_all=True, append_images=[white], lossless=True, duration=100
-    )
-    answer, alone = (
-        taught.post("/predict", content=one).json() for one in (data, encoded(first))
-    )
-    assert answer["notes"][0].startswith(
-        "the image: only the first of its images is used"
-    )
-    assert answer == alone | {"notes": answer["notes"]}
-    assert (
-        taught.post("/teach?label=white", content=data).json()["notes"][-1]
-        == answer["notes"][0]
-    )
-
+# Refusals
 
 MULTIPART = {"Content-Type": "multipart/form-data"}
 SCANNED = encoded(Image.new("RGB", (2_000, 2_000)), "JPEG", progressive=True)
-SCANNED = SCANNED[:-2] + 300 * SCANNED[SCANNED.rindex(b"\xff\xda") : -2] + SCANNED[-2:]
+LAST_SCAN = SCANNED[SCANNED.rindex(b"\xff\xda") : -2]
+SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
 
 
 @pytest.mark.parametrize(
@@ -319,92 +345,86 @@ SCANNED = SCANNED[:-2] + 300 * SCANNED[SCANNED.rindex(b"\xff\xda") : -2] + SCANN
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_bad_requests_say_what_is_wrong_and_change_nothing(
-    served, path, options, status, words
-):
+def test_a_bad_request_changes_nothing(served, path, options, status, words):
     client, _, file = served
-    before, content = names(client), file.read_bytes()
+    names_before = names(client)
+    content = file.read_bytes()
     response = client.post(path, **options)
-    assert response.status_code == status and re.search(
-        words, response.json()["error"]
-    ), response.text
-    assert file.read_bytes() == content and names(client) == before
+    assert response.status_code == status, response.text
+    assert re.search(words, response.json()["error"])
+    assert file.read_bytes() == content
+    assert names(client) == names_before
 
 
-def test_images_that_take_long_to_decode_are_refused(served, monkeypatch):
-    slow = photo("red", kind="BMP")
+def test_an_image_that_takes_long_to_decode(served, monkeypatch):
     monkeypatch.setattr(uploads, "SECONDS_TO_DECODE", -1.0)
-    response = served[0].post("/predict", content=slow)
-    assert response.status_code == 413 and "to decode" in response.json()["error"]
-    monkeypatch.setattr(
-        uploads, "open_image", lambda *_, **how: 1 / 0
-    )  # Pillow raises more than OSError
-    assert served[0].post("/predict", content=slow).status_code == 400
+    response = served[0].post("/predict", content=photo("red", kind="BMP"))
+    assert response.status_code == 413
+    assert "to decode" in response.json()["error"]
+
+
+def test_any_error_of_pillow_is_damage(served, monkeypatch):
+    monkeypatch.setattr(uploads, "open_image", lambda *_, **__: 1 / 0)
+    response = served[0].post("/predict", content=photo("red"))
+    assert response.status_code == 400
 
 
 ROUTES = [
-    ("GET", path)
-    for path in (
-        "/",
-        "/openapi.json",
-        "/classes",
-        "/lessons",
-        "/picture?lesson=1",
-        "/download",
-    )
-]
-ROUTES += [
-    ("POST", path)
-    for path in (
-        "/predict",
-        "/teach?label=x",
-        "/rename?old=a&new=b",
-        "/forget?name=a",
-        "/undo",
-    )
-]
-ROUTES += [
+    ("GET", "/"),
+    ("GET", "/openapi.json"),
+    ("GET", "/classes"),
+    ("GET", "/lessons"),
+    ("GET", "/picture?lesson=1"),
+    ("GET", "/download"),
+    ("POST", "/predict"),
+    ("POST", "/teach?label=x"),
+    ("POST", "/rename?old=a&new=b"),
+    ("POST", "/forget?name=a"),
+    ("POST", "/undo"),
     ("POST", "/revert?version=0"),
     ("POST", "/move?old=a&new=b"),
     ("POST", "/nothing"),
 ]
-WRONG = [("X-Crumb-Token", value) for value in ("", "wrong")]
-WRONG += [
-    ("Host", value) for value in ("evil.example:8000", "127.0.0.1:8001", "127.0.0.1")
-]
-WRONG += [
-    ("Origin", f"{value}")
-    for value in ("http://evil.example", "null", f"{ORIGIN}1", "https://127.0.0.1:8000")
+WRONG_HEADERS = [
+    ("X-Crumb-Token", ""),
+    ("X-Crumb-Token", "wrong"),
+    ("Host", "evil.example:8000"),
+    ("Host", "127.0.0.1:8001"),
+    ("Host", "127.0.0.1"),
+    ("Origin", "http://evil.example"),
+    ("Origin", "null"),
+    ("Origin", f"{ORIGIN}1"),
+    ("Origin", "https://127.0.0.1:8000"),
 ]
 
 
-def test_wrong_token_host_and_origin(served):
-    client = served[0]
-    for method, path in ROUTES:
-        for name, value in WRONG:
-            response = client.request(method, path, headers={name: value})
-            assert response.status_code == 403 and response.json()["error"], (
-                path,
-                name,
-                value,
-            )
-            assert response.headers["x-frame-options"] == "DENY"
-    without = {"X-Crumb-Token": ""}
-    assert (
-        client.get("/", params={"token": TOKEN}, headers=without).status_code == 403
-    )  # both, of which one is wrong
-    with TestClient(client.app, ORIGIN) as bare:
-        assert bare.get("/", params={"token": TOKEN}).status_code == 200
-        assert bare.get("/", params={"token": "other"}).status_code == 403
-        assert (
-            bare.get("/classes", params={"token": TOKEN}).status_code
-            == bare.get("/absent").status_code
-            == 403
-        )
-        assert bare.get("/health", headers={"Origin": ORIGIN}).json() == {
-            "status": "ok"
-        }
-        assert bare.get("/health", headers={"Host": "evil.example"}).status_code == 403
+@pytest.mark.parametrize(("name", "value"), WRONG_HEADERS)
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_wrong_header(served, method, path, name, value):
+    response = served[0].request(method, path, headers={name: value})
+    assert response.status_code == 403
+    assert response.json()["error"]
+    assert response.headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "headers", "status"),
+    [
+        ("/", TOKEN, {}, 200),
+        ("/", "other", {}, 403),
+        ("/", TOKEN, {"X-Crumb-Token": ""}, 403),  # both, of which one is wrong
+        ("/classes", TOKEN, {}, 403),
+        ("/absent", None, {}, 403),
+        ("/health", None, {}, 200),
+        ("/health", None, {"Origin": ORIGIN}, 200),
+        ("/health", None, {"Host": "evil.example"}, 403),
+    ],
+)
+def test_a_token_in_the_address(served, path, token, headers, status):
+    params = {} if token is None else {"token": token}
+    with TestClient(served[0].app, ORIGIN) as client:
+        response = client.get(path, params=params, headers=headers)
+    assert response.status_code == status
 
 
 def asked(app, path, query, receive, headers=()):
@@ -414,43 +434,45 @@ def asked(app, path, query, receive, headers=()):
     async def send(message):
         sent.append(message)
 
-    headers = [
-        (b"host", b"127.0.0.1:8000"),
-        (b"x-crumb-token", TOKEN.encode()),
-        *headers,
-    ]
     scope = {
         "type": "http",
         "method": "POST",
         "path": path,
+        "root_path": "",
+        "scheme": "http",
         "query_string": query,
-        "headers": headers,
+        "headers": [
+            (b"host", b"127.0.0.1:8000"),
+            (b"x-crumb-token", TOKEN.encode()),
+            *headers,
+        ],
     }
-    asyncio.run(app({**scope, "root_path": "", "scheme": "http"}, receive, send))
+    asyncio.run(app(scope, receive, send))
     return sent
 
 
 @pytest.mark.parametrize(
-    "length", [[(b"content-length", b"200000000")], []], ids=["stated", "chunked"]
+    ("length", "most_parts"),
+    [([(b"content-length", b"200000000")], 0), ([], MOST_BYTES / 1_000_000 + 1)],
+    ids=["stated", "chunked"],
 )
 @pytest.mark.parametrize("kind", [b"image/png", b"multipart/form-data; boundary=x"])
-def test_a_large_upload_is_refused_without_reading_it(served, length, kind):
-    read = []
-    part = b"x" * 1_000_000
-    start = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+def test_a_large_upload_is_not_read(served, length, most_parts, kind):
+    parts = []
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
     async def receive():
-        read.append(1)
-        body = start + part if len(read) == 1 else part
-        return {"type": "http.request", "body": body, "more_body": len(read) < 200}
+        body = b"x" * 1_000_000
+        parts.append(body)
+        if len(parts) == 1:
+            body = head + body
+        return {"type": "http.request", "body": body, "more_body": len(parts) < 200}
 
-    sent = asked(
-        served[0].app, "/teach", b"label=x", receive, [(b"content-type", kind), *length]
-    )
-    assert sent[0]["status"] == 413 and len(read) <= (
-        0 if length else MOST_BYTES / len(part) + 1
-    )
-    assert "20,000,000 bytes" in json.loads(sent[1]["body"])["error"]
+    headers = [(b"content-type", kind), *length]
+    start, body = asked(served[0].app, "/teach", b"label=x", receive, headers)
+    assert start["status"] == 413
+    assert len(parts) <= most_parts
+    assert "20,000,000 bytes" in json.loads(body["body"])["error"]
 
 
 def test_a_length_in_two_ways_is_refused(served):
@@ -467,85 +489,115 @@ def test_a_length_in_two_ways_is_refused(served):
 @pytest.mark.parametrize(
     ("path", "query"), [("/predict", b""), ("/teach", b"label=red")]
 )
-def test_a_request_that_is_broken_off_is_no_error_of_the_server(served, path, query):
-    parts = [{"type": "http.request", "body": b"half", "more_body": True}]
+def test_a_broken_request_is_no_bug(served, path, query):
+    messages = [{"type": "http.request", "body": b"half", "more_body": True}]
 
     async def receive():
-        return parts.pop(0) if parts else {"type": "http.disconnect"}
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
 
     assert asked(served[0].app, path, query, receive)[0]["status"] == 400
 
 
 def test_a_bug_is_json(shared, monkeypatch):
-    headers = {"X-Crumb-Token": TOKEN}
-    app = application(shared, TOKEN, [ORIGIN])
     monkeypatch.setattr(Learner, "predict", lambda *_: 1 / 0)
+    app = application(shared, TOKEN, [ORIGIN])
+    headers = {"X-Crumb-Token": TOKEN}
     with TestClient(
         app, ORIGIN, raise_server_exceptions=False, headers=headers
     ) as client:
         response = client.post("/predict", content=photo("red"))
-    assert response.status_code == 500 and "a bug" in response.json()["error"]
+    assert response.status_code == 500
+    assert "a bug" in response.json()["error"]
     assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def hold_lessons(monkeypatch):
-    """Make ``Learner.teach`` learn and then wait; return events: a lesson has started, it may end."""
-    started, end, teach = threading.Event(), threading.Event(), Learner.teach
+@pytest.mark.parametrize(
+    ("path", "params", "options"),
+    [
+        ("/teach", {"label": "Red"}, {"files": form("blue")}),
+        ("/rename", {"old": "green", "new": "ｒｅｄ"}, {}),
+    ],
+)
+def test_a_near_name_is_asked_about(taught, path, params, options):
+    response = taught.post(path, params=params, **options)
+    assert response.status_code == 409
+    assert response.json()["near"] == "red"
+    assert "nearly the name of class 'red'" in response.json()["error"]
+    assert names(taught) == {"red": 4, "green": 4}
+
+
+def test_a_near_name_is_taken(taught):
+    params = {"label": "Red", "new_class": "true"}
+    assert taught.post("/teach", params=params, files=form("blue")).status_code == 200
+    assert names(taught) == {"red": 4, "green": 4, "Red": 4}
+
+
+# Answers while others teach
+
+
+@pytest.fixture
+def held_lesson(taught, monkeypatch):
+    """A lesson of blue that was learned and waits before it is saved.
+
+    It ends when the event is set; gives the pool, the lesson and the event.
+    """
+    started = threading.Event()
+    end = threading.Event()
+    teach_learner = Learner.teach
 
     def slow(self, *arguments, **keywords):
-        lesson = teach(self, *arguments, **keywords)
+        lesson = teach_learner(self, *arguments, **keywords)
         started.set()
         assert end.wait(120)
         return lesson
 
     monkeypatch.setattr(Learner, "teach", slow)
-    return started, end
-
-
-def test_answers_during_a_lesson_come_from_the_state_before_it_and_teachers_queue(
-    taught, monkeypatch
-):
-    monkeypatch.setattr(shared_module, "MOST_WAITING", 3)
-    data = photo("blue", 3)
-    before = taught.post("/predict", content=data).json()
-    started, end = hold_lessons(monkeypatch)
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(
-            taught.post, "/teach", params={"label": "blue"}, files=form("blue")
-        )
+        lesson = pool.submit(taught.post, "/teach?label=blue", files=form("blue"))
         assert started.wait(120)
-        assert (
-            taught.post("/predict", content=data).json() == before
-            and before["label"] != "blue"
-        )
-        assert taught.get("/classes").json()["learning"] == {
-            "label": "blue",
-            "images": 4,
-            "done": 4,
-        }
-        assert names(taught) == {"red": 4, "green": 4}
-        others = [
-            pool.submit(
-                taught.post, "/teach", params={"label": "red"}, files=form("red", 2)
-            )
-            for _ in range(6)
-        ]
-        refused = as_completed(others, timeout=120)
-        assert [next(refused).result().status_code for _ in range(4)] == [503] * 4
+        yield pool, lesson, end
         end.set()
-    assert first.result().status_code == 200
-    assert (
-        sorted(other.result().status_code for other in others) == [200, 200] + [503] * 4
-    )
+
+
+def test_answers_come_from_the_state_before(taught, held_lesson):
+    _, lesson, end = held_lesson
+    answer = taught.post("/predict", content=photo("blue", 3)).json()
+    assert answer["label"] != "blue"
+    state = taught.get("/classes").json()
+    assert state["learning"] == {"label": "blue", "images": 4, "done": 4}
+    assert names(taught) == {"red": 4, "green": 4}
+    end.set()
+    assert lesson.result().status_code == 200
+    answer = taught.post("/predict", content=photo("blue", 3)).json()
+    assert answer["label"] == "blue"
+
+
+def test_teachers_queue(taught, held_lesson, monkeypatch):
+    monkeypatch.setattr(shared_module, "MOST_WAITING", 3)
+    pool, lesson, end = held_lesson
+    requests = [
+        pool.submit(taught.post, "/teach?label=red", files=form("red", 2))
+        for _ in range(6)
+    ]
+    refused = as_completed(requests, timeout=120)
+    assert [next(refused).result().status_code for _ in range(4)] == [503] * 4
+    end.set()
+    assert lesson.result().status_code == 200
+    statuses = [request.result().status_code for request in requests]
+    assert sorted(statuses) == [200, 200] + [503] * 4
     assert names(taught) == {"red": 8, "green": 4, "blue": 4}
-    assert taught.post("/predict", content=data).json()["label"] == "blue"
 
 
-def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(
-    taught, shared, monkeypatch
-):
-    started, end = hold_lessons(monkeypatch)
-    kept = shared.path.read_bytes()
+def test_a_stop_breaks_a_lesson_off(taught, shared, monkeypatch):
+    started = threading.Event()
+    end = threading.Event()
+
+    def slow(self, *_, **__):
+        started.set()
+        assert end.wait(120)
+
+    monkeypatch.setattr(Learner, "teach", slow)
+    content = shared.path.read_bytes()
 
     async def stopped():
         lesson = asyncio.create_task(shared.teach("blue", [("image", photo("blue"))]))
@@ -557,122 +609,109 @@ def test_a_lesson_that_a_stop_breaks_off_is_refused_and_not_learned(
     asyncio.run(stopped())
     end.set()
     shared.close()
-    assert shared.path.read_bytes() == kept and names(taught) == {"red": 4, "green": 4}
+    assert shared.path.read_bytes() == content
+    assert names(taught) == {"red": 4, "green": 4}
 
 
-def test_a_change_that_cannot_be_saved_is_taken_back(taught, shared, monkeypatch):
-    data, networks = (
-        photo("blue", 3),
-        (shared._teaching_network, shared._asking_network),
-    )
-    before, kept = (
-        taught.post("/predict", content=data).json(),
-        shared.path.read_bytes(),
-    )
+# Changes that fail, and that are taken back
 
-    def full(self, path, weights, pictures, locked):
-        raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, "save", full)
-        response = taught.post("/teach", params={"label": "blue"}, files=form("blue"))
-        assert (
-            response.status_code == 507 and "No space left" in response.json()["error"]
-        )
-        assert taught.post("/forget", params={"name": "red"}).status_code == 507
-        patch.undo()
-        patch.setattr(
-            Learner, "predict", lambda self, source: int("")
-        )  # as statistics that cannot be solved
-        assert (
-            taught.post(
-                "/teach", params={"label": "blue"}, files=form("blue")
-            ).status_code
-            == 400
-        )
-    assert (
-        taught.post("/predict", content=data).json() == before
-        and shared.path.read_bytes() == kept
-    )
-    assert (
-        taught.post("/teach", params={"label": "blue"}, files=form("blue")).status_code
-        == 200
-    )
+def no_space(self, path, weights, pictures, locked):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("/teach?label=blue", {"files": form("blue")}), ("/forget?name=red", {})],
+)
+def test_a_change_that_cannot_be_saved(taught, shared, monkeypatch, path, options):
+    question = photo("blue", 3)
+    answer = taught.post("/predict", content=question).json()
+    content = shared.path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "save", no_space)
+        response = taught.post(path, **options)
+    assert response.status_code == 507
+    assert "No space left" in response.json()["error"]
+    assert taught.post("/predict", content=question).json() == answer
+    assert shared.path.read_bytes() == content
+
+
+def test_a_lesson_that_cannot_be_solved(taught, shared, monkeypatch):
+    content = shared.path.read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "predict", lambda self, source: int(""))
+        response = taught.post("/teach?label=blue", files=form("blue"))
+    assert response.status_code == 400
+    assert shared.path.read_bytes() == content
+    assert names(taught) == {"red": 4, "green": 4}
+
+
+def test_after_a_change_that_failed(taught, shared, monkeypatch):
+    networks = {id(shared._taught.network), id(shared._asked.network)}
+    with monkeypatch.context() as patched:
+        patched.setattr(Learner, "save", no_space)
+        taught.post("/forget?name=red")
+    teach(taught, "blue")
     assert names(taught) == {"red": 4, "green": 4, "blue": 4}
-    assert names(taught) == {
-        info.name: info.images for info in Learner.load(shared.path).classes
-    }
-    assert (shared._taught.network, shared._asked.network) == networks, (
-        "a change copies a network"
-    )
-    assert networks[0] is not networks[1], "teaching and answering share a network"
+    saved = {info.name: info.images for info in Learner.load(shared.path).classes}
+    assert saved == names(taught)
+    assert {id(shared._taught.network), id(shared._asked.network)} == networks
+    assert len(networks) == 2, "teaching and answering share a network"
 
 
-def test_any_change_is_taken_back_and_done_again(taught, shared):
-    def state():
-        told = taught.get("/classes").json()
-        return (
-            {**told, "version": 0},
-            shared.learner.lessons,
-            taught.post("/predict", content=photo("red", 9)).json(),
-        )
+@pytest.fixture
+def state(taught, shared):
+    """A function that gives all that a server says of its learner."""
 
+    def read():
+        classes = taught.get("/classes").json()
+        answer = taught.post("/predict", content=photo("red", 9)).json()
+        return {**classes, "version": 0}, shared.learner.lessons, answer
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "path", ["/forget?name=red", "/rename?old=red&new=crimson", "/undo"]
+)
+def test_a_change_is_taken_back_and_done_again(taught, shared, state, path):
     before = state()
-    for path in ("/forget?name=red", "/rename?old=red&new=crimson", "/undo"):
-        version = taught.post(path).json()["version"]
-        after = state()
-        assert after != before
-        assert (
-            taught.post("/revert", params={"version": version - 1}).status_code == 400
-            and state() == after
-        )
-        version = taught.post("/revert", params={"version": version}).json()["version"]
-        assert state() == before and Learner.load(shared.path).lessons == before[1], (
-            path
-        )
-        version = taught.post("/revert", params={"version": version}).json()["version"]
-        assert state() == after
-        taught.post("/revert", params={"version": version})
-    taught.post("/teach", params={"label": "blue"}, files=form("blue"))
-    assert len(Learner.load(shared.path).lessons) == 3 and names(taught) == {
-        "red": 4,
-        "green": 4,
-        "blue": 4,
-    }
+    version = post(taught, path)["version"]
+    after = state()
+    assert after != before
+    version = post(taught, f"/revert?version={version}")["version"]
+    assert state() == before
+    assert Learner.load(shared.path).lessons == before[1]
+    post(taught, f"/revert?version={version}")
+    assert state() == after
 
 
-def test_images_of_a_clip_are_answered_together(taught, shared):
-    clip = form("red", 6)
-    answer = taught.post("/predict", files=clip).json()
-    expected = shared.learner.predict(
-        [Image.open(io.BytesIO(file[1])) for _, file in clip]
-    )
-    assert answer["label"] == "red" and answer["confidence"] == pytest.approx(
-        expected.confidence, abs=1e-5
-    )
+def test_only_the_last_change_is_taken_back(taught, state):
+    version = post(taught, "/forget?name=red")["version"]
+    after = state()
+    response = taught.post("/revert", params={"version": version - 1})
+    assert response.status_code == 400
+    assert state() == after
 
 
-def test_a_near_twin_of_a_name_is_asked_about(taught):
-    for path, query in (
-        ("/teach", {"label": "Red"}),
-        ("/rename", {"old": "green", "new": "ｒｅｄ"}),
-    ):
-        files = {"files": form("blue")} if path == "/teach" else {}
-        response = taught.post(path, params=query, **files)
-        assert response.status_code == 409 and response.json()["near"] == "red"
-        assert "nearly the name of class 'red'" in response.json()["error"]
-        assert names(taught) == {"red": 4, "green": 4}
-    assert (
-        taught.post(
-            "/teach", params={"label": "Red", "new_class": "true"}, files=form("blue")
-        ).status_code
-        == 200
-    )
-    assert names(taught) == {"red": 4, "green": 4, "Red": 4}
+def test_teaching_goes_on_after_a_revert(taught, shared):
+    version = post(taught, "/undo")["version"]
+    post(taught, f"/revert?version={version}")
+    teach(taught, "blue")
+    assert len(Learner.load(shared.path).lessons) == 3
+    assert names(taught) == {"red": 4, "green": 4, "blue": 4}
 
 
-def test_the_description_names_what_the_page_about_it_does(served):
-    described = served[0].get("/openapi.json").json()
+# The description and the page
+
+
+@pytest.fixture
+def described(served):
+    return served[0].get("/openapi.json").json()
+
+
+def test_the_documentation_names_every_path(described):
     rows = re.findall(r"^\| `(GET|POST) (/\w*)", DOCS, re.MULTILINE)
     paths = {
         (method.upper(), path)
@@ -680,60 +719,65 @@ def test_the_description_names_what_the_page_about_it_does(served):
         for method in methods
     }
     assert paths == {*rows, ("GET", "/")} - {("GET", "/openapi")}
-    teach = described["paths"]["/teach"]["post"]
+
+
+def test_the_documentation_names_every_status(described):
     statuses = set(re.findall(r"^\| (\d{3}) \|", DOCS, re.MULTILINE))
-    assert (
-        teach["responses"].keys() == statuses | {"200", "default"} and teach["security"]
-    )
+    responses = described["paths"]["/teach"]["post"]["responses"]
+    assert responses.keys() == statuses | {"200", "default"}
+
+
+def test_teaching_is_described(described):
+    teach = described["paths"]["/teach"]["post"]
+    assert teach["security"]
     assert teach["requestBody"]["content"].keys() == {"image/*", "multipart/form-data"}
-    taken = {one["name"]: one for one in teach["parameters"]}
-    assert (
-        not taken["new_class"]["required"]
-        and taken["label"]["required"]
-        and not taken["box"]["required"]
-    )
-    assert taken["label"]["schema"]["maxLength"] == 200
+    parameters = {parameter["name"]: parameter for parameter in teach["parameters"]}
+    required = [name for name in parameters if parameters[name]["required"]]
+    assert required == ["label"]
+    assert parameters.keys() == {"label", "new_class", "source", "box"}
+    assert parameters["label"]["schema"]["maxLength"] == 200
     assert "security" not in described["paths"]["/health"]["get"]
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_runs_its_own_script_only(served):
-    response = served[0].get("/")
-    assert response.headers["content-type"].startswith("text/html")
+def test_the_headers_of_the_page(served):
+    headers = served[0].get("/").headers
+    assert headers["content-type"].startswith("text/html")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert headers["referrer-policy"] == "no-referrer"
     policy = dict(
         part.strip().split(" ", 1)
-        for part in response.headers["content-security-policy"].split(";")
+        for part in headers["content-security-policy"].split(";")
     )
-    assert policy["default-src"] == "'none'" and policy["connect-src"] == "'self'"
-    assert (
-        policy["frame-ancestors"]
-        == policy["base-uri"]
-        == policy["form-action"]
-        == "'none'"
-    )
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == "'none'"
+    assert policy["base-uri"] == "'none'"
+    assert policy["form-action"] == "'none'"
     assert re.fullmatch(r"'sha256-[\w+/=]{44}'", policy["script-src"])
-    assert (
-        response.headers["x-content-type-options"] == "nosniff"
-        and response.headers["cache-control"] == "no-store"
-    )
-    assert response.headers["referrer-policy"] == "no-referrer"
-    for file in PAGE.iterdir():
-        text = file.read_text(encoding="utf-8")
-        assert not re.search(
-            r"https?://|\bsrc=|@import|url\(|innerHTML|insertAdjacent|eval\(", text
-        ), file
+
+
+@pytest.mark.parametrize("file", PAGE.iterdir(), ids=lambda path: path.name)
+def test_the_page_needs_nothing_from_elsewhere(file):
+    foreign = r"https?://|\bsrc=|@import|url\(|innerHTML|insertAdjacent|eval\("
+    assert not re.search(foreign, file.read_text(encoding="utf-8"))
+
+
+def test_the_page_is_sent_whole(served):
     html = page()[0]
-    assert (
-        html == response.text and "/* page." not in html and html.count("<script") == 1
-    )
-    assert not re.search(r"<[^>]+\s(style|on\w+)=", html), (
-        "the policy blocks style attributes and handlers"
-    )
-    used, there = (
-        set(re.findall(r'at\("([\w-]+)"\)', html)),
-        set(re.findall(r'\bid="([\w-]+)"', html)),
-    )
-    assert len(used) > 15 and used <= there
-    labelled = re.findall(
-        r'(?:for|list|aria-labelledby|aria-describedby)="([\w-]+)"', html
-    )
-    assert labelled and set(labelled) <= there
+    assert html == served[0].get("/").text
+    assert "/* page." not in html
+    assert html.count("<script") == 1
+    # The policy blocks style attributes and handlers.
+    assert not re.search(r"<[^>]+\s(style|on\w+)=", html)
+
+
+def test_the_page_has_the_elements_it_names():
+    html = page()[0]
+    ids = set(re.findall(r'\bid="([\w-]+)"', html))
+    used = set(re.findall(r'at\("([\w-]+)"\)', html))
+    references = r'(?:for|list|aria-labelledby|aria-describedby)="([\w-]+)"'
+    labelled = set(re.findall(references, html))
+    assert len(used) > 15
+    assert labelled
+    assert used | labelled <= ids
