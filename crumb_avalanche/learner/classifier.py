@@ -137,18 +137,18 @@ class Classifier:
             arguments = moments
         features = FeatureMoments(**arguments)
         length = features.length(model)
-        kept = features.of_head().length(model)
+        head_length = features.of_head().length(model)
         if moments is None:
-            trial = form.for_budget(length, budget_bytes, kept)
-            if trial.narrow(CLASSES, budget_bytes, kept):
+            trial = form.for_budget(length, budget_bytes, head_length)
+            if trial.narrow(CLASSES, budget_bytes, head_length):
                 features = features.of_head()
-                length = kept
+                length = head_length
         return cls(
             method,
             features,
             length,
             budget_bytes,
-            kept,
+            head_length,
             looks,
             usual_threshold(model.backbone),
         )
@@ -164,7 +164,7 @@ class Classifier:
 
     @property
     def length(self) -> int:
-        """Number of features that the statistics are of, the last ones of those given."""
+        """Number of features that the statistics are of, the last of those given."""
         return self.statistics.settings["length"]
 
     @property

@@ -226,7 +226,7 @@ class _Fit:
 
 
 class Confidence:
-    """Temperature and threshold from records of images that were predicted before they were learned.
+    """Temperature and threshold, from images that were predicted before learned.
 
     No image is held out. ``observe`` takes the evidence of each clip before the clip is
     learned. If the class was known by then, the images become records; how the classes
@@ -376,7 +376,7 @@ class Confidence:
         self._fit = None
 
     def _fitted(self, evidence: Evidence) -> _Fit:
-        """Return the fit for the present numbers of images; cached until they change."""
+        """Return the fit for the present numbers of images, cached till they change."""
         labels = evidence.labels.tolist()
         counts = evidence.counts.tolist()
         key = (*labels, *counts)

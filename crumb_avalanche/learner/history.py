@@ -152,7 +152,9 @@ class History:
         replayed: list[LessonFeatures | None] = []
         recent = zip(self.lessons[self._first :], self.features, strict=True)
         for lesson, usual in recent:
-            again = features if lesson is changed else usual
+            again = usual
+            if lesson is changed:
+                again = features
             if again is not None:
                 lessons.append(lesson.learned_again(again.learn(classifier)))
                 replayed.append(again)
@@ -210,8 +212,7 @@ class History:
             return cls(room, tuple(lessons))
         empty.load_state_dict(state["before"])
         features = [
-            None if recorded is None else LessonFeatures.of_state(recorded)
-            for recorded in state["kept"]
+            recorded and LessonFeatures.of_state(recorded) for recorded in state["kept"]
         ]
         return cls(room, tuple(lessons), empty, tuple(features))
 

@@ -253,7 +253,8 @@ class Learner(Predictor):
         """Show the empty scene, without any object, which is unknown from then on.
 
         What surrounds objects again and again speaks for them; what is shown here does
-        so no more, and is never called by a name. For methods ``recommended`` and ``slda``.
+        so no more, and is never called by a name. For methods ``recommended`` and
+        ``slda``.
 
         Args:
             source, on_bad, progress: as for ``teach``; of folders all images are taken.

@@ -95,10 +95,12 @@ class Lesson:
     id: int = field(default=0, compare=False)
 
     def renamed(self, old: str, new: str) -> "Lesson":
-        """Return the lesson with another name of a class, maybe that of a second one."""
+        """Return the lesson with another name of a class, maybe a second one's."""
         images: Counter[str] = Counter()
         for name, count in self.images.items():
-            images[new if name == old else name] += count
+            if name == old:
+                name = new
+            images[name] += count
         doubts = []
         for doubt in self.doubts:
             # The label was in doubt under its old name, or is the other class now.
@@ -144,7 +146,7 @@ class Lesson:
         return values
 
     def picture_state(self) -> Tensor | None:
-        """Return the bytes of the picture, ``(n,)`` uint8; ``None`` if there is none."""
+        """Return the bytes of the picture, ``(n,)`` uint8; ``None`` without one."""
         if not self.picture:
             return None
         return torch.frombuffer(bytearray(self.picture), dtype=torch.uint8)
@@ -300,10 +302,10 @@ def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
     mean_share = sum(guess.label_share for guess in guesses) / len(guesses)
     if not counts or mean_share >= DOUBTED:
         return None
-    other, as_other = counts.most_common(1)[0]
-    if as_other <= as_label:
+    nearest, as_nearest = counts.most_common(1)[0]
+    if as_nearest <= as_label:
         return None
-    return Doubt(label, len(guesses), as_label, other, as_other)
+    return Doubt(label, len(guesses), as_label, nearest, as_nearest)
 
 
 def check_not_empty(lesson: Lesson) -> None:
@@ -324,8 +326,8 @@ def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
     Lessons of which one side forgot all images do not count.
     """
     ids = {lesson.id for lesson in others if lesson.has_images}
+    ids.discard(0)  # which is not known
     common = [lesson for lesson in lessons if lesson.has_images and lesson.id in ids]
-    common = [lesson for lesson in common if lesson.id]  # 0 is not known
     if not common:
         return
     listed = [
@@ -334,11 +336,11 @@ def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
     ]
     if len(common) > MOST_LISTED:
         listed.append(f"and {len(common) - MOST_LISTED} more")
-    what = "the same lesson"
+    count = "the same lesson"
     if len(common) > 1:
-        what = f"{len(common)} of the same lessons"
+        count = f"{len(common)} of the same lessons"
     raise ValueError(
-        f"both learners hold {what} ({'; '.join(listed)}); their images would count "
+        f"both learners hold {count} ({'; '.join(listed)}); their images would count "
         "twice: teach a new learner what one of the two was taught apart and merge "
         "that, or teach it to the other one"
     )

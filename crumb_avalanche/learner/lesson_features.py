@@ -1,5 +1,6 @@
 """The features of a lesson, from which it can be learned again."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,11 +56,12 @@ class LessonFeatures:
             yield clip.label, (([""] * len(piece), piece) for piece in clip.pieces)
 
     def renamed(self, old: str, new: str) -> "LessonFeatures":
-        """Return the lesson with another name of a class, maybe that of a second one."""
-        clips = list(self.clips)
-        for index, clip in enumerate(clips):
+        """Return the lesson with another name of a class, maybe a second one's."""
+        clips = []
+        for clip in self.clips:
             if clip.label == old:
-                clips[index] = ClipFeatures(new, clip.pieces)
+                clip = ClipFeatures(new, clip.pieces)
+            clips.append(clip)
         return LessonFeatures(tuple(clips))
 
     def without(self, name: str) -> "LessonFeatures":
@@ -82,7 +84,7 @@ class LessonFeatures:
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "LessonFeatures":
         """Load what ``state_dict`` returned."""
-        lengths = [length for lengths in state["pieces"] for length in lengths]
+        lengths = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(lengths))
         clips = []
         for label, lengths in zip(state["labels"], state["pieces"], strict=True):

@@ -37,8 +37,9 @@ def usual_threshold(backbone: str) -> float:
 def drawn_images(side: int, number: int = DRAWN) -> Tensor:
     """Draw images that show nothing, always the same ones.
 
-    They are in turn of overlapping shapes and of coloured noise. Both have about the statistics of photos (Baradad et al., Learning to See by Looking
-    at Noise, NeurIPS 2021).
+    They are in turn of overlapping shapes and of coloured noise. Both have about the
+    statistics of photos (Baradad et al., Learning to See by Looking at Noise, NeurIPS
+    2021).
 
     Returns:
         ``(number, 3, side, side)`` uint8.
@@ -53,8 +54,8 @@ def drawn_images(side: int, number: int = DRAWN) -> Tensor:
 
 def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
     """Return the features of drawn images, and the latest ones of those shown."""
-    shown = torch.cat([nothing[DRAWN:], rows])
-    return torch.cat([nothing[:DRAWN], shown[-MOST_SHOWN:]])
+    rows = torch.cat([nothing[DRAWN:], rows])
+    return torch.cat([nothing[:DRAWN], rows[-MOST_SHOWN:]])
 
 
 def _shapes(draws: np.random.Generator) -> np.ndarray:

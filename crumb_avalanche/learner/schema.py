@@ -80,7 +80,9 @@ KEPT = record(
     features=VALUES,
 )
 FEATURES = record(
-    **dict.fromkeys(("maps", "deviations", "equal_lengths"), bool),
+    maps=bool,
+    deviations=bool,
+    equal_lengths=bool,
     power=real(1e-3, 1),
     cells=whole(1, 8),
     inner=real(0.1, 1),
@@ -159,7 +161,7 @@ STATE = record(
 def check_header(header: dict[str, Any]) -> None:
     """Raise ``StateError`` if plain values are not those of a learner.
 
-    The error names the place, what is there, and the rule.
+    The error names the path, what is there, and the rule.
     """
     check(HEADER, header)
     _require(len(header["looks"]) > 0, "looks", "at least one")
@@ -175,31 +177,31 @@ def check_header(header: dict[str, Any]) -> None:
         _check_lesson(lesson, names, f"lessons[{index}]")
 
 
-def _check_lesson(lesson: dict[str, Any], names: list[str], place: str) -> None:
+def _check_lesson(lesson: dict[str, Any], names: list[str], path: str) -> None:
     """Check the counts and the doubts of a lesson."""
     counts = [lesson["right"], lesson["answered"], lesson["clips"]]
-    _require(counts == sorted(counts), place, "right <= answered <= clips")
+    _require(counts == sorted(counts), path, "right <= answered <= clips")
     doubts = lesson["doubts"]
     labels = [doubt["label"] for doubt in doubts]
-    _require(_differ(labels), f"{place}.doubts", "at most one for each class")
+    _require(_differ(labels), f"{path}.doubts", "at most one for each class")
     for index, doubt in enumerate(doubts):
-        _check_doubt(doubt, lesson["images"], names, f"{place}.doubts[{index}]")
+        _check_doubt(doubt, lesson["images"], names, f"{path}.doubts[{index}]")
 
 
 def _check_doubt(
-    doubt: dict[str, Any], images: dict[str, int], names: list[str], place: str
+    doubt: dict[str, Any], images: dict[str, int], names: list[str], path: str
 ) -> None:
     """Check that a doubt is of images of the lesson, and of classes that exist."""
     label = doubt["label"]
-    other = doubt["other"]
-    _require(label in images, place, "of a class that the lesson shows")
-    exists = other in names and other != label
-    _require(exists, place, "between two classes that exist")
-    most = images.get(label, 0)
-    _require(doubt["frames"] <= most, place, "of images that the lesson shows")
+    nearest = doubt["other"]
+    _require(label in images, path, "of a class that the lesson shows")
+    exists = nearest in names and nearest != label
+    _require(exists, path, "between two classes that exist")
+    fits = doubt["frames"] <= images.get(label, 0)
+    _require(fits, path, "of images that the lesson shows")
     looked_like = doubt["as_label"] + doubt["as_other"]
-    _require(looked_like <= doubt["frames"], place, "as_label + as_other <= frames")
-    _require(doubt["as_label"] < doubt["as_other"], place, "as_label < as_other")
+    _require(looked_like <= doubt["frames"], path, "as_label + as_other <= frames")
+    _require(doubt["as_label"] < doubt["as_other"], path, "as_label < as_other")
 
 
 def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
@@ -210,7 +212,7 @@ def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
         state: what else ``write_learner`` stores.
 
     Raises:
-        StateError: names the first place with another value, what it is, and the rule.
+        StateError: names the first path with another value, what it is, and the rule.
     """
     check(STATE, state)
     learned = {name: state[name] for name in KNOWN}
@@ -240,46 +242,46 @@ def _check_pictures(pictures: list[Tensor | None], lessons: int) -> None:
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
     """Check what is kept of the last lessons, and what was learned before them."""
     before = history["before"]
-    kept = history["kept"]
+    recent = history["kept"]  # features of the last lessons
     lessons = header["lessons"]
-    place = "history.kept"
-    agrees = (before is None) == (not kept)
+    path = "history.kept"
+    agrees = (before is None) == (not recent)
     _require(agrees, "history.before", "there if lessons are kept")
-    _require(len(kept) <= len(lessons), place, "of no more than the lessons")
-    complete = len(kept) < 2 or all(features is not None for features in kept)
-    _require(complete, place, "with features, if there are several")
+    _require(len(recent) <= len(lessons), path, "of no more than the lessons")
+    complete = len(recent) < 2 or all(features is not None for features in recent)
+    _require(complete, path, "with features, if there are several")
     if before is None:
         return
-    first = len(lessons) - len(kept)
+    first = len(lessons) - len(recent)
     _check_learned(before, header, lessons[:first], "history.before.")
     length = before["statistics"]["settings"]["length"]
     views = Looks(tuple(header["looks"])).views
-    for index, features in enumerate(kept):
+    for index, features in enumerate(recent):
         if features is not None:
             lesson = lessons[first + index]
-            _check_features(features, lesson, views, length, f"{place}[{index}]")
+            _check_features(features, lesson, views, length, f"{path}[{index}]")
 
 
 def _check_features(
-    kept: dict[str, Any], lesson: dict[str, Any], views: int, length: int, place: str
+    stored: dict[str, Any], lesson: dict[str, Any], views: int, length: int, path: str
 ) -> None:
     """Check the features of a lesson, of which each view has ``length`` or more."""
-    labels = kept["labels"]
-    pieces = kept["pieces"]
-    _require(len(labels) == len(pieces), place, "of as many labels as pieces")
+    labels = stored["labels"]
+    pieces = stored["pieces"]
+    _require(len(labels) == len(pieces), path, "of as many labels as pieces")
     counts: Counter[str] = Counter()
     for label, lengths in zip(labels, pieces, strict=True):
         counts[label] += sum(lengths)
     images = dict(lesson["images"])
     if lesson["nothing"]:
         images[NOTHING] = lesson["nothing"]
-    _require(counts == images, place, "what its lesson says")
-    rows, columns = kept["features"].shape
-    place = f"{place}.features"
-    _require(rows == sum(counts.values()), place, "one per image")
+    _require(counts == images, path, "what its lesson says")
+    rows, columns = stored["features"].shape
+    agrees = rows == sum(counts.values())
+    _require(agrees, f"{path}.features", "one per image")
     fits = not rows or (columns % views == 0 and columns >= views * length)
     rule = f"of {length} columns or more for each of {views} views"
-    _require(fits, place, rule)
+    _require(fits, f"{path}.features", rule)
 
 
 # What was learned
@@ -289,7 +291,7 @@ def _check_learned(
     learned: dict[str, Any],
     header: dict[str, Any],
     lessons: list[dict[str, Any]],
-    place: str,
+    path: str,
 ) -> None:
     """Check the names, statistics and confidence of a learner that had some lessons.
 
@@ -297,59 +299,57 @@ def _check_learned(
         learned: see ``KNOWN``, with the names.
         header: of the learner.
         lessons: those that it had.
-        place: where it stands, for errors; ends with a point.
+        path: where it stands, for errors; ends with a point.
     """
     names = learned["names"]
     views = Looks(tuple(header["looks"])).views
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
-    shown = (+images).keys()
-    _require(shown <= set(names), f"{place}names", "those of the lessons")
-    _check_settings(learned["statistics"], len(names), f"{place}statistics")
+    exist = (+images).keys() <= set(names)
+    _require(exist, f"{path}names", "those of the lessons")
+    _check_settings(learned["statistics"], len(names), f"{path}statistics")
     counts = [views * images[name] for name in names]
-    _check_statistics(learned["statistics"], counts, f"{place}statistics")
+    _check_statistics(learned["statistics"], counts, f"{path}statistics")
     weightings = len(LookWeights(views).losses)
     fits = len(learned["look_losses"]) == weightings
-    _require(fits, f"{place}look_losses", f"{weightings} values")
-    _check_confidence(learned["confidence"], names, f"{place}confidence")
+    _require(fits, f"{path}look_losses", f"{weightings} values")
+    _check_confidence(learned["confidence"], names, f"{path}confidence")
     length = learned["statistics"]["settings"]["length"]
-    _check_nothing(learned["nothing"], length, f"{place}nothing")
+    _check_nothing(learned["nothing"], length, f"{path}nothing")
 
 
-def _check_settings(statistics: dict[str, Any], classes: int, place: str) -> None:
+def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
     """Check the settings of statistics, and the types of their tensors."""
-    settings = statistics.get("settings")
-    check(NAMED, settings, f"{place}.settings")
+    settings: Any = statistics.get("settings")
+    check(NAMED, settings, f"{path}.settings")
     names = ("n_classes", "length", *settings)
     kinds = {name: STATISTICS.get(name, NUMBERS) for name in (*statistics, "counts")}
     kinds["settings"] = record(**{name: SETTINGS.get(name, PLAIN) for name in names})
-    check(record(**kinds), statistics, place)
+    check(record(**kinds), statistics, path)
     agrees = settings["n_classes"] == classes
-    _require(agrees, f"{place}.settings.n_classes", "the number of names")
+    _require(agrees, f"{path}.settings.n_classes", "the number of names")
 
 
-def _check_statistics(
-    statistics: dict[str, Any], counts: list[int], place: str
-) -> None:
+def _check_statistics(statistics: dict[str, Any], counts: list[int], path: str) -> None:
     """Check that statistics are of so many images of each class."""
     agrees = statistics["counts"].tolist() == counts
-    _require(agrees, f"{place}.counts", "what the lessons add up to")
+    _require(agrees, f"{path}.counts", "what the lessons add up to")
     directions = statistics.get("direction_counts")
     if directions is not None:
         fits = directions.shape == statistics["counts"].shape
         fits = fits and bool((directions <= statistics["counts"]).all())
         rule = "at most the images of each class"
-        _require(fits, f"{place}.direction_counts", rule)
+        _require(fits, f"{path}.direction_counts", rule)
     for name in SCATTERS:
         scatter = statistics.get(name)
         if scatter is not None and scatter.dim() == 2:
             fits = bool((scatter.diagonal() >= 0).all())
-            _require(fits, f"{place}.{name}", "of a diagonal that is not negative")
+            _require(fits, f"{path}.{name}", "of a diagonal that is not negative")
 
 
 def _check_confidence(
-    confidence: dict[str, Any], names: list[str | None], place: str
+    confidence: dict[str, Any], names: list[str | None], path: str
 ) -> None:
     """Check that records of answers are of classes that exist."""
     records = Records.of_state(confidence)
@@ -360,21 +360,21 @@ def _check_confidence(
         fits = fits and bool((numbers < len(names)).all())
         fits = fits and bool(exists[numbers].all())
     fits = fits and not bool((records.rivals == records.labels[:, None]).any())
-    _require(fits, place, "records of the classes")
+    _require(fits, path, "records of the classes")
     absent = records.rivals < 0
     agrees = torch.equal(absent, records.gaps == -math.inf)
-    _require(agrees, f"{place}.gaps", "-inf where there is no rival")
+    _require(agrees, f"{path}.gaps", "-inf where there is no rival")
     latest = max(records.lessons.tolist(), default=-1)
-    _require(latest < confidence["next"], f"{place}.next", "above all lessons")
+    _require(latest < confidence["next"], f"{path}.next", "above all lessons")
 
 
-def _check_nothing(nothing: Tensor | None, length: int, place: str) -> None:
+def _check_nothing(nothing: Tensor | None, length: int, path: str) -> None:
     """Check the features of images that show nothing."""
     if nothing is None:
         return
-    most = DRAWN + MOST_SHOWN
-    fits = DRAWN <= len(nothing) <= most and nothing.shape[1] == length
-    _require(fits, place, f"of {DRAWN} to {most} rows of {length} features")
+    limit = DRAWN + MOST_SHOWN
+    fits = DRAWN <= len(nothing) <= limit and nothing.shape[1] == length
+    _require(fits, path, f"of {DRAWN} to {limit} rows of {length} features")
 
 
 def _differ(values: Iterable[Any]) -> bool:
@@ -382,7 +382,7 @@ def _differ(values: Iterable[Any]) -> bool:
     return max(Counter(values).values(), default=1) == 1
 
 
-def _require(holds: bool, place: str, rule: str) -> None:
-    """Raise StateError unless a rule holds for what stands at a place."""
+def _require(holds: bool, path: str, rule: str) -> None:
+    """Raise StateError unless a rule holds for what stands at a path."""
     if not holds:
-        raise StateError(f"{place} does not agree with the rest, but has to be {rule}")
+        raise StateError(f"{path} does not agree with the rest, but has to be {rule}")
