@@ -77,7 +77,8 @@ def test_official_lists():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
-    data, names = BENCHMARKS[name], WHOLE[name]
+    data = BENCHMARKS[name]
+    names = WHOLE[name]
     assert data.files.missing(data.frames("nowhere", names)) == []
     folder, gap = {
         "openloris_sequence": (
@@ -162,7 +163,8 @@ def test_the_mixture_of_factors_is_that_of_avalanche(tmp_path, monkeypatch):
         train_transform=pixels,
         eval_transform=pixels,
     )
-    ours, theirs = OpenLORIS(**same), host_openloris.OpenLORIS(**same)
+    ours = OpenLORIS(**same)
+    theirs = host_openloris.OpenLORIS(**same)
     assert ours.n_classes == 3
     for mine, other in (
         (ours.train_stream, theirs.train_stream),
@@ -191,7 +193,8 @@ def test_the_mixture_of_factors_is_that_of_avalanche(tmp_path, monkeypatch):
 
 
 def test_buckets_are_those_of_avalanche(tmp_path):
-    classes, root = ("BACKGROUND", "bus", "camera"), tmp_path / "clear10"
+    classes = ("BACKGROUND", "bus", "camera")
+    root = tmp_path / "clear10"
     names = clear_names(classes, range(1, 11))
     write_files(root, names)
     for split in ("train", "test"):
@@ -247,10 +250,8 @@ def test_images_of_stream51_are_cut_as_in_avalanche(tmp_path):
     file.write_text(json.dumps(entries))
     for number, entry in enumerate(entries):
         Image.effect_noise((12, 8), 90 + number).convert("RGB").save(root / entry[-1])
-    table, host = (
-        Stream51Frames(tmp_path),
-        HostStream51(root, train=True, download=False),
-    )
+    table = Stream51Frames(tmp_path)
+    host = HostStream51(root, train=True, download=False)
     assert (
         table.classes == ("airplane", "bear")
         and len(table.clips(table.rows("train"))) == 4
