@@ -16,7 +16,7 @@ from crumb_avalanche.models.codebook import (
     INITIALISERS,
     Codebook,
     MapStatistics,
-    RowsByNumber,
+    RowLookup,
 )
 from crumb_avalanche.models.layers import REFERENCE_SCALE
 from crumb_avalanche.models.weights import check_and_load
@@ -245,7 +245,7 @@ def test_the_gradient_has_the_bits_of_an_embedding(rows, length, dtype):
     gradient = torch.randn(*numbers.shape, length, generator=generator)
     tables = [torch.ones(rows, length, requires_grad=True) for _ in range(2)]
     torch.set_num_threads(2)  # one again for the next test
-    RowsByNumber.apply(tables[0], numbers).backward(gradient)
+    RowLookup.apply(tables[0], numbers).backward(gradient)
     torch.nn.functional.embedding(numbers.int(), tables[1]).backward(gradient)
     assert torch.equal(tables[0].grad, tables[1].grad)
 
