@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Memories, check_count
 from crumb_avalanche.system.tensor_file import StateError
+
+EMPTY = -1  # the label of a slot without a memory
 
 
 @dataclass
@@ -61,22 +63,24 @@ class MemoryBuffer(ABC):
         extracts: whether F runs on a memory that is replayed.
     """
 
-    extracts = False
+    extracts: ClassVar[bool] = False
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
         check_count("mem_size", mem_size, Memories)
         if mem_size < 1:
             raise ValueError(
-                f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise mem_size or the budget"
+                f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise "
+                "mem_size or the budget"
             )
         if not isinstance(rule, SelectionRule | None):
             raise TypeError(
-                f"rule is {rule!r}; give an instance of a SelectionRule, such as EveryJth()"
+                f"rule is {rule!r}; give an instance of a SelectionRule, such as "
+                "EveryJth()"
             )
         self.max_size = mem_size
         self.rule = EveryJth() if rule is None else rule
         self.slots = Slots(mem_size, seed)
-        self.labels = torch.full((mem_size,), -1, dtype=torch.int16, device="cpu")
+        self.labels = torch.full((mem_size,), EMPTY, dtype=torch.int16, device="cpu")
         self.rows: Tensor | None = None
 
     @abstractmethod
@@ -87,7 +91,10 @@ class MemoryBuffer(ABC):
 
     @abstractmethod
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Turn rows into feature maps ``(n, C, H, W)``, with a gradient to the codebook where codes are stored."""
+        """Turn rows into feature maps ``(n, C, H, W)``.
+
+        Where codes are stored, they have a gradient to the codebook.
+        """
 
     @staticmethod
     @abstractmethod
@@ -117,71 +124,70 @@ class MemoryBuffer(ABC):
 
     def begin_experience(self, labels: Sequence[int], batch_size: int) -> None:
         """Announce the labels of an experience to the selection rule."""
-        coming = {
-            int(label): count
-            for label, count in sorted(Counter(map(int, labels)).items())
-        }
-        self._wipe(self.rule.begin_experience(self.slots, coming, batch_size))
+        counts = Counter(map(int, labels))
+        coming = dict(sorted(counts.items()))
+        freed = self.rule.begin_experience(self.slots, coming, batch_size)
+        self._wipe(freed)
 
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
-        """Offer a batch to the selection rule, write what it chose, and return the number of memories written."""
+        """Offer a batch to the selection rule, and write what it chose.
+
+        Returns:
+            The number of memories written.
+        """
         labels = batch.numbers
-        chosen = {
+        # Of two images for one slot the later one is stored.
+        position_of_slot = {
             slot: position for position, slot in self.rule.choose(self.slots, labels)
         }
-        if chosen:
-            positions = list(chosen.values())
+        if position_of_slot:
+            slots = list(position_of_slot)
+            positions = list(position_of_slot.values())
             rows = self.to_rows(batch, positions, model).cpu()
-            if self.rows is None:
-                self.rows = torch.zeros(
-                    (self.max_size, *rows.shape[1:]), dtype=rows.dtype
-                )
-            where = torch.tensor(list(chosen))
-            self.rows[where] = rows
-            if max(labels) > torch.iinfo(self.labels.dtype).max:
-                self.labels = self.labels.int()
-            self.labels[where] = torch.tensor(
-                [labels[position] for position in positions], dtype=self.labels.dtype
-            )
-        # A freed slot that was not taken again must not keep its bytes.
-        if int((self.labels >= 0).sum()) > len(self.slots):
-            self._wipe([slot for slot in self.slots.free if self.labels[slot] >= 0])
-        return len(chosen)
+            self._write(slots, rows, [labels[position] for position in positions])
+        self._wipe_released()
+        return len(position_of_slot)
 
     def sample(self, without: set[int], at_least: int) -> Tensor:
-        """Draw at least so many ``(n,)`` int64 slots, in rounds of a random memory of each class not in ``without``."""
+        """Draw the slots of a replay, in rounds of a random memory of each class.
+
+        Args:
+            without: classes that are not drawn from.
+            at_least: number of slots below which no round is the last one.
+
+        Returns:
+            ``(n,)`` int64, round by round; empty if no class is left.
+        """
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
             return torch.empty(0, dtype=torch.int64)
-        rounds = -(-at_least // len(candidates))
-        drawn = []
+        n_rounds = -(-at_least // len(candidates))
+        slots_by_class = []
         for label in candidates:
             members = self.slots.by_class[label]
-            drawn.append(
-                [
-                    members[place]
-                    for place in self.slots.random.integers(len(members), size=rounds)
-                ]
-            )
-        return torch.tensor(drawn).t().reshape(-1)
+            draws = self.slots.random.integers(len(members), size=n_rounds)
+            slots_by_class.append([members[index] for index in draws])
+        return torch.tensor(slots_by_class).t().reshape(-1)
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
-        """Feature maps ``(n, C, H, W)`` and labels ``(n,)`` int64 of drawn slots, on the model's device."""
+        """Return the memories of drawn slots, on the model's device.
+
+        Returns:
+            feature maps, ``(n, C, H, W)``, and labels, ``(n,)`` int64.
+        """
         assert self.rows is not None, "drawn slots hold memories"
         device = model.pixel_mean.device
         labels = self.labels[slots].long().to(device)
         return self.to_maps(self.rows[slots].to(device), model), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Rows, labels, slots, the state of the selection rule and that of the random draws."""
+        """Return rows, labels, slots, the selection rule's state and the RNG's."""
         return {
             "rows": self.rows,
             "labels": self.labels,
             "free": list(self.slots.free),
-            "by_class": {
-                label: list(slots) for label, slots in self.slots.by_class.items()
-            },
+            "by_class": _copied(self.slots.by_class),
             "random": self.slots.random.bit_generator.state,
             "rule": self.rule.state_dict(),
         }
@@ -194,59 +200,81 @@ class MemoryBuffer(ABC):
         """
         if len(state["labels"]) != self.max_size:
             raise StateError(
-                f"the saved buffer has mem_size={len(state['labels'])}, this one {self.max_size}; give the same"
+                f"the saved buffer has mem_size={len(state['labels'])}, this one "
+                f"{self.max_size}; give the same"
             )
         self.labels = state["labels"].clone()
         self.rows = None if state["rows"] is None else state["rows"].clone()
         self.slots.free = list(state["free"])
-        self.slots.by_class = {
-            label: list(slots) for label, slots in state["by_class"].items()
-        }
+        self.slots.by_class = _copied(state["by_class"])
         self.slots.random.bit_generator.state = state["random"]
         self.rule.load_state_dict(state["rule"])
 
+    def _write(self, slots: list[int], rows: Tensor, labels: list[int]) -> None:
+        """Write ``(n, ...)`` rows and their labels to slots."""
+        if self.rows is None:
+            self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
+        if max(labels) > torch.iinfo(self.labels.dtype).max:
+            self.labels = self.labels.int()
+        index = torch.tensor(slots)
+        self.rows[index] = rows
+        self.labels[index] = torch.tensor(labels, dtype=self.labels.dtype)
+
+    def _wipe_released(self) -> None:
+        """Wipe slots that were freed and not taken again, which keep no bytes."""
+        n_labelled = int((self.labels != EMPTY).sum())
+        if n_labelled > len(self.slots):
+            free = torch.tensor(self.slots.free)
+            self._wipe(free[self.labels[free] != EMPTY].tolist())
+
     def _wipe(self, slots: list[int]) -> None:
         if slots:
-            self.labels[slots] = -1
+            self.labels[slots] = EMPTY
             if self.rows is not None:
                 self.rows[slots] = 0
 
 
+def _copied(by_class: dict[int, list[int]]) -> dict[int, list[int]]:
+    return {label: list(slots) for label, slots in by_class.items()}
+
+
 class CodeBuffer(MemoryBuffer):
-    """CRUMB's memory: bit-packed codes, ``ceil(G * H * W * bits / 8)`` bytes each (5,408 for 512x13x13 at 256x16)."""
+    """CRUMB's memory: the codes of feature maps, bit-packed.
+
+    A memory is the paper's ``m_i``. It takes ``ceil(G * H * W * bits / 8)`` bytes, 5,408
+    for maps of 512x13x13 and a codebook of 256x16.
+    """
 
     @staticmethod
     def item_bytes(model):
         channels, height, width = model.map_shape
-        return packed_bytes(
-            model.codebook.groups(channels) * height * width,
-            bits_per_code(model.codebook.codebook_size),
-        )
+        n_codes = model.codebook.groups(channels) * height * width
+        return packed_bytes(n_codes, bits_per_code(model.codebook.codebook_size))
 
     def to_rows(self, batch, positions, model):
-        codes = (
-            model.encode(batch.feature_map[positions])
-            if batch.codes is None
-            else batch.codes[positions]
-        )
-        flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
-        return pack(
-            flat.cpu(), bits_per_code(model.codebook.codebook_size)
-        )  # packing would wait for a GPU as well
+        if batch.codes is None:
+            codes = model.encode(batch.feature_map[positions])
+        else:
+            codes = batch.codes[positions]
+        codes_bhwg = codes.permute(0, 2, 3, 1)
+        # On the CPU: packing would wait for a GPU as well.
+        codes_per_item = codes_bhwg.reshape(len(positions), -1).cpu()
+        return pack(codes_per_item, bits_per_code(model.codebook.codebook_size))
 
     def to_maps(self, rows, model):
         channels, height, width = model.map_shape
         groups = model.codebook.groups(channels)
-        codes = unpack(
-            rows, bits_per_code(model.codebook.codebook_size), groups * height * width
-        )
-        return model.codebook.decode(
-            codes.view(-1, height, width, groups).permute(0, 3, 1, 2)
-        )
+        bits = bits_per_code(model.codebook.codebook_size)
+        codes_per_item = unpack(rows, bits, groups * height * width)
+        codes_bhwg = codes_per_item.view(-1, height, width, groups)
+        return model.codebook.decode(codes_bhwg.permute(0, 3, 1, 2))
 
 
 class ImageBuffer(MemoryBuffer):
-    """Raw images as ``uint8`` pixels, ``3 * h * w`` bytes each (150,528 at 224 pixels); F runs again at replay."""
+    """Raw images as ``uint8`` pixels; F runs again at replay.
+
+    A memory takes ``3 * h * w`` bytes, 150,528 at 224 pixels.
+    """
 
     extracts = True
 
@@ -268,7 +296,10 @@ class ImageBuffer(MemoryBuffer):
 
 
 class MapBuffer(MemoryBuffer):
-    """Raw float32 feature maps, ``4 * C * H * W`` bytes each (346,112 for 512x13x13)."""
+    """Raw float32 feature maps.
+
+    A memory takes ``4 * C * H * W`` bytes, 346,112 for 512x13x13.
+    """
 
     @staticmethod
     def item_bytes(model):

@@ -3,29 +3,39 @@
 import torch
 from torch import Tensor
 
-WIDTHS = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 4, 8, 16)  # bits of a code
 
 
 def bits_per_code(codebook_size: int) -> int:
-    """Return the smallest width of 1, 2, 4, 8 or 16 bits that holds every row number of a codebook."""
+    """Return the smallest width of ``WIDTHS`` that holds every row of a codebook."""
     needed = max(codebook_size - 1, 1).bit_length()
     return next(width for width in WIDTHS if width >= needed)
 
 
 def packed_bytes(codes_per_item: int, bits: int) -> int:
-    """Return the bytes of one packed item, whose last byte is padded with zeros; ``ValueError`` for another width."""
+    """Return the bytes of one packed item, whose last byte is padded with zeros.
+
+    Raises:
+        ValueError: the width is none of ``WIDTHS``.
+    """
     if bits not in WIDTHS:
-        raise ValueError(
-            f"codes of {bits} bits cannot be packed; use one of {', '.join(map(str, WIDTHS))}"
-        )
+        widths = ", ".join(map(str, WIDTHS))
+        raise ValueError(f"codes of {bits} bits cannot be packed; use one of {widths}")
     return -(-codes_per_item * bits // 8)
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack ``(N, L)`` integer codes in ``[0, 2**bits)``, lowest bits first, into ``(N, ceil(L * bits / 8))`` uint8.
+    """Pack the codes of ``N`` items, the lowest bits of a byte first.
+
+    Args:
+        codes: ``(N, L)`` integers in ``[0, 2**bits)``.
+        bits: of one code.
+
+    Returns:
+        ``(N, ceil(L * bits / 8))`` uint8.
 
     Raises:
-        ValueError: the width is not 1, 2, 4, 8 or 16 bits, or too small for a code.
+        ValueError: the width is none of ``WIDTHS``, or too small for a code.
     """
     count, length = codes.shape
     size = packed_bytes(length, bits)
@@ -33,7 +43,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         lowest, highest = torch.stack(codes.aminmax()).tolist()
         if lowest < 0 or highest >= 2**bits:
             raise ValueError(
-                f"codes from {lowest} to {highest} do not fit in {bits} bits (0 to {2**bits - 1}); take a larger width"
+                f"codes from {lowest} to {highest} do not fit in {bits} bits (0 to "
+                f"{2**bits - 1}); take a larger width"
             )
     if bits == 8:
         return codes.to(torch.uint8).contiguous()
@@ -54,9 +65,11 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
         ValueError: the width is another one, or the number of bytes in a row does not
             match ``length``.
     """
-    if packed.shape[1] != (size := packed_bytes(length, bits)):
+    size = packed_bytes(length, bits)
+    if packed.shape[1] != size:
         raise ValueError(
-            f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which take {size}"
+            f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which "
+            f"take {size}"
         )
     if bits == 8:
         return packed

@@ -1,4 +1,4 @@
-"""Selection rules: which images of the stream are stored, and which memories are evicted for them.
+"""Selection rules: which images of the stream are stored, and what is evicted for them.
 
 Every rule keeps the classes balanced and never holds more than the capacity. Rules move
 slot numbers only; the buffers of ``memory.buffers`` hold the bytes.
@@ -71,27 +71,25 @@ class SelectionRule(ABC):
         return False
 
     def state_dict(self) -> dict:
-        """Return the state, plain values and tensors: the fields of a rule that is a dataclass, sets as lists."""
-        values = {
-            name: getattr(self, name)
-            for name in getattr(self, "__dataclass_fields__", ())
-        }
-        return {
-            name: sorted(value) if isinstance(value, set) else deepcopy(value)
-            for name, value in values.items()
-        }
+        """Return the state: the fields of a rule that is a dataclass, sets as lists."""
+        state = {}
+        for name in getattr(self, "__dataclass_fields__", ()):
+            value = getattr(self, name)
+            state[name] = sorted(value) if isinstance(value, set) else deepcopy(value)
+        return state
 
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
         for name in getattr(self, "__dataclass_fields__", ()):
-            setattr(self, name, type(getattr(self, name))(state[name]))
+            field_type = type(getattr(self, name))
+            setattr(self, name, field_type(state[name]))
 
 
 @dataclass
 class EveryJth(SelectionRule):
-    """Every j-th image, so that the buffer fills towards the end of the experience (paper, "Replay to mitigate...").
+    """Every j-th image, so that the buffer fills towards the end of the experience.
 
-    A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images
+    Paper: "Replay to mitigate catastrophic forgetting", algorithm 1. A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images
     every ``j``-th is kept, with ``j = N / quota``, not rounded: the kept images are
     spread evenly over the experience and exactly fill the quota. In the first
     experience this is the paper's ``j`` = images / capacity; later ones have only their
@@ -129,34 +127,48 @@ class EveryJth(SelectionRule):
     def choose(self, slots, labels):
         chosen = []
         for position, label in enumerate(labels):
-            total = self.coming.get(label)
-            if total is None:
+            if label not in self.coming:
                 raise ValueError(
-                    f"class {label} was not announced: call begin_experience with the image counts of the experience, "
-                    "and take away plugins that mix in images of earlier ones, such as Avalanche's ReplayPlugin; or "
-                    "use ClassBalancedReservoir, which needs to know nothing in advance"
+                    f"class {label} was not announced: call begin_experience with the "
+                    "image counts of the experience, and take away plugins that mix in "
+                    "images of earlier ones, such as Avalanche's ReplayPlugin; or use "
+                    "ClassBalancedReservoir, which needs to know nothing in advance"
                 )
-            number = self.offered[label]
+            index = self.offered[label]
             self.offered[label] += 1
             if self.past.get(label):
-                if not self._replaces(slots, label, self.past[label] + number + 1):
-                    continue
+                number = self.past[label] + index + 1
+                has_room = self._room_for_returned(slots, label, number)
             else:
-                kept = min(self.quota, total)
-                if (number + 1) * kept // total == number * kept // total:
-                    continue
-                slots.make_room(label)
-            chosen.append((position, slots.take(label)))
+                has_room = self._room_for_new(slots, label, index)
+            if has_room:
+                chosen.append((position, slots.take(label)))
         return chosen
 
-    def _replaces(self, slots: Slots, label: int, number: int) -> bool:
-        """Decide on the ``number``-th image of a class that returned; if it is kept, free a slot for it."""
-        held = slots.count(label)
+    def _room_for_new(self, slots: Slots, label: int, index: int) -> bool:
+        """Decide on an image of a class that was not seen before.
+
+        Of the ``N`` coming images of the class, those with an ``index`` at which a
+        multiple of ``j = N / quota`` is passed are stored, and a slot is freed.
+        """
+        coming = self.coming[label]
+        stored = min(self.quota, coming)
+        if (index + 1) * stored // coming == index * stored // coming:
+            return False
+        slots.make_room(label)
+        return True
+
+    def _room_for_returned(self, slots: Slots, label: int, number: int) -> bool:
+        """Decide on the ``number``-th image of a class that returned.
+
+        If it is stored, a slot is freed.
+        """
+        count = slots.count(label)
         # A class above its quota still is a uniform sample; others that need room make
         # it smaller.
-        if slots.random.random() >= max(held, self.quota) / number:
+        if slots.random.random() >= max(count, self.quota) / number:
             return False
-        if held >= self.quota:
+        if count >= self.quota:
             slots.release(label)
         else:
             slots.make_room(label)
@@ -165,9 +177,10 @@ class EveryJth(SelectionRule):
 
 @dataclass
 class ClassBalancedReservoir(SelectionRule):
-    """Single-pass, class-balancing reservoir sampling (Chrysakis and Moens, ICML 2020); needs no counts in advance.
+    """Class-balancing reservoir sampling, which needs no counts in advance.
 
-    In a full buffer, an image replaces a random memory of its own class if that was
+    Chrysakis and Moens, "Online Continual Learning from Imbalanced Data", ICML 2020. In
+    a full buffer, an image replaces a random memory of its own class if that was
     once the largest, with the probability memories / images of the class so far; else a
     random memory of a largest class.
 
@@ -183,21 +196,23 @@ class ClassBalancedReservoir(SelectionRule):
         chosen = []
         for position, label in enumerate(labels):
             self.seen[label] = self.seen.get(label, 0) + 1
-            if not slots.free:
-                # A class that has once been the largest is "full" from then on.
-                largest = slots.largest()
-                self.full |= {
-                    other for other in slots.classes if slots.count(other) == largest
-                }
-                held = slots.count(label)
-                if label in self.full:
-                    if held == 0 or slots.random.random() >= held / self.seen[label]:
-                        continue
-                    slots.release(label)
-                else:
-                    slots.make_room(label)
-            chosen.append((position, slots.take(label)))
+            if slots.free or self._room_in_full(slots, label):
+                chosen.append((position, slots.take(label)))
         return chosen
+
+    def _room_in_full(self, slots: Slots, label: int) -> bool:
+        """Decide on an image for a full buffer; if it is stored, free a slot."""
+        # A class that has once been the largest is "full" from then on.
+        largest = slots.largest()
+        self.full |= {other for other in slots.classes if slots.count(other) == largest}
+        if label not in self.full:
+            slots.make_room(label)
+            return True
+        count = slots.count(label)
+        if count == 0 or slots.random.random() >= count / self.seen[label]:
+            return False
+        slots.release(label)
+        return True
 
 
 @dataclass
@@ -235,7 +250,8 @@ class ReferenceRule(SelectionRule):
         self.quota = slots.capacity // max(1, len(self.expected))
         batches = -(-sum(coming.values()) // batch_size)
         self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
-        self.done = self.trimmed = False
+        self.done = False
+        self.trimmed = False
         return []
 
     def choose(self, slots, labels):
@@ -244,18 +260,20 @@ class ReferenceRule(SelectionRule):
             self.trimmed = True
         chosen: list[tuple[int, int]] = []
         for label in dict.fromkeys(labels):
-            candidates = [
+            positions = [
                 position for position, other in enumerate(labels) if other == label
-            ][:: self.stride]
-            held = slots.count(label)
-            # A uniform choice of the quota among old and new members.
-            survivors = set(
-                slots.random.permutation(held + len(candidates))[: self.quota].tolist()
-            )
-            for _ in range(held - sum(member < held for member in survivors)):
+            ]
+            candidates = positions[:: self.stride]
+            # A uniform choice of the quota among old members, which come first, and
+            # candidates.
+            n_old = slots.count(label)
+            order = slots.random.permutation(n_old + len(candidates))
+            survivors = set(order[: self.quota].tolist())
+            n_old_survivors = sum(member < n_old for member in survivors)
+            for _ in range(n_old - n_old_survivors):
                 slots.release(label)
-            for number, position in enumerate(candidates):
-                if held + number in survivors:
+            for index, position in enumerate(candidates):
+                if n_old + index in survivors:
                     chosen.append((position, slots.take(label)))
         self.done = all(slots.count(label) >= self.quota for label in self.expected)
         return chosen

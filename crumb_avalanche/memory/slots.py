@@ -9,14 +9,18 @@ class Slots:
     Args:
         capacity: number of slots.
         seed: of the random evictions and draws.
+
+    Attributes:
+        by_class: slots of the memories of each class, in order of arrival of the
+            classes; a list is empty if all memories of its class were evicted.
+        free: slots without a memory; the last one is taken next.
+        random: draws evictions, and the memories of a replay.
     """
 
     def __init__(self, capacity: int, seed: int = 0):
         self.capacity = capacity
         self.by_class: dict[int, list[int]] = {}
-        self.free = list(
-            range(capacity - 1, -1, -1)
-        )  # popped from the end: slot 0 first
+        self.free = list(range(capacity - 1, -1, -1))  # slot 0 is taken first
         self.random = np.random.default_rng(seed)
 
     def __len__(self) -> int:
@@ -28,35 +32,38 @@ class Slots:
         return [label for label, slots in self.by_class.items() if slots]
 
     def count(self, label: int) -> int:
-        """The number of memories of a class."""
+        """Return the number of memories of a class."""
         return len(self.by_class.get(label, ()))
 
     def largest(self) -> int:
-        """The size of the largest class."""
+        """Return the size of the largest class."""
         return max((len(slots) for slots in self.by_class.values()), default=0)
 
     def release(self, label: int) -> int:
         """Evict a random memory of a class and return its slot, which becomes free."""
         slots = self.by_class[label]
-        place = int(self.random.integers(len(slots)))
-        slots[place], slots[-1] = slots[-1], slots[place]
-        slot = slots.pop()
+        index = int(self.random.integers(len(slots)))
+        slot = slots[index]
+        slots[index] = slots[-1]
+        slots.pop()
         self.free.append(slot)
         return slot
 
     def make_room(self, label: int) -> None:
-        """Make sure a slot is free: evict from a largest class, from ``label`` if it is one of them."""
+        """Make sure a slot is free: evict from a largest class.
+
+        It is ``label`` if that is one of them, else a random one.
+        """
         if self.free:
             return
         largest = self.largest()
         victims = [
             other for other, slots in self.by_class.items() if len(slots) == largest
         ]
-        self.release(
-            label
-            if label in victims
-            else victims[int(self.random.integers(len(victims)))]
-        )
+        if label in victims:
+            self.release(label)
+        else:
+            self.release(victims[int(self.random.integers(len(victims)))])
 
     def take(self, label: int) -> int:
         """Take a free slot for a memory of ``label``.
@@ -66,7 +73,8 @@ class Slots:
         """
         if not self.free:
             raise ValueError(
-                f"all {self.capacity} slots are taken; call make_room or release before take"
+                f"all {self.capacity} slots are taken; call make_room or release "
+                "before take"
             )
         slot = self.free.pop()
         self.by_class.setdefault(label, []).append(slot)
@@ -74,8 +82,8 @@ class Slots:
 
     def trim(self, quota: int) -> list[int]:
         """Shrink every class to the quota and return the freed slots."""
-        return [
-            self.release(label)
-            for label in self.by_class
-            for _ in range(max(0, self.count(label) - quota))
-        ]
+        freed = []
+        for label in self.by_class:
+            while self.count(label) > quota:
+                freed.append(self.release(label))
+        return freed

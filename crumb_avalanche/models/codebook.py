@@ -371,9 +371,7 @@ def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
 @torch.no_grad()
 def init_uniform_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries from ``U[0, 1)``, whatever the maps (Table 4, "Uniform init.")."""
-    values = torch.rand(
-        codebook.blocks.shape, generator=generator, dtype=torch.float32
-    )
+    values = torch.rand(codebook.blocks.shape, generator=generator, dtype=torch.float32)
     codebook.blocks.copy_(values)
 
 

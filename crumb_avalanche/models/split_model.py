@@ -1,14 +1,15 @@
-"""A CNN split into a frozen feature extractor F and plastic layers P, with a codebook between them.
+"""A CNN split into frozen F and plastic P, with a codebook between them.
 
-Paper: "Feature extraction and classification". F is never trained, and its batch-norm
-    statistics are frozen too.
+Paper: "Feature extraction and classification". The feature extractor F is never
+trained, and its batch-norm statistics are frozen too; the plastic layers P are the rest
+of the network.
 """
 
 import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +43,25 @@ from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
 
 def check_split_model(model: nn.Module, trainer: str) -> None:
-    """Raise TypeError unless a trainer was given a ``SplitModel``, not wrapped, whose weights are float32."""
+    """Raise unless a trainer was given a ``SplitModel`` as it is.
+
+    Raises:
+        TypeError: it is another model, is wrapped, or has weights that are not float32.
+    """
     if not isinstance(model, SplitModel):
-        cure = "build one with split_backbone(...) or split_at(network, node), and do not wrap it (as_multitask)"
         if isinstance(getattr(model, "_orig_mod", None), SplitModel):
-            cure = "give the model as it is; use_runtime(model, 'compiled') compiles F, which takes most of the time"
+            cure = (
+                "give the model as it is; use_runtime(model, 'compiled') compiles F, "
+                "which takes most of the time"
+            )
         elif isinstance(getattr(model, "module", None), SplitModel):
             cure = (
                 "give the model inside it: a stream is learned in order, on one device"
+            )
+        else:
+            cure = (
+                "build one with split_backbone(...) or split_at(network, node), and do "
+                "not wrap it (as_multitask)"
             )
         raise TypeError(
             f"{trainer} trains a SplitModel, not a {type(model).__name__}: {cure}"
@@ -66,6 +78,16 @@ def check_float32(network: nn.Module) -> None:
                 "or on the part that was converted; for a faster F and P call "
                 "model.set_precision('bf16')"
             )
+
+
+MapHooks: TypeAlias = "OrderedDict[int, Callable[[ForwardRecord], None]]"
+
+
+class FeatureMaps(Protocol):
+    """What keeps F's maps of images; see ``map_store.FeatureMemo``."""
+
+    def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the maps of images, ``(B, C, H, W)``; ``extract`` is F."""
 
 
 class SplitModel(nn.Module):
@@ -111,6 +133,9 @@ class SplitModel(nn.Module):
     """
 
     runtime: Runtime = TORCH
+    feature_scale: Tensor
+    pixel_mean: Tensor
+    pixel_std: Tensor
 
     def __init__(
         self,
@@ -135,47 +160,56 @@ class SplitModel(nn.Module):
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
         self.token_grid: tuple[int, int] | None = None
-        self._map_hooks: OrderedDict[int, Callable[[ForwardRecord], None]] = (
-            OrderedDict()
-        )
         self.stopwatch = Stopwatch()
-        self.feature_memo: Any = None
+        self.feature_memo: FeatureMaps | None = None
+        self._map_hooks: MapHooks = OrderedDict()
+        # Whether an image alone gets the bits that it gets in a batch; see extract.
         self._same_alone: dict[tuple, bool] = {}
+        # Whether float images were compared with the normalisation, which warns once.
         self._range_checked = False
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
-        for name, values in (
-            ("pixel_mean", IMAGENET_MEAN),
-            ("pixel_std", IMAGENET_STD),
-        ):
-            self.register_buffer(
-                name,
-                torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1),
-                persistent=False,
-            )
+        self._register_normalization("pixel_mean", IMAGENET_MEAN)
+        self._register_normalization("pixel_std", IMAGENET_STD)
         check_split_model(self, type(self).__name__)
-        device = next(
-            (weight.device for weight in self.parameters()), torch.device("cpu")
-        )
-        self.to(
-            device, memory_format=torch.channels_last
-        )  # half the time of NCHW on CPUs
-        try:
-            with torch.no_grad():
-                shape = self.feature_extractor(
-                    self.pixel_mean.new_zeros(1, 3, image_size, image_size)
-                ).shape
-        except RuntimeError as error:
-            raise ValueError(
-                f"the feature extractor cannot take images of {image_size} pixels ({error}); give another image_size"
-            ) from error
-        if len(shape) != 4:
-            raise ValueError(
-                f"the feature extractor gives {tuple(shape)} for one image; a feature map has four axes (B, C, H, W): "
-                "cut the network at a convolutional layer"
-            )
-        self.map_shape = tuple(shape[1:])
+        weights = next(self.parameters(), None)
+        device = torch.device("cpu") if weights is None else weights.device
+        # Channels-last takes half the time of NCHW on CPUs.
+        self.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.map_shape = self._measured_map_shape()
         head_outputs(plastic_layers, head)
         check_codebook(codebook, self.map_shape[0])
+
+    def _register_normalization(self, name: str, values: Sequence[float]) -> None:
+        """Register a number for each channel as a ``(1, 3, 1, 1)`` buffer.
+
+        It is not saved: it says how the user's images are normalised.
+        """
+        by_channel = torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1)
+        self.register_buffer(name, by_channel, persistent=False)
+
+    @torch.no_grad()
+    def _measured_map_shape(self) -> tuple[int, int, int]:
+        """Return the shape of F's map of one image, ``(C, H, W)``.
+
+        Raises:
+            ValueError: F cannot take the image, or does not give a map.
+        """
+        size = self.image_size
+        try:
+            maps = self.feature_extractor(self.pixel_mean.new_zeros(1, 3, size, size))
+        except RuntimeError as error:
+            raise ValueError(
+                f"the feature extractor cannot take images of {size} pixels ({error}); "
+                "give another image_size"
+            ) from error
+        if maps.dim() != 4:
+            raise ValueError(
+                f"the feature extractor gives {tuple(maps.shape)} for one image; a "
+                "feature map has four axes (B, C, H, W): cut the network at a "
+                "convolutional layer"
+            )
+        _, channels, height, width = maps.shape
+        return channels, height, width
 
     def train(self, mode: bool = True) -> "SplitModel":
         """Set the ``mode`` as ``nn.Module.train`` does; F stays in evaluation mode."""
@@ -184,10 +218,13 @@ class SplitModel(nn.Module):
         return self
 
     def _apply(self, fn, *arguments, **keywords):
-        if (dtype := fn(self.feature_scale).dtype) != torch.float32:
+        # torch moves and converts a module with this hook.
+        dtype = fn(self.feature_scale).dtype
+        if dtype != torch.float32:
             raise TypeError(
-                f"the weights of a {type(self).__name__} stay float32, which codes and sums need, so it cannot become "
-                f"{dtype}; for a faster F and P call set_precision('bf16')"
+                f"the weights of a {type(self).__name__} stay float32, which codes and "
+                f"sums need, so it cannot become {dtype}; for a faster F and P call "
+                "set_precision('bf16')"
             )
         super()._apply(fn, *arguments, **keywords)
         self.stopwatch.device = self.pixel_mean.device
@@ -201,16 +238,19 @@ class SplitModel(nn.Module):
         destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
-        # Files that are older than the flag hold calibrated models only.
+        # Weights of other programs are those of calibrated models.
         self.calibrated = bool(state_dict.pop(f"{prefix}calibrated", True))
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether the model needs no ``calibrate``: it was called, or the codebook was filled in another way."""
-        return self.calibrated or (
-            self.codebook is not None and bool(self.codebook.blocks.any())
-        )
+        """Whether the model needs no ``calibrate``.
+
+        It was called, or the codebook was filled in another way.
+        """
+        if self.calibrated:
+            return True
+        return self.codebook is not None and bool(self.codebook.blocks.any())
 
     @property
     def n_classes(self) -> int:
@@ -218,10 +258,11 @@ class SplitModel(nn.Module):
         return head_outputs(self.plastic_layers, self.head)
 
     def set_precision(self, precision: str) -> "SplitModel":
-        """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast. Codes, losses and weights stay float32.
+        """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast.
 
-        Warns if bf16 is slower on this device. A ``torch.autocast`` around the model
-        changes P alone: F's maps are kept in caches and memories.
+        Codes, losses and weights stay float32. Warns if bf16 is slower on this device. A
+        ``torch.autocast`` around the model changes P alone: F's maps are kept in caches
+        and memories.
 
         Raises:
             ValueError: another precision.
@@ -269,12 +310,21 @@ class SplitModel(nn.Module):
         Raises:
             RuntimeError: there are neither one nor three numbers.
         """
-        for buffer, values in ((self.pixel_mean, mean), (self.pixel_std, std)):
-            buffer.copy_(torch.as_tensor(values, dtype=torch.float32).view(1, -1, 1, 1))
+        mean_by_channel = torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
+        std_by_channel = torch.as_tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
+        self.pixel_mean.copy_(mean_by_channel)
+        self.pixel_std.copy_(std_by_channel)
         return self
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Convert normalised float ``images`` ``(B, 3, h, w)`` to ``uint8`` pixels; return ``uint8`` images unchanged.
+        """Take the normalisation of images back.
+
+        Args:
+            images: ``(B, 3, h, w)``, normalised floats, or ``uint8`` pixels, which are
+                returned as they are.
+
+        Returns:
+            ``(B, 3, h, w)`` ``uint8`` pixels.
 
         Raises:
             ValueError: a pixel is not between 0 and 255 if the normalisation is taken
@@ -284,17 +334,19 @@ class SplitModel(nn.Module):
             return images
         pixels = (images * self.pixel_std + self.pixel_mean) * 255
         low, high = torch.stack(pixels.aminmax()).tolist()
-        if not (low > -0.51 and high < 255.51):  # half a level is lost by rounding
-            means, deviations = rounded(self.pixel_mean), rounded(self.pixel_std)
+        is_in_range = low > -0.51 and high < 255.51  # half a level is lost by rounding
+        if not is_in_range:
             raise ValueError(
-                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for images normalised with mean {means} "
-                f"and deviation {deviations}: say how they are, with model.set_normalization(mean, std)"
+                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for "
+                f"images normalised with mean {rounded(self.pixel_mean)} and deviation "
+                f"{rounded(self.pixel_std)}: say how they are, with "
+                "model.set_normalization(mean, std)"
             )
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
-        """Run F: ``(B, C, H, W)`` float32 maps without the feature scale, channels-last in memory.
+        """Run F.
 
         On a CPU in float32, the map of an image has the same bits in any batch. It has
         others in another ``runtime``.
@@ -303,48 +355,61 @@ class SplitModel(nn.Module):
             images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats (see
                 ``set_normalization``).
 
+        Returns:
+            ``(B, C, H, W)`` float32 maps without the feature scale, channels-last in
+            memory.
+
         Raises:
             TypeError: the images are of another type.
             ValueError: the images do not have 3 channels.
         """
         if not (images.dtype == torch.uint8 or images.is_floating_point()):
             raise TypeError(
-                f"the images are {images.dtype}; give uint8 pixels, or normalised floats"
+                f"the images are {images.dtype}; give uint8 pixels, or normalised "
+                "floats"
             )
         if images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(
-                f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey images, repeat the channel in the "
-                "transform: transforms.Lambda(lambda image: image.expand(3, -1, -1)) after ToTensor()"
+                f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey "
+                "images, repeat the channel in the transform: "
+                "transforms.Lambda(lambda image: image.expand(3, -1, -1)) after "
+                "ToTensor()"
             )
         if images.dtype != torch.uint8 and not self._range_checked:
             self._range_checked = True
             warn_of_range(images, self.pixel_mean, self.pixel_std)
         with self.stopwatch.measure("features"):
-            if (
-                images.device.type != "cpu" or torch.jit.is_tracing()
-            ):  # which traces one batch for all
+            # Tracing records one batch for all.
+            if images.device.type != "cpu" or torch.jit.is_tracing():
                 return self._extract(images)
-            circumstances = self.precision, torch.get_num_threads(), str(self.runtime)
             return extract_in_parts(
-                self._extract, images, self._same_alone, circumstances
+                self._extract,
+                images,
+                same_alone=self._same_alone,
+                circumstances=(
+                    self.precision,
+                    torch.get_num_threads(),
+                    str(self.runtime),
+                ),
             )
 
     def _extract(self, images: Tensor) -> Tensor:
+        """Run F on ``(B, 3, h, w)`` images: ``(B, C, H, W)`` float32 maps."""
         images = self.normalized(images)
         with without_autocast(images.device), self.autocast():
             if self.runtime.run is not None:
                 return self.runtime.run(images).float()
-            return self.feature_extractor(
-                images.contiguous(memory_format=torch.channels_last)
-            ).float()
+            strided = images.contiguous(memory_format=torch.channels_last)
+            return self.feature_extractor(strided).float()
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Normalise ``(B, 3, h, w)`` ``uint8`` ``images`` to float32; others are normalised already."""
-        return (
-            (images.float() / 255 - self.pixel_mean) / self.pixel_std
-            if images.dtype == torch.uint8
-            else images.float()
-        )
+        """Normalise ``(B, 3, h, w)`` ``uint8`` images to float32.
+
+        Floats are normalised already.
+        """
+        if images.dtype != torch.uint8:
+            return images.float()
+        return (images.float() / 255 - self.pixel_mean) / self.pixel_std
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
@@ -366,85 +431,106 @@ class SplitModel(nn.Module):
         return self._scaled(maps)
 
     def _maps(self, images: Tensor) -> Tensor:
-        if images.shape[1] == self.map_shape[0] != 3:
+        """Return F's maps of images, which may be such maps already."""
+        channels = self.map_shape[0]
+        if channels != 3 and images.shape[1] == channels:
             return images
         if self.feature_memo is not None and images.dtype == torch.uint8:
             return self.feature_memo.maps(images, self.extract)
         return self.extract(images)
 
     def _scaled(self, maps: Tensor) -> Tensor:
-        # One pass over the memory if a cache gives half precision or another order of
-        # axes.
-        copied = maps.to(torch.float32, memory_format=torch.channels_last)
-        return (
-            copied * self.feature_scale
-            if copied is maps
-            else copied.mul_(self.feature_scale)
-        )
+        """Multiply F's maps by the feature scale, in float32, channels-last."""
+        converted = maps.to(torch.float32, memory_format=torch.channels_last)
+        if converted is maps:
+            return converted * self.feature_scale
+        # A copy already, of a cache's half precision or other strides.
+        return converted.mul_(self.feature_scale)
 
     def places(self, maps: Tensor) -> Tensor:
-        """Return the part of ``(B, C, H, W)`` ``maps`` that is a grid on the image, without class token, registers."""
+        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image.
+
+        Class token and registers, which come before the patches, are left out.
+        """
         if self.token_grid is None:
             return maps
-        return maps[:, :, -math.prod(self.token_grid) :, 0].unflatten(
-            2, self.token_grid
-        )
+        n_patches = math.prod(self.token_grid)
+        patches_bcn = maps[:, :, -n_patches:, 0]
+        return patches_bcn.unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
-        """Encode ``feature_map``, ``(B, C, H, W)``, as codes ``(B, G, H, W)``; ``usable`` as in ``Codebook.encode``.
-
-        Raises:
-            ValueError: all rows of the codebook are zero, or the codebook or the map is
-                not finite.
-        """
+        """Encode a feature map with the codebook; see ``Codebook.encode``."""
+        assert self.codebook is not None, "the model has a codebook"
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map, usable)
 
     def classify(self, feature_map: Tensor) -> Tensor:
-        """Run P: logits ``(B, classes)`` float32 of ``feature_map``, ``(B, C, H, W)``."""
+        """Run P on a map, ``(B, C, H, W)``: logits, ``(B, classes)`` float32."""
         with self.stopwatch.measure("plastic"), self.autocast():
-            return classify_in_parts(
-                self.plastic_layers, feature_map, self.training
-            ).float()
+            logits = classify_in_parts(self.plastic_layers, feature_map, self.training)
+            return logits.float()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits ``(B, classes)`` float32 of ``images``, through the codebook or not as the two settings say.
+        """Compute logits, through the codebook or not.
+
+        Which of the two, ``quantized_training`` and ``quantized_evaluation`` say.
+
+        Args:
+            images: as for ``features``.
+
+        Returns:
+            ``(B, classes)`` float32.
 
         Raises:
             ValueError: see ``features`` and ``encode``.
         """
         with torch.no_grad():
             maps = self._maps(images)
-            feature_map = self._scaled(maps)
-        quantized = (
-            self.quantized_training if self.training else self.quantized_evaluation
-        )
+            feature_map = self._scaled(maps)  # Z
         codes = None
-        if not quantized or self.codebook is None:
-            check_maps(maps, images)
+        if self.codebook is not None and self._is_quantized:
+            codes = self._encode_checked(maps, feature_map, images)
         else:
-            try:
-                codes = self.encode(
-                    feature_map, usable(maps)
-                )  # one wait for a GPU, not one more for the maps
-            except ValueError:
-                check_maps(maps, images)
-                raise
+            check_maps(maps, images)
         if self.training and self._map_hooks:
-            record = ForwardRecord(images, feature_map, codes)
+            record = ForwardRecord(images=images, feature_map=feature_map, codes=codes)
             for hook in tuple(self._map_hooks.values()):
                 hook(record)
-        return self.classify(
-            feature_map if codes is None else self.codebook.decode(codes)
-        )
+        if self.codebook is None or codes is None:
+            return self.classify(feature_map)
+        return self.classify(self.codebook.decode(codes))  # of Z~
+
+    @property
+    def _is_quantized(self) -> bool:
+        """Whether a forward pass in the present mode takes the codebook."""
+        if self.training:
+            return self.quantized_training
+        return self.quantized_evaluation
+
+    def _encode_checked(
+        self, maps: Tensor, feature_map: Tensor, images: Tensor
+    ) -> Tensor:
+        """Encode a feature map, and check the unscaled ``maps`` with one wait for a GPU.
+
+        Raises:
+            BadFeaturesError: the maps of an image are not finite or too large.
+            ValueError: see ``encode``.
+        """
+        try:
+            return self.encode(feature_map, usable(maps))
+        except ValueError:
+            check_maps(maps, images)
+            raise
 
     def register_map_hook(
         self, hook: Callable[[ForwardRecord], None]
     ) -> RemovableHandle:
-        """Call ``hook`` with the ``ForwardRecord`` of every forward pass in training mode.
+        """Call ``hook`` with the record of every forward pass in training mode.
 
-        Returns a handle, whose ``remove()`` removes the hook. Copies of the model have
-        no hooks.
+        Copies of the model have no hooks.
+
+        Returns:
+            A handle, whose ``remove()`` removes the hook.
         """
         handle = RemovableHandle(self._map_hooks)
         self._map_hooks[handle.id] = hook
@@ -452,25 +538,25 @@ class SplitModel(nn.Module):
 
     @float32_by_default()
     def reset_head(self, n_classes: int) -> None:
-        """Replace the head by a new one of ``n_classes`` outputs, before streaming; draws from torch's global RNG."""
+        """Replace the head by a new one of ``n_classes`` outputs, before streaming.
+
+        Draws from torch's global RNG.
+        """
         check_count("n_classes", n_classes)
-        new = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
-        parent, _, name = self.head.rpartition(".")
-        owner = self.plastic_layers.get_submodule(parent)
-        # setattr also registers under names such as "1" of an nn.Sequential
-        setattr(
-            owner,
-            name,
-            new.to(self.pixel_mean.device, memory_format=torch.channels_last),
-        )
+        head = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
+        head = head.to(self.pixel_mean.device, memory_format=torch.channels_last)
+        parent_name, _, name = self.head.rpartition(".")
+        parent = self.plastic_layers.get_submodule(parent_name)
+        setattr(parent, name, head)  # also under names such as "1" of an nn.Sequential
 
     @torch.no_grad()
     def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
-        """Scale the maps so that their positive values have the standard deviation ``REFERENCE_SCALE``.
+        """Scale the maps to the spread that the codebook's settings are made for.
 
-        Multiplies F's output by ``k``, and the biases of P below the head: every
-        activation of convolutions, ReLUs and pools up to the head is multiplied by
-        ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
+        Their positive values get the standard deviation ``REFERENCE_SCALE``. F's output
+        is multiplied by a factor ``k``, and so are the biases of P below the head: then
+        every activation of convolutions, ReLUs and pools up to the head is multiplied
+        by ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
 
         Args:
             maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of
@@ -484,12 +570,11 @@ class SplitModel(nn.Module):
         Raises:
             ValueError: the maps are constant.
         """
-        if not any(True for _ in self.feature_extractor.parameters()):
-            # the whole network is plastic and takes images, whose spread is known
+        if next(self.feature_extractor.parameters(), None) is None:
+            # The whole network is plastic and takes images, whose spread is known.
             return 1.0
-        factor = scale_of(
-            maps, self.plastic_layers, self.head, maps if whole is None else whole
-        )
+        complete = maps if whole is None else whole
+        factor = scale_of(maps, self.plastic_layers, self.head, complete)
         if factor != 1.0:
             multiply_biases(self.plastic_layers, self.head, factor)
             self.feature_scale.mul_(factor)
