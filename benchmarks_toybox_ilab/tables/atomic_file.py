@@ -130,7 +130,7 @@ def check_replaceable(path: Path) -> os.stat_result | None:
     return status
 
 
-def remove_abandoned(folder: str | os.PathLike) -> None:
+def remove_abandoned(folder: str | Path) -> None:
     """Remove the unfinished files of killed writers in a folder and below it."""
     for parent, _, names in os.walk(Path(folder)):
         for name in names:

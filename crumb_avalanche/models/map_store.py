@@ -1,4 +1,7 @@
-"""Feature maps F(x) that are kept, as F is frozen: those of a stream in a file, those of a replay buffer in memory."""
+"""Feature maps F(x) that are kept, as F is frozen.
+
+Those of a stream are kept in a file, those of a replay buffer in memory.
+"""
 
 import hashlib
 import math
@@ -40,7 +43,9 @@ class MapDataset(Dataset):
     """Data set of ``(map, label)`` pairs of some rows of a store."""
 
     def __init__(self, store: "MapStore", rows: np.ndarray, labels: list[int]):
-        self.store, self.rows, self.targets = store, rows, labels
+        self.store = store
+        self.rows = rows
+        self.targets = labels
 
     def __len__(self):
         return len(self.rows)
@@ -50,9 +55,9 @@ class MapDataset(Dataset):
 
 
 class MapStore:
-    """Store the maps of ``count`` images in one file: an entry with a checksum of each map, and the maps.
+    """Store the maps of ``count`` images in one file.
 
-    The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of
+    First stands an entry for each map, with its checksum, then the maps. The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of
     that at half precision; it is sparse until filled. Its name is a hash of everything
     that decides F(x); see ``map_key``. Maps are stored before the feature scale.
     Several processes may fill one store at the same time. Every reading verifies a
@@ -92,22 +97,25 @@ class MapStore:
         progress: bool = True,
         half: bool = False,
     ):
-        self.model, self.workers, self.progress = model, workers, progress
+        self.model = model
+        self.workers = workers
+        self.progress = progress
         self.path = Path(folder) / f"{map_key(model, count, key, half)}.maps"
         self.count = count
         self.shape = tuple(model.map_shape)
+        self.half = half
         self.dtype = np.dtype(np.float16 if half else np.float32)
         self.bytes_per_map = math.prod(self.shape) * self.dtype.itemsize
         self.seconds = 0.0
-        self.filled = self.damaged = 0
+        self.filled = 0
+        self.damaged = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._writing():
             with open(self.path, "ab") as file:  # new files and lost ends are zeros
                 file.truncate(count * (ENTRY_BYTES + self.bytes_per_map))
             self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
-        self._verified = np.zeros(
-            count, np.uint64
-        )  # entries of the maps that this process has verified, else 0
+        # Entries of the maps that this process has verified, 0 for others.
+        self._verified = np.zeros(count, np.uint64)
 
     def __enter__(self) -> "MapStore":
         return self
@@ -133,51 +141,62 @@ class MapStore:
             yield
         except OSError as error:
             raise FeatureCacheError(
-                f"{self.path} cannot be written ({error.strerror or error}); make room there, or choose another "
-                "--feature-cache; the maps written so far are kept"
+                f"{self.path} cannot be written ({error.strerror or error}); make room "
+                "there, or choose another --feature-cache; the maps written so far are "
+                "kept"
             ) from error
 
-    def _place(self, row: int) -> int:
-        """Return where the map of a row begins in the file."""
+    def _offset(self, row: int) -> int:
+        """Return the byte of the file at which the map of a row begins."""
         return self.count * ENTRY_BYTES + int(row) * self.bytes_per_map
 
-    def _read_into(self, values: np.ndarray, place: int) -> int:
-        """Fill an array from the file; return the number of bytes read, fewer at its end."""
-        if hasattr(
-            os, "preadv"
-        ):  # leaves alone the position in the file, which forked loader processes share
-            return os.preadv(self._file.fileno(), [values.data], place)
-        self._file.seek(place)
+    def _read_into(self, values: np.ndarray, offset: int) -> int:
+        """Fill an array from the file; return the number of bytes read.
+
+        They are fewer at the end of the file.
+        """
+        if hasattr(os, "preadv"):
+            # It leaves alone the position in the file, which forked loader processes
+            # share.
+            return os.preadv(self._file.fileno(), [values.data], offset)
+        self._file.seek(offset)
         return self._file.readinto(values.data)
 
-    def _write_at(self, values: np.ndarray, place: int) -> None:
+    def _write_at(self, values: np.ndarray, offset: int) -> None:
         """Write a contiguous array; after an error, a part may be written."""
-        rest = values.data.cast("B")
+        remaining = values.data.cast("B")
         with self._writing():
-            self._file.seek(place)
-            while rest:  # a nearly full disk takes a part first
-                rest = rest[self._file.write(rest) :]
+            self._file.seek(offset)
+            while remaining:  # a nearly full disk takes a part first
+                written = self._file.write(remaining)
+                remaining = remaining[written:]
 
-    def _entries(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return the entries of some rows, default of all; 0 where a map is missing, as beyond the file's end."""
-        first, end = (
-            (0, self.count) if rows is None else (int(rows.min()), int(rows.max()) + 1)
-        )
-        span = np.zeros(end - first, np.uint64)
-        self._read_into(span, first * ENTRY_BYTES)
-        return span if rows is None else span[rows - first]
+    def _all_entries(self) -> np.ndarray:
+        """Return the entries of all maps, ``(count,)`` uint64; 0 if one is missing."""
+        entries = np.zeros(self.count, np.uint64)
+        self._read_into(entries, 0)  # a file that was cut off leaves zeros
+        return entries
+
+    def _entries(self, rows: np.ndarray) -> np.ndarray:
+        """Return the entries of ``(n,)`` rows, uint64; 0 where a map is missing."""
+        first = int(rows.min())
+        entries = np.zeros(int(rows.max()) + 1 - first, np.uint64)
+        self._read_into(entries, first * ENTRY_BYTES)
+        return entries[rows - first]
 
     def _set_entry(self, row: int, entry: int) -> None:
         self._write_at(np.array([entry], np.uint64), int(row) * ENTRY_BYTES)
 
     def present(self) -> np.ndarray:
         """Return whether each map is stored, ``(count,)`` bool."""
-        return self._entries() != 0
+        return self._all_entries() != 0
 
     def dataset(
         self, images: Dataset, rows: np.ndarray, labels: list[int]
     ) -> MapDataset:
-        """Return the maps of a data set of images, ``(C, H, W)``; computes those that are missing or damaged.
+        """Return the maps of a data set of images, ``(C, H, W)`` each.
+
+        Those that are missing or damaged are computed.
 
         Args:
             images: items ``(image, ...)``, images as for ``SplitModel.extract``.
@@ -191,161 +210,198 @@ class MapStore:
         """
         self._verify(rows)
         while len(missing := np.flatnonzero(~self.present()[rows])):
-            needed, free = (
-                len(missing) * self.bytes_per_map,
-                shutil.disk_usage(self.path.parent).free,
-            )
-            if needed > free:  # said before anything is computed
-                raise FeatureCacheError(
-                    f"the feature cache in {self.path.parent} needs {readable_size(needed)} more for {len(missing)} "
-                    f"images, but {readable_size(free)} are free; choose another folder, keep it at half precision, or go "
-                    "without it"
-                )
+            self._check_room(len(missing))  # before anything is computed
             start = time.perf_counter()
             self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
             self._verify(rows)  # other processes may have computed some
         return MapDataset(self, rows, labels)
 
-    def read(self, row: int) -> Tensor:
-        """Read and verify the map of a row, ``(C, H, W)``; FeatureCacheError if it was damaged since ``dataset``."""
-        values = np.empty(self.shape, self.dtype)
-        read = self._read_into(values, self._place(row))
-        if read < self.bytes_per_map or _entry(values) != (
-            self._verified[row] or self._entries(np.array([row]))[0]
-        ):
-            what = "truncated" if read < self.bytes_per_map else "damaged"
+    def _check_room(self, count: int) -> None:
+        """Raise FeatureCacheError if the disk has too little room for more maps."""
+        needed = count * self.bytes_per_map
+        free = shutil.disk_usage(self.path.parent).free
+        if needed > free:
             raise FeatureCacheError(
-                f"{self.path} was {what} while in use (map {row}); start the same command again, which computes "
-                "missing and damaged maps again"
+                f"the feature cache in {self.path.parent} needs "
+                f"{readable_size(needed)} more for {count} images, but "
+                f"{readable_size(free)} are free; choose another folder, keep it at "
+                "half precision, or go without it"
             )
+
+    def read(self, row: int) -> Tensor:
+        """Read and verify the map of a row, ``(C, H, W)``.
+
+        Raises:
+            FeatureCacheError: it was damaged since ``dataset``.
+        """
+        values = np.empty(self.shape, self.dtype)
+        n_read = self._read_into(values, self._offset(row))
+        if n_read < self.bytes_per_map:
+            raise self._changed("truncated", row)
+        expected = self._verified[row] or self._entries(np.array([row]))[0]
+        if _entry(values) != expected:
+            raise self._changed("damaged", row)
         return torch.from_numpy(values)
 
+    def _changed(self, how: str, row: int) -> FeatureCacheError:
+        return FeatureCacheError(
+            f"{self.path} was {how} while in use (map {row}); start the same command "
+            "again, which computes missing and damaged maps again"
+        )
+
     def _verify(self, rows: np.ndarray) -> None:
-        """Compare maps not yet verified by this process with their checksums; damaged ones count as missing then."""
+        """Compare maps not yet verified by this process with their checksums.
+
+        Damaged ones count as missing then.
+        """
         values = np.empty(self.shape, self.dtype)
-        entries = self._entries()
-        damaged = 0
-        for row in rows[(self._verified[rows] == 0) & (entries[rows] != 0)]:
-            self._read_into(values, self._place(row))
+        entries = self._all_entries()
+        is_new = (self._verified[rows] == 0) & (entries[rows] != 0)
+        n_damaged = 0
+        for row in rows[is_new]:
+            self._read_into(values, self._offset(row))
             if _entry(values) == entries[row]:
                 self._verified[row] = entries[row]
             else:
-                damaged += 1
+                n_damaged += 1
                 self._set_entry(row, 0)
-        if damaged:
-            self.damaged += damaged
+        if n_damaged:
+            self.damaged += n_damaged
             warnings.warn(
-                f"{damaged} of {len(rows)} maps in {self.path} are damaged; they are computed again",
+                f"{n_damaged} of {len(rows)} maps in {self.path} are damaged; they are "
+                "computed again",
                 stacklevel=3,
             )
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        taken: deque[np.ndarray] = (
-            deque()
-        )  # rows of the batches that the loader has drawn
+        """Compute the maps of images and write them to ``rows``."""
+        drawn: deque[np.ndarray] = deque()  # rows of the batches that the loader drew
         # A loader draws a seed; with a generator of its own, filling leaves the global
         # RNG state unchanged.
         loader = DataLoader(
             images,
-            batch_sampler=self._batches(rows, taken),
+            batch_sampler=self._batches(rows, drawn),
             num_workers=self.workers,
             generator=torch.Generator(),
         )
-        device, largest = self.model.pixel_mean.device, np.finfo(self.dtype).max
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
-            for image, *_ in loader:
-                batch = taken.popleft()
-                extracted = self.model.extract(image.to(device)).cpu()
-                check_maps(extracted, image)
-                maps = extracted.numpy()
-                if np.abs(maps).max() > largest:
-                    raise FeatureCacheError(
-                        f"a feature map has a value of {np.abs(maps).max():.0f}, but half precision ends at "
-                        f"{largest:.0f}; keep the cache in single precision"
-                    )
-                for row, values in zip(batch, maps.astype(self.dtype), strict=True):
+            for batch, *_ in loader:
+                batch_rows = drawn.popleft()
+                maps = self._stored_maps(batch)
+                for row, values in zip(batch_rows, maps, strict=True):
                     self._write(int(row), np.ascontiguousarray(values))
-                self.filled += len(batch)
-                bar.update(len(batch))
+                self.filled += len(batch_rows)
+                bar.update(len(batch_rows))
             bar.total = bar.n  # other processes computed the rest
 
-    def _batches(
-        self, rows: np.ndarray, taken: deque[np.ndarray]
-    ) -> Iterator[list[int]]:
-        """Yield the places of the rows whose maps are missing at the time of the batch, in a random order of batches.
+    def _stored_maps(self, images: Tensor) -> np.ndarray:
+        """Compute the maps of a batch in the type in which they are stored.
 
-        So processes that fill one store at the same time share the work; the same
-        images make a batch in each.
+        Raises:
+            FeatureCacheError: a value does not fit into float16.
+            BadFeaturesError: a map is not finite or too large.
         """
-        for start in np.random.default_rng().permutation(
-            np.arange(0, len(rows), FILL_BATCH)
-        ):
-            places = np.arange(start, min(start + FILL_BATCH, len(rows)))
-            places = places[self._entries(rows[places]) == 0]
-            if len(places):
-                taken.append(rows[places])
-                yield places.tolist()
+        extracted = self.model.extract(images.to(self.model.pixel_mean.device)).cpu()
+        check_maps(extracted, images)
+        maps = extracted.numpy()
+        highest = np.abs(maps).max()
+        limit = float(np.finfo(np.float16 if self.half else np.float32).max)
+        if highest > limit:
+            raise FeatureCacheError(
+                f"a feature map has a value of {highest:.0f}, but half precision ends "
+                f"at {limit:.0f}; keep the cache in single precision"
+            )
+        return maps.astype(self.dtype)
+
+    def _batches(
+        self, rows: np.ndarray, drawn: deque[np.ndarray]
+    ) -> Iterator[list[int]]:
+        """Yield positions in ``rows`` of maps that are missing when the batch is drawn.
+
+        Batches come in a random order, so processes that fill one store at the same
+        time share the work; the same images make a batch in each.
+
+        Args:
+            rows: ``(n,)`` row numbers.
+            drawn: receives the rows of each batch.
+        """
+        starts = np.arange(0, len(rows), FILL_BATCH)
+        for start in np.random.default_rng().permutation(starts):
+            positions = np.arange(start, min(start + FILL_BATCH, len(rows)))
+            missing = positions[self._entries(rows[positions]) == 0]
+            if len(missing):
+                drawn.append(rows[missing])
+                yield missing.tolist()
 
     def _write(self, row: int, values: np.ndarray) -> None:
+        """Write the map of a row, unless another process wrote it."""
         # On some devices the same map has other bits in another batch: the first
         # process to write it is right.
         if self._entries(np.array([row]))[0]:
             return
         entry = _entry(values)
-        self._write_at(values, self._place(row))
-        self._set_entry(
-            row, entry
-        )  # after the map: a run that is cut off in between leaves a missing map
+        self._write_at(values, self._offset(row))
+        # After the map: a run that is cut off in between leaves a missing map.
+        self._set_entry(row, entry)
         self._verified[row] = entry
 
 
 def _entry(values: np.ndarray) -> int:
-    """Entry of a map in the file."""
-    return WRITTEN | zlib.crc32(values)
+    """Return the entry of a map in the file: that it is written, and its checksum."""
+    return WRITTEN | zlib.crc32(values.data)
 
 
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
-    """Return 24 hexadecimal digits of a SHA-256 over everything that decides the maps of ``count`` images."""
+    """Return a name for everything that decides the maps of ``count`` images.
+
+    It is 24 hexadecimal digits of a SHA-256.
+    """
     network = model.feature_extractor
     # Layers and code of traced parts, besides weights, whose hash does not cover layers
     # without any.
-    parts = [weights_hash(network), repr(network)]
-    parts += [part.code for part in network.modules() if isinstance(part, GraphModule)]
-    parts += [
-        "eager" if model.runtime.name == "torch" else str(model.runtime),
+    traced = [part.code for part in network.modules() if isinstance(part, GraphModule)]
+    runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
+    shape = (count, *model.map_shape)
+    mean = model.pixel_mean.flatten().tolist()
+    std = model.pixel_std.flatten().tolist()
+    device = model.pixel_mean.device.type
+    lines = [
+        weights_hash(network),
+        repr(network),
+        *traced,
+        runtime,
         model.precision,
-    ]
-    normalisation = [
-        one.flatten().tolist() for one in (model.pixel_mean, model.pixel_std)
-    ]
-    parts += [
-        f"{model.pixel_mean.device.type} {(count, *model.map_shape)} {normalisation} {half}",
+        f"{device} {shape} {[mean, std]} {half}",
         key,
     ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:24]
 
 
 def files_key(paths: Iterable[str | os.PathLike]) -> str:
-    """Return a SHA-256 over names below their common folder, sizes and modification times of files, in their order."""
+    """Return a SHA-256 that changes when one of some files does, without reading them.
+
+    It covers names below their common folder, sizes and modification times, in the
+    order of the files.
+    """
     files = [Path(path) for path in paths]
     common = os.path.commonpath(files) if files else ""
     digest = hashlib.sha256()
     for path in files:
-        state = path.stat()
-        digest.update(
-            f"{os.path.relpath(path, common)}|{state.st_size}|{state.st_mtime_ns}\n".encode()
-        )
+        status = path.stat()
+        name = os.path.relpath(path, common)
+        line = f"{name}|{status.st_size}|{status.st_mtime_ns}\n"
+        digest.update(line.encode())
     return digest.hexdigest()
 
 
-USUAL_CAPACITY = 512
+USUAL_CAPACITY = 512  # maps
 
 
 class FeatureMemo:
-    """Least-recently-used cache of the feature maps of ``uint8`` images, looked up by the images' content.
+    """Least-recently-used cache of the feature maps of ``uint8`` images.
 
-    A ``MapStore`` holds maps of the stream's images only; this one serves the images of
+    They are looked up by the content of the image. A ``MapStore`` holds maps of the stream's images only; this one serves the images of
     a replay buffer where runs are compared, and is not part of a method's memory. On a
     CPU an image passes F alone, so that its map does not depend on its batch. It keeps
     ``capacity`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13).
@@ -357,7 +413,8 @@ class FeatureMemo:
 
     def __init__(self, capacity: int = USUAL_CAPACITY):
         self.capacity = capacity
-        self.found = self.computed = 0
+        self.found = 0
+        self.computed = 0
         self._maps: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __getstate__(self):
@@ -368,29 +425,50 @@ class FeatureMemo:
         self._maps.clear()
 
     def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the maps of ``(B, 3, h, w)`` ``uint8`` images, ``(B, C, H, W)``; ``extract`` is F."""
+        """Return the maps of images, computing those that are not cached.
+
+        Args:
+            images: ``(B, 3, h, w)`` ``uint8``.
+            extract: F.
+
+        Returns:
+            ``(B, C, H, W)``, channels-last in memory.
+        """
         pixels = images.cpu().contiguous().numpy()
-        keys = [hashlib.blake2b(one.data, digest_size=16).digest() for one in pixels]
-        missing = {
-            key: place
-            for place, key in reversed([*enumerate(keys)])
-            if key not in self._maps
-        }
-        self.computed += len(missing)
-        self.found += len(keys) - len(missing)
-        places = torch.tensor(sorted(missing.values()), dtype=torch.int64)
-        for some in (
-            places.split(1 if images.device.type == "cpu" else len(places))
-            if missing
-            else ()
-        ):
-            for place, one in zip(some.tolist(), extract(images[some])):
-                self._maps[keys[place]] = (
-                    one if len(some) == 1 else one.clone()
-                )  # a view would keep all the others
+        keys = [_content_key(image) for image in pixels]
+        first_position: dict[bytes, int] = {}
+        for position, key in enumerate(keys):
+            if key not in self._maps:
+                first_position.setdefault(key, position)
+        self.computed += len(first_position)
+        self.found += len(keys) - len(first_position)
+        if first_position:
+            positions = list(first_position.values())
+            self._compute(keys, positions, images, extract)
         for key in keys:
             self._maps.move_to_end(key)
-        found = torch.stack([self._maps[key] for key in keys])
+        maps = torch.stack([self._maps[key] for key in keys])
         while len(self._maps) > self.capacity:
             self._maps.popitem(last=False)
-        return found.contiguous(memory_format=torch.channels_last)
+        return maps.contiguous(memory_format=torch.channels_last)
+
+    def _compute(
+        self,
+        keys: list[bytes],
+        positions: list[int],
+        images: Tensor,
+        extract: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Compute and cache the maps of the images at some positions of a batch."""
+        index = torch.tensor(positions, dtype=torch.int64)
+        batch_size = 1 if images.device.type == "cpu" else len(index)
+        for batch in index.split(batch_size):
+            for position, values in zip(batch.tolist(), extract(images[batch])):
+                # A view of a batch would keep all its maps.
+                is_alone = len(batch) == 1
+                self._maps[keys[position]] = values if is_alone else values.clone()
+
+
+def _content_key(image: np.ndarray) -> bytes:
+    """Return 16 bytes that stand for the pixels of an image."""
+    return hashlib.blake2b(image.data, digest_size=16).digest()

@@ -13,7 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, TypeGuard
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class Header:
 
 
 def write_safetensors(
-    file: BinaryIO, tensors: Mapping[str, Tensor], metadata: dict[str, str]
+    file: IO[bytes], tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> None:
     """Write tensors and texts to a file that is open for writing.
 
@@ -228,7 +228,7 @@ def _is_of_texts(metadata: Any) -> bool:
     )
 
 
-def _are_counts(values: Any) -> bool:
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
     """Whether values are a list of whole numbers from 0 that torch can hold."""
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**63 for value in values
