@@ -1,1 +1,1 @@
-"""Atomic and tensor files, locks, processes, progress bars, RNG states, ranges of settings: what knows no network."""
+"""What knows no network: files, locks, processes, RNG states, ranges of settings."""

@@ -1,4 +1,4 @@
-"""This process: device, CPU threads, random number generators, and whether the C library keeps freed memory.
+"""This process: device, CPU threads, random number generators, freed memory.
 
 Importing this file does not import torch, whose threads have settings to be made
 before.
@@ -17,7 +17,7 @@ SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
 
 
 def limit_openmp_spin() -> None:
-    """Let waiting threads of torch sleep after a short spin. Call before torch is imported.
+    """Let waiting threads of torch sleep after a short spin; call before its import.
 
     By default libgomp spins for milliseconds. Where other programs keep the cores busy,
     the thread that is waited for is not scheduled meanwhile, and two threads are
@@ -31,7 +31,9 @@ def limit_openmp_spin() -> None:
 # From malloc.h. A block of M_MMAP_THRESHOLD bytes or more is a mapping of its own and
 # returns to the system when freed; so does free memory above M_TRIM_THRESHOLD bytes at
 # the end of the heap.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+KEPT_BYTES = 512 * 2**20
 
 
 def check_device(name: str) -> None:
@@ -50,12 +52,16 @@ def check_device(name: str) -> None:
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(
-            f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; give --device cpu"
+            f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; "
+            "give --device cpu"
         )
 
 
 def set_up_process(threads: int, seed: int) -> None:
-    """Set CPU threads, 0 for one per core, and all global seeds; let the allocator keep memory for the next batch."""
+    """Set CPU threads, 0 for one per core, and all global seeds.
+
+    The allocator keeps memory for the next batch; see ``keep_freed_memory``.
+    """
     import numpy as np
     import torch
 
@@ -67,26 +73,26 @@ def set_up_process(threads: int, seed: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library reuse freed blocks for the rest of the process instead of returning them to the system.
+    """Let the C library reuse freed blocks instead of returning them to the system.
 
-    A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for
+    That holds for the rest of the process. A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for
     each tensor of that size, which the system clears page by page: reading maps from a
     cache takes twice as long. Blocks above 512 MB are still returned, and so is free
     memory above it; without glibc nothing changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
-            ctypes.CDLL("libc.so.6").mallopt(setting, 512 * 2**20)
+            ctypes.CDLL("libc.so.6").mallopt(setting, KEPT_BYTES)
 
 
 def return_freed_memory() -> None:
-    """Return the C library's free memory to the system; without glibc nothing changes."""
+    """Return the C library's free memory to the system, where it is glibc."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def cpu_name() -> str:
-    """Return the model of this machine's CPU and the widest instructions that torch uses on it."""
+    """Return the model of this machine's CPU, and torch's widest instructions on it."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -119,23 +125,28 @@ def float32_by_default() -> Iterator[None]:
 
 
 def get_rng_state() -> dict:
-    """Return the RNG state as plain values and tensors; of GPUs only if this process uses one."""
+    """Return the RNG state as plain values and tensors.
+
+    That of GPUs is part of it only if this process uses one: to ask would initialise
+    them all.
+    """
     import numpy as np
     import torch
 
-    devices = range(
-        torch.cuda.device_count() if torch.cuda.is_initialized() else 0
-    )  # to ask would initialise them all
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
-        "cuda": [torch.cuda.get_rng_state(device) for device in devices],
+        "cuda": [torch.cuda.get_rng_state(device) for device in range(n_gpus)],
     }
 
 
 def set_rng_state(state: dict) -> None:
-    """Restore what ``get_rng_state`` returned; states of GPUs that are absent are skipped with a warning."""
+    """Restore what ``get_rng_state`` returned.
+
+    States of GPUs that are absent are skipped with a warning.
+    """
     import numpy as np
     import torch
 
@@ -146,8 +157,9 @@ def set_rng_state(state: dict) -> None:
     present = torch.cuda.device_count() if saved else 0
     if saved > present:
         warnings.warn(
-            f"the RNG state is of {saved} GPUs, but {present} are here: the others are skipped, so random numbers "
-            f"differ from then on; use {saved} GPUs to reproduce them",
+            f"the RNG state is of {saved} GPUs, but {present} are here: the others are "
+            f"skipped, so random numbers differ from then on; use {saved} GPUs to "
+            "reproduce them",
             stacklevel=2,
         )
     for device, cuda_state in zip(range(present), state["cuda"]):

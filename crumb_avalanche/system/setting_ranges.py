@@ -1,10 +1,12 @@
-"""Settings whose types carry their range: ``rate: Positive``. A range is checked where a value is given, once.
+"""Settings whose types carry their range, which is checked where a value is given.
 
-@dataclass(frozen=True)
-class ReplaySettings(InRange):
-    compared: Count = 10
-    momentum: Share = 0.9
-    covariance: Literal["class", "common"] = "class"
+::
+
+    @dataclass(frozen=True)
+    class ReplaySettings(InRange):
+        compared: Count = 10
+        momentum: Share = 0.9
+        covariance: Literal["class", "common"] = "class"
 """
 
 import math
@@ -24,10 +26,9 @@ from typing import (
     get_type_hints,
 )
 
-HIGHEST_COUNT, HIGHEST_NUMBER = (
-    10**6,
-    1e9,
-)  # where a type says nothing else: all settings are finite and bounded
+# Where a type says nothing else: all settings are finite and bounded.
+HIGHEST_COUNT = 10**6
+HIGHEST_NUMBER = 1e9
 HIGHEST_SHOWN = 999  # limits above concern nobody but who exceeds them
 
 
@@ -49,38 +50,34 @@ class Range:
 
     def problem(self, value: float) -> str:
         """Return which values are accepted, if this one is not; else an empty text."""
-        usual = HIGHEST_NUMBER if isinstance(value, float) else HIGHEST_COUNT
-        most = usual if self.most is None else self.most
-        least = -most if self.least is None else self.least
         if not math.isfinite(value):
             return "a finite number"
-        high = value >= most if self.below else value > most
-        low = value <= least if self.above else value < least
-        if not low and not high:
+        if self.most is not None:
+            most = self.most
+        elif isinstance(value, float):
+            most = HIGHEST_NUMBER
+        else:
+            most = HIGHEST_COUNT
+        least = -most if self.least is None else self.least
+        is_high = value >= most if self.below else value > most
+        is_low = value <= least if self.above else value < least
+        if not is_low and not is_high:
             return ""
         upper = f"less than {most:,}" if self.below else f"{most:,} or less"
-        if self.least is None:
-            return upper if high else f"{least:,} or more"
         lower = f"more than {least:,}" if self.above else f"{least:,} or more"
-        return (
-            f"{lower}, but {upper}"
-            if self.most is not None and most <= HIGHEST_SHOWN
-            else upper
-            if high
-            else lower
-        )
+        has_both = self.least is not None and self.most is not None
+        if has_both and most <= HIGHEST_SHOWN:
+            return f"{lower}, but {upper}"
+        return upper if is_high else lower
 
     def __repr__(self) -> str:
         """Say the range in the help of a command."""
-        lower = (
-            ""
-            if self.least is None
-            else f"{'>' if self.above else '>='} {self.least:g}"
-        )
-        upper = (
-            "" if self.most is None else f"{'<' if self.below else '<='} {self.most:g}"
-        )
-        return ", ".join(filter(None, [lower, upper]))
+        limits = []
+        if self.least is not None:
+            limits.append(f"{'>' if self.above else '>='} {self.least:g}")
+        if self.most is not None:
+            limits.append(f"{'<' if self.below else '<='} {self.most:g}")
+        return ", ".join(limits)
 
 
 Number = Annotated[int, Range(0)]
@@ -109,80 +106,115 @@ Upper = Annotated[int, Range(0, NEVER)]  # of a count, such as images of each cl
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value of a setting, a whole number for a fraction as ``float``; or raise ValueError.
+class _OtherKind(Exception):
+    """A value is of another kind than an option of a type; says what it accepts."""
 
-    ``hint`` is its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of
-    these ``Annotated`` with a ``Range``, or a union of such. A value for any other type
-    is returned as it is.
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """Return the value of a setting, a whole number for a fraction as ``float``.
+
+    Args:
+        name: of the setting, for the error.
+        value: to check.
+        hint: its type: ``int``, ``float``, ``bool``, ``str``, a ``Literal``, one of the
+            ``Annotated`` with a ``Range`` above, or a union of such. A value for any
+            other type is returned as it is.
+
+    Raises:
+        ValueError: the value is of another kind, or outside its range.
     """
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     accepted = []
-    for option in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
-        limits = Range()
-        if get_origin(option) is Annotated:
-            option, *notes = get_args(option)
-            limits = next((note for note in notes if isinstance(note, Range)), limits)
+    for option in options:
         if option is NoneType:
             if value is None:
                 return None
-        elif get_origin(option) is Literal:
-            if value in get_args(option):
-                return value
-            accepted.append(f"one of {', '.join(map(str, get_args(option)))}")
-        elif option not in KINDS:
+            continue
+        try:
+            return _checked_for(name, value, option)
+        except _OtherKind as error:
+            accepted.append(str(error))
+    kinds = " or ".join(dict.fromkeys(accepted))
+    raise ValueError(f"{name} is {value!r}; give {kinds}")
+
+
+def _checked_for(name: str, value: Any, option: Any) -> Any:
+    """Return the value of a setting for one option of its type; see ``checked``.
+
+    Raises:
+        _OtherKind: the value is of another kind, so that another option may take it.
+        ValueError: it is of this kind, but outside its range.
+    """
+    limits = Range()
+    if get_origin(option) is Annotated:
+        option, *notes = get_args(option)
+        limits = next((note for note in notes if isinstance(note, Range)), limits)
+    if get_origin(option) is Literal:
+        if value in get_args(option):
             return value
-        elif (is_bool := isinstance(value, bool)) or option in (bool, str):
-            if is_bool == (option is bool) and isinstance(value, option):
-                return value
-            accepted.append(KINDS[option])
-        elif isinstance(value, Integral) or (
-            option is float and isinstance(value, float)
-        ):
-            if problem := limits.problem(option(value)):
-                raise ValueError(f"{name} is {value}; give {problem}")
-            return option(value)
-        else:
-            accepted.append(KINDS[option])
-    raise ValueError(
-        f"{name} is {value!r}; give {' or '.join(dict.fromkeys(accepted))}"
-    )
+        raise _OtherKind(f"one of {', '.join(map(str, get_args(option)))}")
+    if option not in KINDS:
+        return value
+    if option in (bool, str):
+        if isinstance(value, option):
+            return value
+        raise _OtherKind(KINDS[option])
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    if option is float:
+        is_number = is_number or isinstance(value, float)
+    if not is_number:
+        raise _OtherKind(KINDS[option])
+    problem = limits.problem(option(value))
+    if problem:
+        raise ValueError(f"{name} is {value}; give {problem}")
+    return option(value)
 
 
 @cache
 def hints_of(typed: Any) -> dict[str, Any]:
-    """Return the types of a class's attributes or of a function's arguments, with their ranges."""
+    """Return the types of a class's attributes, or a function's arguments, by name.
+
+    They keep their ranges.
+    """
     return get_type_hints(typed, include_extras=True)
 
 
 def declared(kind: type) -> dict[str, Any]:
-    """Return the types of the settings that a class declares: of its public annotated attributes with a value."""
-    hosts = {
-        name
-        for base in kind.__mro__
-        if base.__module__.startswith("avalanche.")
-        for name in vars(base)
-    }
-    return {
-        name: hint
-        for name, hint in hints_of(kind).items()
-        if ClassVar not in (hint, get_origin(hint))
-        and name[0] != "_"
-        and hasattr(kind, name)
-        and name not in hosts
-    }
+    """Return the types of the settings that a class declares.
+
+    They are its public annotated attributes with a value, without those of Avalanche.
+    """
+    host_names: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.startswith("avalanche."):
+            host_names.update(vars(base))
+    settings = {}
+    for name, hint in hints_of(kind).items():
+        is_class_variable = ClassVar in (hint, get_origin(hint))
+        is_public = not name.startswith("_") and name not in host_names
+        if is_public and not is_class_variable and hasattr(kind, name):
+            settings[name] = hint
+    return settings
 
 
-def check_arguments(function: Callable, given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by name as ``checked`` returns them, each for the type that the function says."""
+def check_arguments(function: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name, each checked for the type that the function says."""
     hints = hints_of(function)
-    return {
-        name: checked(name, value, hints[name]) if name in hints else value
-        for name, value in given.items()
-    }
+    values = {}
+    for name, value in arguments.items():
+        if name in hints:
+            value = checked(name, value, hints[name])
+        values[name] = value
+    return values
 
 
 def check_count(name: str, value: Any, hint: Any = Count) -> None:
-    """Raise TypeError if a value is not a whole number, ValueError if it is not in a range."""
+    """Raise unless a value is a whole number in a range.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is outside the range.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; give a whole number")
     checked(name, value, hint)
@@ -193,9 +225,6 @@ class InRange:
 
     def __post_init__(self) -> None:
         hints = hints_of(type(self))  # type: ignore[arg-type]
-        for item in fields(self):  # type: ignore[arg-type]
-            object.__setattr__(
-                self,
-                item.name,
-                checked(item.name, getattr(self, item.name), hints[item.name]),
-            )
+        for field in fields(self):  # type: ignore[arg-type]
+            value = checked(field.name, getattr(self, field.name), hints[field.name])
+            object.__setattr__(self, field.name, value)

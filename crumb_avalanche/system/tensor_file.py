@@ -55,7 +55,7 @@ def write_tensors(
     metadata: dict[str, str],
     expect: Callable[[str], object] | None = None,
 ) -> str:
-    """Write tensors and texts atomically, with a checksum of each tensor and of the texts.
+    """Write tensors and texts atomically, with checksums of both.
 
     The same content gives the same bytes. Strides are not kept, and tensors that share
     memory are written one by one. The entry ``format`` of the metadata names the kind
@@ -184,6 +184,7 @@ def _check_tensors(
 
 
 def _plain(path: str | os.PathLike, text: str) -> Any:
+    """Return what a JSON text of a file holds; raise TensorFileError if it is none."""
     try:
         return loaded_json(text)
     except StateError as error:
@@ -193,105 +194,151 @@ def _plain(path: str | os.PathLike, text: str) -> Any:
 
 
 def loaded_json(text: str) -> Any:
-    """Return what a JSON text holds; raise StateError if it is none, or is nested too deep."""
+    """Return what a JSON text holds.
+
+    Raises:
+        StateError: it is none, or is nested too deep.
+    """
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # of too many levels
-        reason = (
-            str(error) if isinstance(error, ValueError) else "it is nested too deep"
-        )
-        raise StateError(
-            f"a text of {len(text)} characters is no JSON: {reason}"
-        ) from error
+    except RecursionError as error:
+        reason = "it is nested too deep"
+        cause: Exception = error
+    except ValueError as error:
+        reason = str(error)
+        cause = error
+    raise StateError(
+        f"a text of {len(text)} characters is no JSON: {reason}"
+    ) from cause
 
 
-def flatten(state: Any, place: str = "") -> tuple[Any, dict[str, Tensor]]:
-    """Split a nested state into a JSON tree, and tensors by their path in the state; ``unflatten`` is the inverse.
+def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
+    """Split a nested state into a JSON tree and tensors; ``unflatten`` is the inverse.
 
-    The state is of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy
-    array; StateError for other types. ``place`` is the prefix of the tensors' names.
+    Args:
+        state: of ``None``, bool, int, float, str, list, tuple, dict, tensor and numpy
+            array.
+        prefix: of the tensors' names, which are their paths in the state.
+
+    Returns:
+        The tree, in which a node ``{"tensor": name}`` stands for a tensor, ``{"array":
+        name}`` for an array, ``{"tuple": [...]}`` and ``{"dict": [[key, value], ...]}``
+        for what JSON has not; and the tensors by name.
+
+    Raises:
+        StateError: it holds a value of another type; says where.
     """
-    tensors: dict[str, Tensor] = {}
+    flattening = _Flattening()
+    return flattening.node(state, prefix), flattening.tensors
 
-    def store(value: Tensor, place: str) -> str:
-        name = place
-        while name in tensors or name == METADATA:
-            name += "'"
-        tensors[name] = value.detach()
-        return name
 
-    def walk(value: Any, place: str) -> Any:
+class _Flattening:
+    """The tensors that were split off so far; see ``flatten``."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def node(self, value: Any, path: str) -> Any:
+        """Return the node of the tree for a value at a path of the state."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
-            return {"tensor": store(value, place)}
+            return {"tensor": self._stored(value, path)}
         if isinstance(value, np.ndarray):
-            try:
-                return {
-                    "array": store(
-                        torch.from_numpy(
-                            np.ascontiguousarray(value).reshape(value.shape)
-                        ),
-                        place,
-                    )
-                }
-            except TypeError as error:
-                raise StateError(
-                    f"{place or 'the state'} is an array of {value.dtype}; no tensor holds it"
-                ) from error
+            return {"array": self._stored(_as_tensor(value, path), path)}
         if isinstance(value, np.generic):
-            return walk(value.item(), place)
-        inner = f"{place}." if place else ""
+            return self.node(value.item(), path)
         if isinstance(value, list):
-            return [walk(part, f"{inner}{index}") for index, part in enumerate(value)]
+            return self._nodes(value, path)
         if isinstance(value, tuple):
-            return {
-                "tuple": [
-                    walk(part, f"{inner}{index}") for index, part in enumerate(value)
-                ]
-            }
+            return {"tuple": self._nodes(value, path)}
         if isinstance(value, dict):
-            return {
-                "dict": [
-                    [walk(key, f"{inner}key"), walk(part, f"{inner}{key}")]
-                    for key, part in value.items()
-                ]
-            }
+            pairs = []
+            for key, member in value.items():
+                key_node = self.node(key, _joined(path, "key"))
+                pairs.append([key_node, self.node(member, _joined(path, key))])
+            return {"dict": pairs}
         raise StateError(
-            f"{place or 'the state'} is of type {type(value).__name__}, which a file cannot hold; make it of numbers, "
-            "texts, lists, dictionaries, arrays and tensors"
+            f"{path or 'the state'} is of type {type(value).__name__}, which a file "
+            "cannot hold; make it of numbers, texts, lists, dictionaries, arrays and "
+            "tensors"
         )
 
-    return walk(state, place), tensors
+    def _nodes(self, values: Iterable[Any], path: str) -> list[Any]:
+        return [
+            self.node(member, _joined(path, index))
+            for index, member in enumerate(values)
+        ]
+
+    def _stored(self, tensor: Tensor, path: str) -> str:
+        """Store a tensor under its path, or one that differs; return the name."""
+        name = path
+        while name in self.tensors or name == METADATA:
+            name += "'"
+        self.tensors[name] = tensor.detach()
+        return name
+
+
+def _joined(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _as_tensor(array: np.ndarray, path: str) -> Tensor:
+    """Return an array as a tensor; raise StateError if no tensor holds its type."""
+    # ascontiguousarray gives an array without axes one.
+    contiguous = np.ascontiguousarray(array).reshape(array.shape)
+    try:
+        return torch.from_numpy(contiguous)
+    except TypeError as error:
+        raise StateError(
+            f"{path or 'the state'} is an array of {array.dtype}; no tensor holds it"
+        ) from error
 
 
 def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Restore what ``flatten`` split; StateError if the tree names a missing tensor, or holds an unknown node."""
+    """Restore what ``flatten`` split.
+
+    Raises:
+        StateError: the tree names a missing tensor, or holds an unknown node.
+    """
     if isinstance(tree, list):
-        return [unflatten(part, tensors) for part in tree]
+        return [unflatten(member, tensors) for member in tree]
     if not isinstance(tree, dict):
         return tree
-    ((kind, content),) = tree.items() if len(tree) == 1 else ((None, None),)
     try:
-        if kind == "tuple" and isinstance(content, list):
-            return tuple(unflatten(part, tensors) for part in content)
-        if kind == "dict" and isinstance(content, list):
-            return {
-                unflatten(key, tensors): unflatten(part, tensors)
-                for key, part in content
-            }
-        if kind in ("tensor", "array") and content in tensors:
-            return tensors[content] if kind == "tensor" else tensors[content].numpy()
+        return _unflattened_node(tree, tensors)
     except RecursionError as error:
         raise StateError("the state is nested too deep") from error
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # an entry that is no pair, a list as key, an array of bfloat16
-        if isinstance(error, StateError):
-            raise
-    raise StateError(
-        f"the state has the unknown node {ascii(tree)[:80]}; it was written by another version"
+    except StateError:
+        raise
+    except (TypeError, ValueError) as error:
+        # An entry that is no pair, a list as key, an array of bfloat16.
+        raise _unknown_node(tree) from error
+
+
+def _unflattened_node(node: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
+    """Return what a node stands for; see ``flatten``."""
+    if len(node) != 1:
+        raise _unknown_node(node)
+    ((kind, content),) = node.items()
+    if kind == "tuple" and isinstance(content, list):
+        return tuple(unflatten(member, tensors) for member in content)
+    if kind == "dict" and isinstance(content, list):
+        return {
+            unflatten(key, tensors): unflatten(member, tensors)
+            for key, member in content
+        }
+    if kind == "tensor" and content in tensors:
+        return tensors[content]
+    if kind == "array" and content in tensors:
+        return tensors[content].numpy()
+    raise _unknown_node(node)
+
+
+def _unknown_node(node: dict[str, Any]) -> StateError:
+    return StateError(
+        f"the state has the unknown node {ascii(node)[:80]}; it was written by another "
+        "version"
     )
 
 
@@ -301,14 +348,22 @@ def write_state(
     metadata: dict[str, str],
     expect: Callable[[str], object] | None = None,
 ) -> str:
-    """Write a nested state as ``write_tensors`` does, its tree as metadata ``tree``; errors also of ``flatten``."""
+    """Write a nested state as ``write_tensors`` does, its tree as metadata ``tree``.
+
+    Raises:
+        StateError, OSError: see ``flatten`` and ``write_tensors``.
+    """
     tree, tensors = flatten(state)
     metadata = {**metadata, "tree": json.dumps(tree)}
     return write_tensors(path, tensors, metadata, expect)
 
 
 def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
-    """Read what ``write_state`` wrote: the state, and the metadata without the tree; or raise TensorFileError."""
+    """Read what ``write_state`` wrote: the state, and the metadata without the tree.
+
+    Raises:
+        TensorFileError: see ``read_tensors``; or the file holds no state.
+    """
     tensors, metadata = read_tensors(path)
     if "tree" not in metadata:
         raise TensorFileError(
@@ -324,24 +379,30 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Total bytes of some tensors."""
+    """Return the total bytes of some tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Total bytes of the memory behind some tensors; memory that they share counts once."""
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    """Return the total bytes of the memory behind some tensors.
+
+    Memory that they share counts once.
+    """
+    bytes_by_address = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        bytes_by_address[storage.data_ptr()] = storage.nbytes()
+    return sum(bytes_by_address.values())
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists, tuples, dictionaries and attributes of objects."""
+    """Yield the tensors in nested lists, tuples, dictionaries and attributes."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for part in value:
-            yield from tensors_of(part)
-    elif isinstance(value, dict) or hasattr(value, "__dict__"):
-        yield from tensors_of(
-            [*(value if isinstance(value, dict) else vars(value)).values()]
-        )
+        for member in value:
+            yield from tensors_of(member)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif hasattr(value, "__dict__"):
+        yield from tensors_of(list(vars(value).values()))

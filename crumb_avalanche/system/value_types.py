@@ -1,10 +1,10 @@
-"""Check values that were read from a file, or will be written to one, against declared types, with pydantic.
+"""Types of values that were read from a file, or will be written to one, with pydantic.
 
 ::
 
-    kind = record(names=each(text(40)), means=array(torch.float32, None, 8)) check(kind,
-    {"names": ["cup"], "means": torch.zeros(2, 9)})  # StateError: means is float32 (2,
-    9), ...
+    kind = record(names=each(text(40)), means=array(torch.float32, None, 8))
+    check(kind, {"names": ["cup"], "means": torch.zeros(2, 9)})
+    # StateError: means is float32 (2, 9), but has to be float32 (..., 8)
 """
 
 from collections.abc import Callable
@@ -28,16 +28,16 @@ LARGEST = 1e30  # of a value in float32, whose products are finite in float64
 
 
 class StateError(ValueError):
-    """A state that cannot be stored, or does not belong to this object; says where in it."""
+    """A state that cannot be stored, or does not belong to this object; says where."""
 
 
-def check(kind: Any, value: Any, place: str = "") -> None:
+def check(kind: Any, value: Any, path: str = "") -> None:
     """Raise if a value is none of a type.
 
     Args:
         kind: made by the functions below, or a type such as ``bool``.
         value: plain values and tensors.
-        place: where it stands, for the error.
+        path: where it stands, for the error.
 
     Raises:
         StateError: names the first place with another value, what it is, and the rule.
@@ -45,47 +45,56 @@ def check(kind: Any, value: Any, place: str = "") -> None:
     try:
         _adapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False)
-        first, found, depth = wrong[0], value, 0
-        for part in first["loc"]:
-            try:
-                found = found if first["type"] == "missing" else found[part]
-            except (
-                IndexError,
-                KeyError,
-                TypeError,
-            ):  # the rest of the place names a type, or says that a key is wrong
-                break
-            plain = isinstance(part, str) and part.isidentifier() and len(part) < 80
-            place, depth = (
-                f"{place}{'.' * bool(place)}{part}"
-                if plain
-                else f"{place}[{shown(part)}]",
-                depth + 1,
-            )
-        if (
-            what := {"missing": "missing", "extra_forbidden": "unknown"}.get(
-                first["type"]
-            )
-        ) is not None:
-            raise StateError(f"{place} is {what}") from error
-        about, found = first["loc"][:depth], first["input"]
-        rules = [
-            one["msg"]
-            for one in wrong
-            if one["loc"][:depth] == about and one["input"] is found
-        ]
-        rule = (
-            " or ".join(rules)
-            .replace("Input should be", "has to be")
-            .replace("Value error,", "has to be")
-        )
-        raise StateError(
-            f"{place or 'the value'} is {shown(found)}, but {rule}"
-        ) from error
+        problems = error.errors(include_url=False, include_context=False)
+        raise StateError(_first_problem(problems, value, path)) from error
 
 
 _adapter = lru_cache(maxsize=64)(TypeAdapter)  # making one takes milliseconds
+
+
+def _first_problem(problems: list[Any], value: Any, path: str) -> str:
+    """Return the first of pydantic's problems with a value in words.
+
+    Of a union, pydantic has a problem for each of its types; all their rules are named.
+    """
+    first = problems[0]
+    path, depth = _path_in_value(first, value, path)
+    if first["type"] == "missing":
+        return f"{path} is missing"
+    if first["type"] == "extra_forbidden":
+        return f"{path} is unknown"
+    wrong = first["input"]
+    rules = [
+        problem["msg"]
+        for problem in problems
+        if problem["loc"][:depth] == first["loc"][:depth] and problem["input"] is wrong
+    ]
+    rule = " or ".join(rules)
+    rule = rule.replace("Input should be", "has to be")
+    rule = rule.replace("Value error,", "has to be")
+    return f"{path or 'the value'} is {shown(wrong)}, but {rule}"
+
+
+def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
+    """Return where in a value a problem is, and how many steps lead there.
+
+    The rest of pydantic's steps name a type of a union, or say that a key is wrong.
+    """
+    depth = 0
+    for step in problem["loc"]:
+        # The value of a key that is missing cannot be looked up.
+        if problem["type"] != "missing":
+            try:
+                value = value[step]
+            except (IndexError, KeyError, TypeError):
+                break
+        is_name = isinstance(step, str) and step.isidentifier() and len(step) < 80
+        if is_name:
+            path = f"{path}.{step}" if path else str(step)
+        else:
+            path = f"{path}[{shown(step)}]"
+        depth += 1
+    return path, depth
 
 
 def shown(value: Any) -> str:
@@ -94,13 +103,10 @@ def shown(value: Any) -> str:
         return f"{_name(value.dtype)} {tuple(value.shape)}"
     if isinstance(value, dict | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
-    text = (
-        f"a text of {len(value)}: {value[:60]!r}"
-        if isinstance(value, str) and len(value) > 60
-        else None
-    )
+    if isinstance(value, str) and len(value) > 60:
+        return f"a text of {len(value)}: {value[:60]!r}"
     try:
-        return text or repr(value)[:80]
+        return repr(value)[:80]
     except ValueError:  # too many digits
         return "a number of thousands of digits"
 
@@ -110,14 +116,22 @@ def _name(dtype: "torch.dtype") -> str:
 
 
 def record(further: bool = False, **kinds: Any) -> Any:
-    """Return the type of a dictionary with these keys, or also others; one that ends in ``?`` may be absent."""
-    members = {
-        name.rstrip("?"): NotRequired[kind] if name.endswith("?") else kind  # type: ignore[valid-type]
-        for name, kind in kinds.items()
-    }
-    made = TypedDict("made", members)  # type: ignore[misc]
-    made.__pydantic_config__ = ConfigDict(extra="allow" if further else "forbid")  # type: ignore[attr-defined]
-    return made
+    """Return the type of a dictionary with these keys.
+
+    Args:
+        further: whether it may have other keys as well.
+        **kinds: types of the values; a key that ends in ``?`` may be absent.
+    """
+    members = {}
+    for name, kind in kinds.items():
+        if name.endswith("?"):
+            members[name.removesuffix("?")] = NotRequired[kind]  # type: ignore[valid-type]
+        else:
+            members[name] = kind
+    dictionary = TypedDict("dictionary", members)  # type: ignore[misc]
+    extra = "allow" if further else "forbid"
+    dictionary.__pydantic_config__ = ConfigDict(extra=extra)  # type: ignore[attr-defined,typeddict-item]
+    return dictionary
 
 
 def whole(low: int = 0, high: int = 2**63 - 1) -> Any:
@@ -131,24 +145,28 @@ def real(low: float, high: float) -> Any:
 
 
 def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
-    """Return the type of a text of at most ``most`` characters; ``rule`` raises ValueError for those not allowed."""
+    """Return the type of a text of at most ``most`` characters.
 
-    def allowed(value: str) -> str:
+    ``rule`` is called with it, and raises ValueError for a text that is not allowed.
+    """
+
+    def check_rule(value: str) -> str:
         try:
             rule(value)
         except ValueError as error:
             raise ValueError(f"another text: {error}") from error
         return value
 
-    return Annotated[str, Field(max_length=most), AfterValidator(allowed)]
+    return Annotated[str, Field(max_length=most), AfterValidator(check_rule)]
 
 
 def each(kind: Any, size: int | None = None, most: int = 10**7) -> Any:
     """Return the type of a list of a size, or of at most ``most``."""
-    most = most if size is None else size
-    return Annotated[
-        list[kind], Field(min_length=size or 0, max_length=most, fail_fast=True)
-    ]  # type: ignore[valid-type]
+    if size is None:
+        limits = Field(max_length=most, fail_fast=True)
+    else:
+        limits = Field(min_length=size, max_length=size, fail_fast=True)
+    return Annotated[list[kind], limits]  # type: ignore[valid-type]
 
 
 def table(key: Any, value: Any, most: int = 10**5) -> Any:
@@ -176,48 +194,69 @@ def array(
         low, high: of its values.
         but: a value besides these.
     """
-    import torch
-
     dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-    sizes, further = (shape[:-1], True) if shape[-1:] == (...,) else (shape, False)
 
-    def allowed(value: Any) -> torch.Tensor:
-        fits = isinstance(value, torch.Tensor) and value.dtype in dtypes
-        fits = fits and (
-            value.dim() == len(sizes) or (further and value.dim() > len(sizes))
-        )
-        if not fits or not all(
-            size in (None, found) for size, found in zip(sizes, value.shape)
-        ):
-            words = ", ".join(
-                "..." if size in (None, ...) else str(size) for size in shape
-            )
-            raise ValueError(f"{' or '.join(map(_name, dtypes))} ({words})")
-        values = value if but is None else value[value != but]
-        if values.numel() and values.dtype != torch.bool:
-            least, most = (float(one) for one in values.aminmax())
-            if not (low <= least and most <= high):  # comparisons with NaN are false
-                wrong = most if not most <= high else least
-                raise ValueError(
-                    f"of values from {low:g} to {high:g}, and holds {wrong:g}"
-                )
+    def check_tensor(value: Any) -> "torch.Tensor":
+        if not _is_tensor(value, dtypes) or not _has_shape(value, shape):
+            sizes = ", ".join(map(_size_text, shape))
+            raise ValueError(f"{' or '.join(map(_name, dtypes))} ({sizes})")
+        _check_range(value if but is None else value[value != but], low, high)
         return value
 
-    return Annotated[Any, PlainValidator(allowed)]
+    return Annotated[Any, PlainValidator(check_tensor)]
 
 
-def _plain(value: Any, depth: int = 6) -> Any:
+def _is_tensor(value: Any, dtypes: tuple["torch.dtype", ...]) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.dtype in dtypes
+
+
+def _has_shape(tensor: "torch.Tensor", shape: tuple[Any, ...]) -> bool:
+    """Whether a tensor has a shape as ``array`` takes it."""
+    may_have_more = shape[-1:] == (...,)
+    sizes = shape[:-1] if may_have_more else shape
+    if tensor.dim() < len(sizes) or (tensor.dim() > len(sizes) and not may_have_more):
+        return False
+    return all(
+        size is None or size == actual for size, actual in zip(sizes, tensor.shape)
+    )
+
+
+def _size_text(size: Any) -> str:
+    return "..." if size in (None, ...) else str(size)
+
+
+def _check_range(values: "torch.Tensor", low: float, high: float) -> None:
+    """Raise ValueError unless values lie in a range, which NaN does not."""
+    import torch
+
+    if not values.numel() or values.dtype == torch.bool:
+        return
+    least, most = map(float, values.aminmax())
+    if low <= least and most <= high:  # comparisons with NaN are false
+        return
+    wrong = least if most <= high else most
+    raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong:g}")
+
+
+MOST_LEVELS = 6  # of lists and dictionaries in each other
+
+
+def _check_plain(value: Any, levels: int = MOST_LEVELS) -> Any:
     if isinstance(value, dict | list | tuple):
-        if not depth:
+        if not levels:
             raise ValueError("nested in fewer levels")
-        for one in [*value, *value.values()] if isinstance(value, dict) else value:
-            _plain(one, depth - 1)
+        for member in value:  # a key, if it is a dictionary
+            _check_plain(member, levels - 1)
+        if isinstance(value, dict):
+            for member in value.values():
+                _check_plain(member, levels - 1)
     elif not (value is None or isinstance(value, bool | int | float | str)):
         raise ValueError("a plain value")
     return value
 
 
-PLAIN: Any = Annotated[
-    Any, PlainValidator(_plain)
-]  # what JSON holds, in at most six levels
+# What JSON holds, in at most MOST_LEVELS levels.
+PLAIN: Any = Annotated[Any, PlainValidator(_check_plain)]
 PLAIN_VALUES = table(text(), PLAIN)
