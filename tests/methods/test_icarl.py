@@ -32,116 +32,156 @@ def frames_of(model, experience, label):
     return torch.cat([model.pixels(image.unsqueeze(0)) for image in frames])
 
 
-def slow_loss(strategy):
-    """The loss of the next step, output by output; unseen outputs have no part in it."""
-    buffer, model, seen = (
-        strategy.storage_policy,
-        strategy.model,
-        strategy.seen_classes.seen,
-    )
-    old = sorted(set(seen) - set(map(int, strategy.experience.dataset.targets)))
-    items = list(zip(model.features(strategy.mb_x).split(1), strategy.mb_y.tolist()))
-    if set(old) & set(buffer.classes):
-        held = [
-            slot
-            for label in buffer.classes
-            if label in old
-            for slot in buffer.slots.by_class[label]
-        ]
-        for slot in draw_from(
-            copy.deepcopy(buffer.slots.random), held, len(strategy.mb_y)
-        ).tolist():
-            items.append(
-                (model.features(buffer.rows[slot : slot + 1]), int(buffer.labels[slot]))
-            )
+def memories_drawn(strategy, old):
+    """Maps and labels of the memories that the next step will draw."""
+    buffer = strategy.storage_policy
+    slots = [
+        slot
+        for label in buffer.classes
+        if label in old
+        for slot in buffer.slots.by_class[label]
+    ]
+    if not slots:
+        return []
+    random = copy.deepcopy(buffer.slots.random)
+    return [
+        (strategy.model.features(buffer.rows[[slot]]), int(buffer.labels[slot]))
+        for slot in draw_from(random, slots, len(strategy.mb_y)).tolist()
+    ]
+
+
+def loss_of_image(strategy, feature_map, label, old):
+    """Cross-entropies of the outputs of seen classes, one by one."""
+    model = strategy.model
+    logits = model.classify(feature_map)[0].detach().double()
     total = 0.0
-    for one_map, label in items:
-        said = strategy.memory.old_network.logits(model, one_map)[0] if old else None
-        logits = model.classify(one_map)[0].detach().double()
-        for c in seen:
-            target, p = (
-                torch.sigmoid(said[c]) if c in old else float(c == label),
-                torch.sigmoid(logits[c]),
-            )
-            total -= float(target * p.log() + (1 - target) * (1 - p).log())
-    return total / len(items)
+    for seen in strategy.seen_classes.seen:
+        target = float(seen == label)
+        if seen in old:
+            old_network = strategy.memory.old_network
+            target = old_network.logits(model, feature_map)[0][seen].sigmoid()
+        probability = logits[seen].sigmoid()
+        total -= target * probability.log() + (1 - target) * (1 - probability).log()
+    return float(total)
 
 
-def test_every_step_has_the_loss_of_a_slow_loop_with_the_latest_old_network():
-    losses = Losses(slow_loss)
-    strategy, stream = taught(
-        "icarl", 0, per_experience=1, settings=SETTINGS, plugins=[losses]
+def slow_loss(strategy):
+    """The loss of the next step; unseen outputs have no part in it."""
+    present = set(map(int, strategy.experience.dataset.targets))
+    old = sorted(set(strategy.seen_classes.seen) - present)
+    maps = strategy.model.features(strategy.mb_x).split(1)
+    images = list(zip(maps, strategy.mb_y.tolist()))
+    images += memories_drawn(strategy, old)
+    losses = [loss_of_image(strategy, *image, old) for image in images]
+    return sum(losses) / len(losses)
+
+
+def taught_each_class(experiences, *plugins):
+    """A strategy after some experiences of a class each."""
+    strategy, _ = taught(
+        "icarl", experiences, per_experience=1, settings=SETTINGS, plugins=plugins
     )
-    for experience in stream.train_stream[:3]:  # with classes still to come
-        strategy.train(experience)
-        for name, value in strategy.memory.old_network.state.items():
-            assert torch.equal(
-                value, strategy.model.plastic_layers.state_dict()[name].half()
-            )
+    return strategy
+
+
+def test_steps_have_the_loss_of_a_slow_loop():
+    losses = Losses(slow_loss)
+    taught_each_class(3, losses)
     assert losses.losses == pytest.approx(losses.expected, rel=1e-4)
 
 
-def test_exemplars_are_herded_by_penultimate_features_after_the_last_epoch():
+@pytest.mark.parametrize("experiences", [1, 2, 3])
+def test_the_old_network_is_the_latest(experiences):
+    strategy = taught_each_class(experiences)
+    weights = strategy.model.plastic_layers.state_dict()
+    old = strategy.memory.old_network.state
+    assert old.keys() == weights.keys()
+    assert all(torch.equal(old[name], weights[name].half()) for name in old)
+
+
+@pytest.fixture
+def herded():
+    """A strategy after one experience of two classes, its buffer and experience."""
+    strategy, stream = taught("icarl", 1, settings=SETTINGS)
+    return strategy, strategy.storage_policy, stream.train_stream[0]
+
+
+def test_exemplars_are_chosen_after_the_last_epoch():
     sizes = Losses(lambda strategy: len(strategy.storage_policy))
-    strategy, stream = taught("icarl", 1, settings=SETTINGS, plugins=[sizes])
+    taught("icarl", 1, settings=SETTINGS, plugins=[sizes])
     assert sizes.expected == [0] * 12  # the port chose after epoch 1
-    buffer, experience = strategy.storage_policy, stream.train_stream[0]
+
+
+def test_exemplars_fill_the_buffer(herded):
+    _, buffer, _ = herded
     assert [buffer.slots.count(label) for label in buffer.classes] == [4, 3]
-    old = {
-        label: buffer.rows[buffer.slots.by_class[label]].clone()
-        for label in buffer.classes
-    }
-    for label, rows in old.items():
-        frames = frames_of(strategy.model, experience, label)
-        features = slow_features(strategy.model, frames)
-        assert features.shape == (10, 8)  # the port took the logits, 4 numbers
-        assert torch.equal(rows, frames[herd(features, len(rows))])
-    # A class that comes again is herded from old exemplars and new frames.
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_exemplars_are_herded_by_features(herded, number):
+    strategy, buffer, experience = herded
+    label = list(buffer.classes)[number]
+    frames = frames_of(strategy.model, experience, label)
+    features = slow_features(strategy.model, frames)
+    assert features.shape == (10, 8)  # the port took the logits, 4 numbers
+    slots = buffer.slots.by_class[label]
+    assert torch.equal(buffer.rows[slots], frames[herd(features, len(slots))])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_returning_class_is_herded_from_both(herded, number):
+    """From old exemplars and new frames."""
+    strategy, buffer, experience = herded
+    label = list(buffer.classes)[number]
+    old = buffer.rows[buffer.slots.by_class[label]].clone()
     strategy.train(experience)
-    for label, rows in old.items():
-        candidates = torch.cat([rows, frames_of(strategy.model, experience, label)])
-        chosen = herd(slow_features(strategy.model, candidates), len(rows))
-        assert torch.equal(
-            buffer.rows[buffer.slots.by_class[label]], candidates[chosen]
-        )
+    frames = frames_of(strategy.model, experience, label)
+    candidates = torch.cat([old, frames])
+    chosen = herd(slow_features(strategy.model, candidates), len(old))
+    exemplars = buffer.rows[buffer.slots.by_class[label]]
+    assert torch.equal(exemplars, candidates[chosen])
 
 
-def test_the_nearest_mean_answers_and_unseen_classes_are_masked():
+def test_the_nearest_mean_answers():
     strategy, stream = taught("icarl", 1, settings=SETTINGS)
     outputs, images = outputs_of(strategy, stream.test_stream)
-    buffer, classifier = strategy.storage_policy, NCMClassifier(normalize=True)
-    exemplars = {
-        label: buffer.rows[buffer.slots.by_class[label]] for label in buffer.classes
-    }
-    means = {
-        label: slow_features(strategy.model, rows).mean(0)
-        for label, rows in exemplars.items()
-    }
-    classifier.replace_class_means_dict(
-        {label: mean / mean.norm() for label, mean in means.items()}
-    )
-    wanted = classifier(slow_features(strategy.model, images))
-    assert outputs.shape == (len(images), 4) and unseen_in(outputs) == {
-        0,
-        1,
-        2,
-        3,
-    } - set(buffer.classes)
-    assert torch.allclose(
-        outputs[:, buffer.classes], wanted[:, buffer.classes], atol=1e-4
-    )
+    buffer = strategy.storage_policy
+    means = {}
+    for label in buffer.classes:
+        exemplars = buffer.rows[buffer.slots.by_class[label]]
+        mean = slow_features(strategy.model, exemplars).mean(0)
+        means[label] = mean / mean.norm()
+    classifier = NCMClassifier(normalize=True)
+    classifier.replace_class_means_dict(means)
+    expected = classifier(slow_features(strategy.model, images))
+    classes = list(buffer.classes)
+    assert outputs.shape == (len(images), 4)
+    assert torch.allclose(outputs[:, classes], expected[:, classes], atol=1e-4)
 
 
-def test_a_relu_behind_the_head_is_warned_of(recwarn):
+def test_unseen_classes_are_masked():
+    strategy, stream = taught("icarl", 1, settings=SETTINGS)
+    outputs, _ = outputs_of(strategy, stream.test_stream)
+    assert unseen_in(outputs) == {0, 1, 2, 3} - set(strategy.storage_policy.classes)
+
+
+def model_with_relu_logits():
     layers = OrderedDict(
         head=nn.Conv2d(4, 3, 1),
         relu=nn.ReLU(),
         pool=nn.AdaptiveAvgPool2d(1),
         flatten=nn.Flatten(),
     )
-    model = SplitModel(nn.Conv2d(3, 4, 3), nn.Sequential(layers), "head", image_size=16)
+    return SplitModel(nn.Conv2d(3, 4, 3), nn.Sequential(layers), "head", image_size=16)
+
+
+def test_a_relu_behind_the_head_is_warned_of():
     with pytest.warns(UserWarning, match="a ReLU follows the head of this model"):
-        built("icarl", model, 3)
+        built("icarl", model_with_relu_logits(), 3)
+
+
+def test_without_a_relu_there_is_no_warning(recwarn):
+    model = model_with_relu_logits()
     del model.plastic_layers.relu
     built("icarl", model, 3)
     assert not [warning for warning in recwarn if "ReLU" in str(warning.message)]
