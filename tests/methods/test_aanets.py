@@ -1,7 +1,8 @@
-"""AANets: two branches and one head by hand, what learns and what does not, the share of the stable branch."""
+"""AANets: two branches and one head by hand, what learns and what does not."""
 
 import copy
 import pickle
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -23,10 +24,8 @@ from crumb_avalanche.models.split_at import split_at
 def ready(classes=CLASSES):
     """The small model, prepared for its stream, and the stream."""
     stream = make_stream(classes=classes)
-    return calibrate(
-        make_model(n_classes=len(classes), codebook=False),
-        stream.train_stream[0].dataset,
-    ), stream
+    model = make_model(n_classes=len(classes), codebook=False)
+    return calibrate(model, stream.train_stream[0].dataset), stream
 
 
 def train(model, stream, experiences=None, plugins=(), mem_size=9, **method):
@@ -43,265 +42,419 @@ def train(model, stream, experiences=None, plugins=(), mem_size=9, **method):
     )
 
 
+def copied(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def share_of(model):
+    return float(model.plastic_layers.blended.share.detach())
+
+
 class Watch(SupervisedPlugin):
     """Weights before each experience, and the share before each step."""
 
     def __init__(self):
         super().__init__()
-        self.before, self.shares = [], []
+        self.before = []
+        self.shares = []
 
     def before_training_exp(self, strategy, **kwargs):
-        self.before.append(
-            {name: value.clone() for name, value in strategy.model.state_dict().items()}
-        )
+        self.before.append(copied(strategy.model))
         self.shares.append([])
 
     def before_training_iteration(self, strategy, **kwargs):
-        self.shares[-1].append(
-            float(strategy.model.plastic_layers.blended.share.detach())
-        )
+        self.shares[-1].append(share_of(strategy.model))
 
 
-def test_what_learns_when():
-    model, stream = ready(SIX)
+PREFIX = "plastic_layers."
+PLASTIC = {
+    f"{PREFIX}plastic.conv.weight",
+    f"{PREFIX}plastic.conv.bias",
+    f"{PREFIX}plastic.head.layer.weight",
+    f"{PREFIX}plastic.head.layer.bias",
+}
+STABLE = {f"{PREFIX}stable.conv.conv.weight", f"{PREFIX}stable.conv.conv.bias"}
+FACTORS = {f"{PREFIX}stable.conv.scale", f"{PREFIX}stable.conv.shift"}
+
+
+def changed(before, after):
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+class Followed:
+    """Weights before each of three experiences, and after the last."""
+
+    def __init__(self):
+        model, stream = ready(SIX)
+        watch = Watch()
+        self.strategy = train(model, stream, plugins=[watch], mem_size=12)
+        self.states = [*watch.before, copied(model)]
+
+
+@pytest.fixture(scope="module")
+def followed():
+    return Followed()
+
+
+def test_the_first_experience_trains_one_network(followed):
+    first, second, *_ = followed.states
+    assert changed(first, second) == PLASTIC | STABLE | {f"{PREFIX}aggregating"}
+
+
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_then_it_is_in_both_branches(followed, name):
+    second = followed.states[1]
+    stable = second[f"{PREFIX}stable.conv.conv.{name}"]
+    assert torch.equal(stable, second[f"{PREFIX}plastic.conv.{name}"])
+
+
+def test_factors_begin_as_one(followed):
+    second = followed.states[1]
+    assert (second[f"{PREFIX}stable.conv.scale"] == 1).all()
+    assert not second[f"{PREFIX}stable.conv.shift"].any()
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_stable_branch_never_changes(followed, number):
+    """But for its factors."""
+    names = changed(followed.states[number], followed.states[number + 1])
+    assert names == PLASTIC | FACTORS | {f"{PREFIX}plastic.head.share"}
+
+
+def test_all_that_learns_is_optimised(followed):
+    strategy = followed.strategy
+    groups = strategy.optimizer.param_groups
+    optimised = {id(weight) for group in groups for weight in group["params"]}
+    weights = [w for w in strategy.model.parameters() if w.requires_grad]
+    assert {id(weight) for weight in weights} <= optimised
+
+
+def shares(outer_every, **method):
+    """The share before each step of two experiences, and at the end."""
+    model, stream = ready()
     watch = Watch()
-    strategy = train(model, stream, plugins=[watch], mem_size=12)
-    first, second, third = watch.before
-
-    def changed(one, two):
-        return {name for name in one if not torch.equal(one[name], two[name])}
-
-    prefix = "plastic_layers."
-    plastic = {
-        f"{prefix}plastic.{part}.{kind}"
-        for part in ("conv", "head.layer")
-        for kind in ("weight", "bias")
-    }
-    stable = {f"{prefix}stable.conv.conv.weight", f"{prefix}stable.conv.conv.bias"}
-    scales = {f"{prefix}stable.conv.scale", f"{prefix}stable.conv.shift"}
-    # The first experience trains one network, which then is in both branches.
-    assert changed(first, second) == plastic | stable | {f"{prefix}aggregating"}
-    for name in ("weight", "bias"):
-        assert torch.equal(
-            second[f"{prefix}stable.conv.conv.{name}"],
-            second[f"{prefix}plastic.conv.{name}"],
-        )
-    assert (second[f"{prefix}stable.conv.scale"] == 1).all() and not second[
-        f"{prefix}stable.conv.shift"
-    ].any()
-    # Later the stable branch's own weights never change.
-    for one, two in ((second, third), (third, model.state_dict())):
-        assert changed(one, two) == plastic | scales | {f"{prefix}plastic.head.share"}
-    optimised = {
-        id(p) for group in strategy.optimizer.param_groups for p in group["params"]
-    }
-    assert all(id(p) in optimised for p in model.parameters() if p.requires_grad)
+    train(model, stream, plugins=[watch], outer_every=outer_every, **method)
+    first, second = watch.shares
+    return first, [*second, share_of(model)]
 
 
 @pytest.mark.parametrize(
-    "outer_every, moved", [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3]), (50, [4])]
+    ("outer_every", "moved"),
+    [(1, [1, 2, 3, 4]), (2, [2, 4]), (3, [3]), (50, [4])],
 )
-def test_the_share_moves_every_so_many_steps_and_once_at_least(outer_every, moved):
-    model, stream = ready()
-    watch = Watch()
-    train(model, stream, plugins=[watch], outer_every=outer_every)
-    assert watch.shares[0] == [0.5] * 8  # untouched in the first experience
-    shares = [*watch.shares[1], float(model.plastic_layers.blended.share.detach())]
-    assert [
-        number
-        for number in range(1, len(shares))
-        if shares[number] != shares[number - 1]
-    ] == moved
-    model, stream = ready()
-    train(model, stream, plugins=[watch], outer_every=outer_every, a_learning_rate=1e4)
-    assert all(0 <= share <= 1 for shares in watch.shares for share in shares)
+def test_the_share_moves_every_so_many_steps(outer_every, moved):
+    """And once at least."""
+    _, second = shares(outer_every)
+    steps = range(1, len(second))
+    assert [step for step in steps if second[step] != second[step - 1]] == moved
 
 
-def test_an_outer_step_by_hand(monkeypatch):
-    """On the balanced exemplars, in evaluation mode: the slope of their loss, and nothing else changes."""
-    model, stream = ready()
-    model.plastic_layers.relu = nn.Sequential(
-        nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
-    )
-    strategy = train(model, stream, mem_size=4, outer_every=50)
-    plugin, buffer, share = (
-        strategy.memory,
-        strategy.storage_policy,
-        model.plastic_layers.blended.share,
-    )
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    maps, labels = torch.randn(3, *model.map_shape).abs(), torch.tensor([0, 0, 2])
+@pytest.mark.parametrize("outer_every", [1, 2, 3, 50])
+def test_the_share_rests_in_the_first_experience(outer_every):
+    first, _ = shares(outer_every)
+    assert first == [0.5] * 8
 
-    def loss_at(value, maps, labels):
-        with torch.no_grad():
-            share.fill_(value)
-            model.eval()
-            return cross_entropy(model.classify(maps), labels).item()
 
-    for batch in ((maps, labels), (maps[:0], labels[:0])):
-        drawn, classified, sample, classify = [], [], buffer.sample, model.classify
-        with monkeypatch.context() as patch:
+@pytest.mark.parametrize("outer_every", [1, 2, 3, 50])
+def test_the_share_stays_a_share(outer_every):
+    first, second = shares(outer_every, a_learning_rate=1e4)
+    assert min(first + second) >= 0
+    assert max(first + second) <= 1
 
-            def sample_and_note(*args, sample=sample, drawn=drawn):
-                drawn.append(sample(*args))
-                return drawn[-1]
 
-            def classify_and_note(maps, classify=classify, classified=classified):
-                classified.append(maps)
-                return classify(maps)
+@dataclass
+class OuterStep:
+    """What an outer step used, and where the share went."""
 
-            patch.setattr(buffer, "sample", sample_and_note)
-            patch.setattr(model, "classify", classify_and_note)
-            share.data.fill_(0.5)
-            model.train()
-            plugin._outer_step(strategy, *batch)
-        assert model.training
-        after, used, replayed = (
-            share.item(),
-            classified[0],
-            buffer.labels[drawn[0]].long(),
+    maps: torch.Tensor
+    memory_labels: torch.Tensor
+    share: float
+
+
+class OuterSteps:
+    """A trained strategy whose outer steps are followed."""
+
+    def __init__(self, monkeypatch):
+        self.model, stream = ready()
+        self.model.plastic_layers.relu = nn.Sequential(
+            nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.5)
         )
-        in_batch = sorted(set(batch[1].tolist()))
-        used_labels = torch.cat(
-            [
-                replayed,
-                torch.tensor([label for label in in_batch for _ in range(2)]).long(),
-            ]
+        strategy = train(self.model, stream, mem_size=4, outer_every=50)
+        self.strategy = strategy
+        self.share = self.model.plastic_layers.blended.share
+        self.before = copied(self.model)
+        generator = torch.Generator().manual_seed(0)
+        maps = torch.randn(3, *self.model.map_shape, generator=generator)
+        self.maps = maps.abs()
+        self.labels = torch.tensor([0, 0, 2])
+        self.sampled = []
+        self.classified = []
+        self._note(monkeypatch)
+
+    def _note(self, monkeypatch):
+        buffer = self.strategy.storage_policy
+        sample = buffer.sample
+        classify = self.model.classify
+
+        def noted_sample(*arguments):
+            self.sampled.append(sample(*arguments))
+            return self.sampled[-1]
+
+        def noted_classify(maps):
+            self.classified.append(maps)
+            return classify(maps)
+
+        monkeypatch.setattr(buffer, "sample", noted_sample)
+        monkeypatch.setattr(self.model, "classify", noted_classify)
+
+    def step(self, images):
+        """Take a step on a batch of so many images."""
+        self.share.data.fill_(0.5)
+        self.model.train()
+        plugin = self.strategy.memory
+        plugin._outer_step(self.strategy, self.maps[:images], self.labels[:images])
+        slots = self.sampled[-1]
+        return OuterStep(
+            maps=self.classified[-1],
+            memory_labels=self.strategy.storage_policy.labels[slots].long(),
+            share=self.share.item(),
         )
-        # Batches of five over four classes: two of each.
-        assert sorted(used_labels.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3] and not set(
-            replayed.tolist()
-        ) & set(in_batch)
-        for image, label in zip(used, used_labels.tolist()):
-            assert label not in in_batch or any(
-                torch.equal(image, one) for one in maps[labels == label]
-            )
-        slope = (
-            loss_at(0.505, used, used_labels) - loss_at(0.495, used, used_labels)
-        ) / 0.01
-        assert (
-            after == pytest.approx(0.5 - 0.01 * slope, rel=1e-3, abs=1e-5)
-            and after != 0.5
-        )
-        share.data.fill_(float(before["plastic_layers.plastic.head.share"]))
-        assert all(
-            torch.equal(value, before[name])
-            for name, value in model.state_dict().items()
-        )
+
+    def labels_used(self, step, images):
+        """Two for each class of the batch, after the memories' labels."""
+        in_batch = self.labels[:images].unique()
+        return torch.cat([step.memory_labels, in_batch.repeat_interleave(2)])
+
+    @torch.no_grad()
+    def loss_at(self, share, maps, labels):
+        self.share.fill_(share)
+        self.model.eval()
+        return cross_entropy(self.model.classify(maps), labels).item()
+
+
+@pytest.fixture
+def outer_steps(monkeypatch):
+    return OuterSteps(monkeypatch)
+
+
+# With a batch of two classes, and with exemplars alone.
+each_batch = pytest.mark.parametrize("images", [3, 0])
+
+
+@each_batch
+def test_an_outer_step_is_balanced(outer_steps, images):
+    """Batches of five over four classes: two of each."""
+    step = outer_steps.step(images)
+    labels = outer_steps.labels_used(step, images).tolist()
+    assert sorted(labels) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@each_batch
+def test_memories_are_of_other_classes(outer_steps, images):
+    step = outer_steps.step(images)
+    in_batch = set(outer_steps.labels[:images].tolist())
+    assert not set(step.memory_labels.tolist()) & in_batch
+
+
+def test_classes_of_the_batch_are_its_own_images(outer_steps):
+    step = outer_steps.step(3)
+    labels = outer_steps.labels_used(step, 3)
+    in_batch = range(len(step.memory_labels), len(labels))
+    for index in in_batch:
+        candidates = outer_steps.maps[outer_steps.labels == labels[index]]
+        assert any(torch.equal(step.maps[index], maps) for maps in candidates)
+
+
+@each_batch
+def test_an_outer_step_by_hand(outer_steps, images):
+    """The slope of the loss of the balanced batch, in evaluation mode."""
+    step = outer_steps.step(images)
+    labels = outer_steps.labels_used(step, images)
+    above = outer_steps.loss_at(0.505, step.maps, labels)
+    below = outer_steps.loss_at(0.495, step.maps, labels)
+    slope = (above - below) / 0.01
+    assert step.share == pytest.approx(0.5 - 0.01 * slope, rel=1e-3, abs=1e-5)
+    assert step.share != 0.5
+
+
+@each_batch
+def test_an_outer_step_changes_the_share_alone(outer_steps, images):
+    outer_steps.step(images)
+    after = copied(outer_steps.model)
+    assert changed(outer_steps.before, after) <= {f"{PREFIX}plastic.head.share"}
+    assert outer_steps.model.training
+
+
+class FirstLoss:
+    """The loss of the first step of the second experience.
+
+    The old network is moved before it, so that it is not the present one.
+    """
+
+    def __init__(self, model, stream, distillation):
+        self.model = model
+        self.old_classes = sorted(set(stream.train_stream[0].dataset.targets))
+        generator = torch.Generator().manual_seed(0)
+        self.moved = torch.randn(4, 8, generator=generator) / 3
+        self.distillation = distillation
+        self.done = False
+
+    def __call__(self, strategy):
+        if strategy.clock.train_exp_counter == 0 or self.done:
+            return 0
+        self.done = True
+        old_weights = strategy.memory.old_network.state
+        old_weights["plastic.head.layer.weight"] += self.moved
+        old_model = copy.deepcopy(self.model).eval()
+        old_model.plastic_layers.load_state_dict(old_weights, strict=False)
+        return self.expected(strategy, old_model)
+
+    @torch.no_grad()
+    def expected(self, strategy, old_model):
+        buffer = strategy.storage_policy
+        random = copy.deepcopy(buffer.slots.random)
+        slots = draw_from(random, held_slots(buffer), 5)
+        new_maps = self.model.features(strategy.mb_x)
+        maps = torch.cat([new_maps, self.model.features(buffer.rows[slots])])
+        logits = self.model.classify(maps)
+        new_loss = cross_entropy(logits[:5], strategy.mb_y)
+        memory_loss = cross_entropy(logits[5:], buffer.labels[slots].long())
+        old_logits = old_model.classify(maps)
+        # Times the squared temperature.
+        distilled = 4 * distillation_loss(logits, old_logits, self.old_classes, 2.0)
+        assert distilled > 1e-3
+        return (new_loss + memory_loss) / 2 + self.distillation * distilled
 
 
 @pytest.mark.parametrize("distillation", [0.25, 3.0])
 def test_the_first_loss_of_a_later_experience(distillation):
     model, stream = ready()
-    old = sorted(set(stream.train_stream[0].dataset.targets))
-    moved = torch.randn(4, 8, generator=torch.Generator().manual_seed(0)) / 3
-
-    def expect(strategy):
-        """The loss, where the old network is not the present one."""
-        buffer = strategy.storage_policy
-        if strategy.clock.train_exp_counter == 0 or losses.losses[8:]:
-            return 0
-        weights = strategy.memory.old_network.state
-        weights["plastic.head.layer.weight"] += moved
-        before = copy.deepcopy(model).eval()
-        before.plastic_layers.load_state_dict(weights, strict=False)
-        slots = draw_from(copy.deepcopy(buffer.slots.random), held_slots(buffer), 5)
-        with torch.no_grad():
-            maps = torch.cat(
-                [model.features(strategy.mb_x), model.features(buffer.rows[slots])]
-            )
-            logits = model.classify(maps)
-            parts = zip(logits.split(5), (strategy.mb_y, buffer.labels[slots].long()))
-            extra = 4 * distillation_loss(
-                logits, before.classify(maps), old, 2.0
-            )  # times the squared temperature
-            assert extra > 1e-3
-            return (
-                sum(cross_entropy(part, labels) for part, labels in parts) / 2
-                + distillation * extra
-            )
-
-    losses = Losses(expect)
+    losses = Losses(FirstLoss(model, stream, distillation))
     train(model, stream, plugins=[losses], distillation=distillation)
     assert losses.losses[8] == pytest.approx(losses.expected[8], rel=1e-4)
 
 
-def test_logits_are_the_head_of_the_average_of_both_branches():
-    model = make_model(codebook=False)
-    layers = AggregatedLayers(model.plastic_layers, model.head)
-    old = {
-        name: value.clone()
-        for name, value in model.plastic_layers.conv.state_dict().items()
-    }
-    layers.aggregate()
-    with torch.no_grad():
-        layers.plastic.conv.weight.add_(0.3)  # the plastic branch goes on
-        layers.plastic.conv.bias.sub_(0.2)
-    maps, head = torch.randn(3, *model.map_shape), layers.blended.layer
+class TwoBranches:
+    """Layers whose plastic branch went on, and outputs of both branches by hand."""
 
-    def branch(weight, bias):
-        return nn.functional.conv2d(maps, weight, bias, padding=1).relu().mean((2, 3))
+    def __init__(self):
+        model = make_model(codebook=False)
+        self.layers = AggregatedLayers(model.plastic_layers, model.head)
+        self.old = copied(model.plastic_layers.conv)
+        self.layers.aggregate()
+        self.conv = self.layers.plastic.conv
+        with torch.no_grad():
+            self.conv.weight.add_(0.3)
+            self.conv.bias.sub_(0.2)
+        generator = torch.Generator().manual_seed(0)
+        self.maps = torch.randn(3, *model.map_shape, generator=generator)
 
-    stable, plastic = (
-        branch(old["weight"], old["bias"]),
-        branch(layers.plastic.conv.weight, layers.plastic.conv.bias),
+    def branch(self, weight, bias):
+        maps = nn.functional.conv2d(self.maps, weight, bias, padding=1)
+        return maps.relu().mean((2, 3))
+
+    def stable(self):
+        return self.branch(self.old["weight"], self.old["bias"])
+
+    def plastic(self):
+        return self.branch(self.conv.weight, self.conv.bias)
+
+    def head(self, values):
+        return self.layers.blended.layer(values)
+
+
+def test_logits_are_of_the_average_at_first():
+    two = TwoBranches()
+    assert two.layers.blended.share.item() == 0.5
+    average = (two.stable() + two.plastic()) / 2
+    torch.testing.assert_close(two.layers(two.maps), two.head(average))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_logits_are_of_the_blend(share):
+    two = TwoBranches()
+    two.layers.blended.share.data.fill_(share)
+    blend = share * two.stable() + (1 - share) * two.plastic()
+    torch.testing.assert_close(two.layers(two.maps), two.head(blend))
+
+
+def test_factors_and_summands_by_hand():
+    """Factors of each pair of channels, and summands of each output channel."""
+    two = TwoBranches()
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(8, 8, 1, 1, generator=generator)
+    shift = torch.rand(8, generator=generator)
+    two.layers.blended.share.data.fill_(1.0)
+    two.layers.stable.conv.scale.data.copy_(scale)
+    two.layers.stable.conv.shift.data.copy_(shift)
+    stable = two.branch(two.old["weight"] * scale, two.old["bias"] + shift)
+    torch.testing.assert_close(two.layers(two.maps), two.head(stable))
+
+
+def traced_model():
+    network = resnet18(weights=None, num_classes=4)
+    return split_at(network, "layer4.0", n_classes=4, image_size=64)
+
+
+def registered_model():
+    return split_backbone(
+        "squeezenet1_0", None, n_classes=4, image_size=64, codebook=None
     )
-    assert layers.blended.share.item() == 0.5
-    torch.testing.assert_close(layers(maps), head((stable + plastic) / 2))
-    for share in (0.0, 0.25, 1.0):
-        layers.blended.share.data.fill_(share)
-        torch.testing.assert_close(
-            layers(maps), head(share * stable + (1 - share) * plastic)
-        )
-    # Factors of each pair of channels, and summands of each output channel.
-    scale, shift = torch.rand(8, 8), torch.rand(8)
-    layers.stable.conv.scale.data.copy_(scale[:, :, None, None])
-    layers.stable.conv.shift.data.copy_(shift)
-    scaled = torch.stack(
-        [
-            torch.stack([old["weight"][o, i] * scale[o, i] for i in range(8)])
-            for o in range(8)
-        ]
-    )
-    torch.testing.assert_close(layers(maps), head(branch(scaled, old["bias"] + shift)))
 
 
-@pytest.mark.parametrize("traced", [False, True])
-def test_real_networks_keep_working(traced):
-    if traced:
-        model = split_at(
-            resnet18(weights=None, num_classes=4),
-            "layer4.0",
-            n_classes=4,
-            image_size=64,
-        )
-    else:
-        model = split_backbone(
-            "squeezenet1_0", None, n_classes=4, image_size=64, codebook=None
-        )
-    images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
-    model.eval()
-    before, features = model(images), pooled_features(model, images)
-    strategy = built("aanets", model)
-    layers = model.plastic_layers
-    layers.aggregate()
-    torch.testing.assert_close(model.eval()(images), before, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        pooled_features(model, images), features, rtol=1e-4, atol=1e-5
-    )
-    # Statistics of the stable branch are at rest, those of the plastic one are not.
-    state = {name: value.clone() for name, value in layers.state_dict().items()}
-    model.train()(images)
-    moved = {
-        name
-        for name, value in layers.state_dict().items()
-        if not torch.equal(value, state[name])
-    }
+class Aggregated:
+    """A real network before and after its branches were made."""
+
+    def __init__(self, build):
+        torch.manual_seed(0)
+        self.model = build().eval()
+        self.images = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8)
+        self.logits = self.model(self.images)
+        self.features = pooled_features(self.model, self.images)
+        self.strategy = built("aanets", self.model)
+        self.layers = self.model.plastic_layers
+        self.layers.aggregate()
+
+
+each_network = pytest.mark.parametrize("build", [traced_model, registered_model])
+
+
+@each_network
+def test_a_real_network_answers_as_before(build):
+    network = Aggregated(build)
+    logits = network.model.eval()(network.images)
+    torch.testing.assert_close(logits, network.logits, rtol=1e-4, atol=1e-5)
+
+
+@each_network
+def test_a_real_network_has_the_same_features(build):
+    network = Aggregated(build)
+    features = pooled_features(network.model, network.images)
+    torch.testing.assert_close(features, network.features, rtol=1e-4, atol=1e-5)
+
+
+@each_network
+def test_statistics_of_the_stable_branch_rest(build):
+    network = Aggregated(build)
+    before = copied(network.layers)
+    network.model.train()(network.images)
+    moved = changed(before, copied(network.layers))
     assert all(name.startswith("plastic.") and "bn" in name for name in moved)
-    assert bool(moved) == any(
-        isinstance(module, nn.BatchNorm2d) for module in layers.modules()
-    )
-    again = pickle.loads(pickle.dumps(strategy)).model
-    assert torch.equal(again.eval()(images), model.eval()(images))
-    again.reset_head(7)
-    assert again.n_classes == 7 and again(images).shape == (2, 7)
+    norms = [m for m in network.layers.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert bool(moved) == bool(norms)
+
+
+@each_network
+def test_a_pickled_network_is_the_same(build):
+    network = Aggregated(build)
+    again = pickle.loads(pickle.dumps(network.strategy)).model
+    logits = network.model.eval()(network.images)
+    assert torch.equal(again.eval()(network.images), logits)
+
+
+@each_network
+def test_a_real_network_gets_a_new_head(build):
+    network = Aggregated(build)
+    network.model.reset_head(7)
+    assert network.model.n_classes == 7
+    assert network.model(network.images).shape == (2, 7)

@@ -1,7 +1,11 @@
-"""Rainbow Memory: what is chosen, how it votes, what it learns with; each against values or loops by hand."""
+"""Rainbow Memory against values and loops by hand.
+
+What is chosen, how it votes, and what it learns with.
+"""
 
 import math
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -38,25 +42,36 @@ def train(model, stream, plugins=(), mem_size=9, rate=0.002, **method):
     )
 
 
-def test_the_choice_spans_the_range_of_uncertainty():
-    # Ten candidates, four wanted: every third in the order of uncertainty, from the
-    # surest to the least sure.
-    uncertainty = [0.9, 0.0, 0.5, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
-    order = [1, 3, 5, 7, 9, 2, 8, 6, 4, 0]
-    assert easy_to_hard(uncertainty, 4) == [order[0], order[3], order[6], order[9]]
-    assert easy_to_hard(uncertainty, 1) == [1]
-    assert easy_to_hard(uncertainty, 10) == order == easy_to_hard(uncertainty, 25)
-    assert easy_to_hard([0.5, 0.5, 0.5, 0.0], 2) == [
-        3,
-        2,
-    ]  # equals are in the order of the stream
-    # Nearly as many wanted as there are: with a step of a whole number they would be
-    # the surest.
-    for count in range(2, 11):
-        chosen = easy_to_hard(uncertainty, count)
-        assert {1, 0} <= set(chosen) and len(set(chosen)) == count
-        steps = np.diff([order.index(place) for place in chosen])
-        assert steps.max() - steps.min() <= 1
+# Ten candidates, and their order from the surest to the least sure.
+UNCERTAINTY = [0.9, 0.0, 0.5, 0.1, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4]
+ORDER = [1, 3, 5, 7, 9, 2, 8, 6, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen"),
+    [
+        (1, [1]),
+        (4, [ORDER[0], ORDER[3], ORDER[6], ORDER[9]]),
+        (10, ORDER),
+        (25, ORDER),
+    ],
+)
+def test_the_choice_by_hand(count, chosen):
+    assert easy_to_hard(UNCERTAINTY, count) == chosen
+
+
+def test_equals_are_in_the_order_of_the_stream():
+    assert easy_to_hard([0.5, 0.5, 0.5, 0.0], 2) == [3, 2]
+
+
+@pytest.mark.parametrize("count", range(2, 11))
+def test_the_choice_spans_the_range(count):
+    """With a step of a whole number, nearly all would be the surest."""
+    chosen = easy_to_hard(UNCERTAINTY, count)
+    assert {1, 0} <= set(chosen)
+    assert len(set(chosen)) == count
+    steps = np.diff([ORDER.index(position) for position in chosen])
+    assert steps.max() - steps.min() <= 1
 
 
 class Rounds(nn.Module):
@@ -64,153 +79,232 @@ class Rounds(nn.Module):
 
     def forward(self, images):
         bright = images.float().mean((1, 2, 3))
-        return -torch.stack([(bright - level).abs() for level in (0.0, 60.0, 120.0)], 1)
+        levels = torch.tensor([0.0, 60.0, 120.0])
+        return -(bright.unsqueeze(1) - levels).abs()
 
 
-def test_uncertainty_is_one_minus_the_share_of_the_most_voted_class():
-    images = torch.stack(
-        [torch.full((3, 8, 8), level, dtype=torch.uint8) for level in (10, 40, 100)]
-    )
-    copies = [partial(brighten, factor=factor) for factor in (1.0, 0.5, 1.5, 2.0)]
-    # 10, 5, 15, 20: all class 0; 40, 20, 60, 80: 1, 0, 1, 1; 100, 50, 150, 200: 2, 1,
-    #     2, 2
-    assert uncertainties(images, Rounds(), copies).tolist() == pytest.approx(
-        [0.0, 0.25, 0.25]
-    )
-    assert uncertainties(images, Rounds(), [copies[0]]).tolist() == [0.0, 0.0, 0.0]
+GREYS = torch.tensor([10, 40, 100], dtype=torch.uint8)
+# Levels and answers: 10, 5, 15, 20 are all of class 0; 40, 20, 60, 80 of 1, 0, 1, 1;
+# 100, 50, 150, 200 of 2, 1, 2, 2.
+COPIES = [partial(brighten, factor=factor) for factor in (1.0, 0.5, 1.5, 2.0)]
 
 
-def test_perturbations_by_hand():
-    image = torch.arange(1, 49, dtype=torch.uint8).view(1, 3, 4, 4)
-    moved = shift(image, down=0.25, right=-0.5)[0, 0]
-    assert moved.tolist() == [[0, 0, 0, 0], [3, 4, 0, 0], [7, 8, 0, 0], [11, 12, 0, 0]]
-    assert torch.equal(shift(image, 0, 0), image) and not shift(image, 1, 0).any()
-    assert brighten(torch.tensor([[[[3, 200]]]]).byte(), 1.5).flatten().tolist() == [
-        4,
-        255,
-    ]
+@pytest.mark.parametrize(
+    ("copies", "expected"), [(COPIES, [0.0, 0.25, 0.25]), (COPIES[:1], [0.0] * 3)]
+)
+def test_uncertainty_is_the_share_of_other_votes(copies, expected):
+    images = GREYS.view(3, 1, 1, 1).expand(3, 3, 8, 8)
+    found = uncertainties(images, Rounds(), copies)
+    assert found.tolist() == pytest.approx(expected)
+
+
+@pytest.fixture
+def image():
+    """Numbers from 1, ``(1, 3, 4, 4)``."""
+    return torch.arange(1, 49, dtype=torch.uint8).view(1, 3, 4, 4)
+
+
+def test_shifts_by_hand(image):
+    shifted = shift(image, down=0.25, right=-0.5)[0, 0]
+    rows = [[0, 0, 0, 0], [3, 4, 0, 0], [7, 8, 0, 0], [11, 12, 0, 0]]
+    assert shifted.tolist() == rows
+
+
+@pytest.mark.parametrize(("down", "full"), [(0, True), (1, False)])
+def test_shifts_of_nothing_and_of_all(image, down, full):
+    assert torch.equal(shift(image, down, 0), image * full)
+
+
+def test_brightness_ends_at_white():
+    pixels = torch.tensor([[[[3, 200]]]]).byte()
+    assert brighten(pixels, 1.5).flatten().tolist() == [4, 255]
+
+
+def test_holes_by_hand(image):
     holed = cut_out(image, 0.5, 1.0, 0.0)[0, 0]
-    assert holed.tolist() == [
-        [1, 2, 3, 4],
-        [5, 6, 7, 8],
-        [0, 0, 11, 12],
-        [0, 0, 15, 16],
-    ]
-    assert int(image.min()) == 1  # the images themselves are left alone
-    for flip, axes in zip(
-        make_perturbations(12, np.random.default_rng(0))[::4], ([-1], [-2], [-2, -1])
-    ):
-        assert torch.equal(flip(image), image.flip(axes))
+    rows = [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 11, 12], [0, 0, 15, 16]]
+    assert holed.tolist() == rows
+    assert int(image.min()) == 1  # the image itself is left alone
+
+
+@pytest.mark.parametrize(("number", "axes"), [(0, [-1]), (4, [-2]), (8, [-2, -1])])
+def test_flips_come_in_turn(image, number, axes):
+    flip = make_perturbations(12, np.random.default_rng(0))[number]
+    assert torch.equal(flip(image), image.flip(axes))
 
 
 def test_memory_rates_by_hand():
     rates = [memory_rate(epoch, 0.1) for epoch in range(9)]
     quarter = 0.001 + 0.099 * (1 + math.cos(math.pi / 4)) / 2
     three_quarters = 0.001 + 0.099 * (1 - math.cos(math.pi / 4)) / 2
-    assert rates == pytest.approx(
-        [0.01, 0.1, 0.1, 0.0505, 0.1, quarter, 0.0505, three_quarters, 0.1]
-    )
+    cosines = [0.1, 0.1, 0.0505, 0.1, quarter, 0.0505, three_quarters, 0.1]
+    assert rates == pytest.approx([0.01, *cosines])
 
 
-def test_cutmix_takes_a_box_of_another_and_tells_its_area():
-    images = (
-        torch.arange(1, 6, dtype=torch.uint8)
-        .view(5, 1, 1, 1)
-        .expand(5, 3, 20, 20)
-        .contiguous()
-    )
-    random, shares = np.random.default_rng(0), []
-    for _ in range(400):
-        mixed, others, own = cutmix(images, random)
-        shares.append(own)
-        for image, other, now in zip(images, others.tolist(), mixed):
-            foreign = now != image
-            assert (now[foreign] == other + 1).all()
-            if other + 1 != int(image[0, 0, 0]):
-                assert float(foreign.float().mean()) == pytest.approx(1 - own, abs=1e-6)
-                rows, columns = foreign[0].any(1).nonzero(), foreign[0].any(0).nonzero()
-                assert foreign[0].sum() == len(rows) * len(columns)  # a box
-    # The box is cut off at the borders: of a mean area of one half, more than half of
-    # the image stays its own.
-    assert 0.65 < np.mean(shares) < 0.75 and min(shares) < 0.2 and max(shares) > 0.95
+# Five images of one level each.
+LEVELS = torch.arange(1, 6, dtype=torch.uint8).view(5, 1, 1, 1)
+
+
+def mixes(count=400):
+    random = np.random.default_rng(0)
+    images = LEVELS.expand(5, 3, 20, 20).contiguous()
+    return images, [cutmix(images, random) for _ in range(count)]
+
+
+def foreign_boxes():
+    """Masks of what is of another image, ``(20, 20)``, and its share of the area."""
+    images, mixed = mixes()
+    for mix in mixed:
+        foreign = mix.images != images
+        for index, other in enumerate(mix.others.tolist()):
+            if other != index:
+                yield foreign[index, 0], 1 - mix.own
+
+
+def test_cutmix_takes_the_others():
+    images, mixed = mixes()
+    for mix in mixed:
+        others = images[mix.others]
+        foreign = mix.images != images
+        assert torch.equal(mix.images[foreign], others[foreign])
+
+
+def test_cutmix_tells_the_area():
+    for foreign, share in foreign_boxes():
+        assert float(foreign.float().mean()) == pytest.approx(share, abs=1e-6)
+
+
+def test_cutmix_replaces_a_box():
+    for foreign, _ in foreign_boxes():
+        rows = foreign.any(1).sum()
+        columns = foreign.any(0).sum()
+        assert foreign.sum() == rows * columns
+
+
+def test_cutmix_has_boxes_of_all_sizes():
+    """The box is cut off at the borders.
+
+    Of a mean area of one half, more than half of the image stays its own.
+    """
+    shares = [mix.own for mix in mixes()[1]]
+    assert 0.65 < np.mean(shares) < 0.75
+    assert min(shares) < 0.2
+    assert max(shares) > 0.95
+
+
+@dataclass
+class Iteration:
+    """What a batch of the stream was trained with."""
+
+    experience: int
+    rate: float
+    batch: int
+    moving: bool  # whether there was momentum
 
 
 class Looks(SupervisedPlugin):
-    """Rates and sizes of the batches of the stream, whether there was momentum, and rates of the memory's."""
+    """Follows the batches of the stream, and the rates of the memory's."""
 
     def __init__(self):
         super().__init__()
-        self.rates, self.replay_rates, self.batches, self.moving = [], [], [], []
+        self.iterations = []
+        self.replay_rates = []
 
     def before_forward(self, strategy, **kwargs):
-        self.moving.append(
-            any(
-                "momentum_buffer" in state
-                for state in strategy.optimizer.state.values()
-            )
+        states = strategy.optimizer.state.values()
+        iteration = Iteration(
+            experience=strategy.clock.train_exp_counter,
+            rate=strategy.optimizer.param_groups[0]["lr"],
+            batch=len(strategy.mb_y),
+            moving=any("momentum_buffer" in state for state in states),
         )
-        self.rates.append(
-            (strategy.clock.train_exp_counter, strategy.optimizer.param_groups[0]["lr"])
-        )
-        self.batches.append(len(strategy.mb_y))
+        self.iterations.append(iteration)
 
     def on_replay_update(self, strategy, **kwargs):
         self.replay_rates.append(strategy.optimizer.param_groups[0]["lr"])
 
 
-def test_rates_of_stream_and_memory(make_model, make_stream):
-    looks = Looks()
-    train(
-        make_model(codebook=False),
-        make_stream(),
-        plugins=[looks],
-        rate=0.04,
-        memory_epochs=3,
-        mem_size=9,
-    )
-    assert {rate for number, rate in looks.rates if number == 0} == {0.04}
-    assert [rate for number, rate in looks.rates if number == 1] == pytest.approx(
-        [0.004] * 4
-    )
+@pytest.fixture
+def looks(make_model, make_stream):
+    """Two experiences, of eight and four batches, at a rate of 0.04."""
+    plugin = Looks()
+    model = make_model(codebook=False)
+    train(model, make_stream(), plugins=[plugin], rate=0.04, memory_epochs=3)
+    return plugin
+
+
+def test_rates_of_the_stream(looks):
+    rates = [iteration.rate for iteration in looks.iterations]
+    assert rates == pytest.approx([0.04] * 8 + [0.004] * 4)
+
+
+def test_rates_of_the_memory(looks):
     # Two experiences, three epochs over nine memories in batches of five.
-    assert looks.replay_rates == pytest.approx(
-        [0.004, 0.004, 0.04, 0.04, 0.04, 0.04] * 2
-    )
-    assert set(looks.batches) == {5}
-    # Eight steps, then four: momentum does not outlive an experience.
-    assert looks.moving == [False, *[True] * 7, False, *[True] * 3]
+    rates = [0.004, 0.004, 0.04, 0.04, 0.04, 0.04] * 2
+    assert looks.replay_rates == pytest.approx(rates)
+
+
+def test_batches_of_the_stream(looks):
+    assert {iteration.batch for iteration in looks.iterations} == {5}
+
+
+def test_momentum_does_not_outlive_an_experience(looks):
+    moving = [iteration.moving for iteration in looks.iterations]
+    assert moving == [False, *[True] * 7, False, *[True] * 3]
+
+
+def uncertainty_of(strategy, image):
+    """The share of votes for other classes, copy by copy."""
+    seen = strategy.seen_classes.seen
+    perturbations = strategy.memory.perturbations
+    votes = Counter()
+    for perturb in perturbations:
+        logits = strategy.model(perturb(image[None]))[0].tolist()
+        votes[max(seen, key=logits.__getitem__)] += 1
+    return 1 - max(votes.values()) / len(perturbations)
+
+
+def spread(images, scores, count):
+    """So many images, evenly from the lowest score to the highest."""
+    order = sorted(range(len(images)), key=lambda index: scores[index])
+    last = min(count, len(order)) - 1
+    ranks = [
+        round(number * (len(order) - 1) / max(1, last)) for number in range(last + 1)
+    ]
+    return [images[order[rank]] for rank in ranks]
+
+
+@dataclass
+class SlowChoice:
+    """What a loop would choose with the present weights, random fill left out."""
+
+    images: list = field(default_factory=list)  # pairs of label and image
+    scores: set = field(default_factory=set)
 
 
 def chosen_by_hand(strategy, experience, memory):
-    """What a slow loop would choose with the present weights, random fill left out; and all scores."""
-    model, plugin = strategy.model.eval(), strategy.memory
+    strategy.model.eval()
     by_class = {}
-    for image, label in [
-        *memory,
-        *(
-            (image.to(torch.uint8), int(label))
-            for image, label, *_ in experience.dataset
-        ),
-    ]:
+    for image, label in memory:
         by_class.setdefault(label, []).append(image)
+    for image, label, *_ in experience.dataset:
+        by_class.setdefault(int(label), []).append(image.to(torch.uint8))
     count = strategy.storage_policy.max_size // len(by_class)
-    wanted, scores = [], []
+    choice = SlowChoice()
     for label, images in by_class.items():
-        scored = []
-        for image in images:
-            votes = Counter()
-            for perturb in plugin.perturbations:
-                logits = model(perturb(image[None]))[0].tolist()
-                votes[max(strategy.seen_classes.seen, key=logits.__getitem__)] += 1
-            scored.append(1 - max(votes.values()) / len(plugin.perturbations))
-        order = sorted(range(len(images)), key=lambda i: scored[i])
-        last = min(count, len(order)) - 1
-        wanted += [
-            (label, images[order[round(j * (len(order) - 1) / max(1, last))]])
-            for j in range(last + 1)
-        ]
-        scores += scored
-    return wanted, scores
+        scores = [uncertainty_of(strategy, image) for image in images]
+        choice.scores |= set(scores)
+        choice.images += [(label, image) for image in spread(images, scores, count)]
+    return choice
+
+
+def memories_of(buffer):
+    """Images and labels that a buffer holds."""
+    return [
+        (buffer.rows[slot].clone(), label)
+        for label, slots in buffer.slots.by_class.items()
+        for slot in slots
+    ]
 
 
 @pytest.mark.parametrize("mem_size", [8, 9])
@@ -218,64 +312,83 @@ def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_siz
     stream = make_stream()
     model = calibrate(make_model(codebook=False), stream.train_stream[0].dataset)
     method = dict(memory_epochs=0, copies=6)
-    strategy = built(
-        "rainbow_memory", model, mem_size, {"learning_rate": 0.002}, method=method
-    )
-    held, spread = [], set()
+    settings = {"learning_rate": 0.002}
+    strategy = built("rainbow_memory", model, mem_size, settings, method=method)
+    memory = []
+    scores = set()
     for number, experience in enumerate(stream.train_stream):
         strategy.train(experience)
-        wanted, scored = chosen_by_hand(strategy, experience, held)
-        buffer = strategy.storage_policy
-        held = [
-            (buffer.rows[s].clone(), label)
-            for label, slots in buffer.slots.by_class.items()
-            for s in slots
-        ]
-        assert len(held) == mem_size and len(wanted) == 2 * (number + 1) * (
-            mem_size // (2 * (number + 1))
-        )
-        for label, image in wanted:
-            assert any(
-                label == other and torch.equal(image, row) for row, other in held
-            )
-        spread |= set(scored)
-    assert len(spread) > 1  # the network is sure of some frames and not of others
+        choice = chosen_by_hand(strategy, experience, memory)
+        memory = memories_of(strategy.storage_policy)
+        scores |= choice.scores
+        classes = 2 * (number + 1)
+        assert len(memory) == mem_size
+        assert len(choice.images) == classes * (mem_size // classes)
+        for label, image in choice.images:
+            alike = [torch.equal(image, row) for row, other in memory if other == label]
+            assert any(alike)
+    assert len(scores) > 1  # the network is sure of some frames and not of others
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.5, 1.0])
-def test_the_loss_of_a_mixed_batch_is_mixed_by_the_share_of_the_area(
-    make_model, make_stream, monkeypatch, chance
-):
-    mixes, steps, parts = [], [], []
+@dataclass
+class MemoryStep:
+    """A step on memories: its loss, the criterion's values, and how it was mixed."""
+
+    loss: float
+    criteria: list
+    mixes: list
+
+
+def memory_steps(make_model, make_stream, monkeypatch, chance):
+    """Twelve steps on memories, one an epoch."""
+    mixed, steps, criteria = [], [], []
     step = rainbow_memory.memory_step
 
     def logged_step(strategy, loss, **kwargs):
-        steps.append((float(loss.detach()), parts[-2:], mixes.copy()))
-        mixes.clear()
+        steps.append(MemoryStep(float(loss.detach()), criteria[-2:], mixed.copy()))
+        mixed.clear()
         step(strategy, loss, **kwargs)
 
     def logged_criterion(logits, labels):
         loss = nn.functional.cross_entropy(logits, labels)
-        parts.append((float(loss.detach()), labels))
+        criteria.append((float(loss.detach()), labels))
         return loss
 
-    monkeypatch.setattr(
-        rainbow_memory,
-        "cutmix",
-        lambda *arguments: mixes.append(cutmix(*arguments)) or mixes[-1],
-    )
+    def logged_mix(*arguments):
+        mixed.append(cutmix(*arguments))
+        return mixed[-1]
+
+    monkeypatch.setattr(rainbow_memory, "cutmix", logged_mix)
     monkeypatch.setattr(rainbow_memory, "memory_step", logged_step)
-    method = dict(memory_epochs=12, cutmix=chance)  # one batch an epoch
+    method = dict(memory_epochs=12, cutmix=chance)
     strategy = built("rainbow_memory", make_model(codebook=False), 4, method=method)
     strategy._criterion = logged_criterion
     strategy.train(make_stream().train_stream[0])
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("chance", "least", "most"), [(0.0, 0, 0), (0.5, 1, 11), (1.0, 12, 12)]
+)
+def test_so_many_batches_are_mixed(
+    make_model, make_stream, monkeypatch, chance, least, most
+):
+    steps = memory_steps(make_model, make_stream, monkeypatch, chance)
     assert len(steps) == 12
-    mixed = sum(len(mix) for *_, mix in steps)
-    assert mixed == 12 * chance if chance in (0.0, 1.0) else 0 < mixed < 12
-    for loss, [*before, (last, last_labels)], mix in steps:
-        if not mix:
-            assert loss == pytest.approx(last)
-            continue
-        ((first, first_labels),), ((_, others, own),) = before, mix
-        assert 0 < own < 1 and torch.equal(last_labels, first_labels[others])
-        assert loss == pytest.approx(own * first + (1 - own) * last)
+    assert least <= sum(len(step.mixes) for step in steps) <= most
+
+
+def test_an_unmixed_batch_has_its_own_loss(make_model, make_stream, monkeypatch):
+    for step in memory_steps(make_model, make_stream, monkeypatch, 0.0):
+        loss, _ = step.criteria[-1]
+        assert step.loss == pytest.approx(loss)
+
+
+def test_a_mixed_loss_is_mixed_by_the_area(make_model, make_stream, monkeypatch):
+    for step in memory_steps(make_model, make_stream, monkeypatch, 1.0):
+        (mix,) = step.mixes
+        (own_loss, labels), (other_loss, other_labels) = step.criteria
+        assert 0 < mix.own < 1
+        assert torch.equal(other_labels, labels[mix.others])
+        expected = mix.own * own_loss + (1 - mix.own) * other_loss
+        assert step.loss == pytest.approx(expected)
