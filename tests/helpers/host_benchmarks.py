@@ -1,6 +1,7 @@
 """Benchmarks of Avalanche on tiny images, and its strategies and ours on them."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from avalanche.benchmarks import (
@@ -124,6 +125,20 @@ def host_model(seed: int = 0, n_classes: int = N_CLASSES, codebook: bool = True)
     return make_model(seed, n_classes, codebook)
 
 
+class Callbacks(SupervisedPlugin):
+    """Records every callback of the host's in the order of the calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[str] = []
+        for event in dir(SupervisedPlugin):
+            if event.startswith(("before_", "after_")):
+                setattr(self, event, partial(self._record, event))
+
+    def _record(self, event: str, strategy, **kwargs) -> None:
+        self.calls.append(event)
+
+
 class Trace(SupervisedPlugin):
     """Records the epochs and the labels of the batches of each experience."""
 
@@ -175,14 +190,10 @@ def our_strategy(
 
 def buffer_of(strategy):
     """The buffer of the strategy's ``CRUMBPlugin``, or ``None``."""
-    return next(
-        (
-            one.storage_policy
-            for one in strategy.plugins
-            if isinstance(one, CRUMBPlugin)
-        ),
-        None,
-    )
+    for plugin in strategy.plugins:
+        if isinstance(plugin, CRUMBPlugin):
+            return plugin.storage_policy
+    return None
 
 
 def registered(
@@ -244,28 +255,40 @@ def _with(kind: type[SupervisedTemplate], **settings) -> Callable:
     return lambda **arguments: kind(**arguments, **settings)
 
 
-# Strategies of the host that look into a model, copy it or put it back, and train a
-# SplitModel as it is.
+# The host's strategies that train a SplitModel as it is.
 HOST: dict[str, Callable] = {
+    "test_naive": _with(supervised.Naive),
+    "test_joint": _with(supervised.JointTraining),
     "test_cwrstar": _with(supervised.CWRStar, cwr_layer_name="plastic_layers.head"),
+    "test_replay": _with(supervised.Replay, mem_size=MEM_SIZE),
     "test_gdumb": _with(supervised.GDumb, mem_size=MEM_SIZE),
+    "test_cumulative": _with(supervised.Cumulative),
+    "from_scratch": _with(supervised.FromScratchTraining),
     "test_slda": _slda,
     "test_lwf": _with(supervised.LwF, alpha=[0, 1 / 2, 2 * (2 / 3)], temperature=2),
     "test_gem": _with(supervised.GEM, patterns_per_exp=8),
     "test_ewc": _with(supervised.EWC, ewc_lambda=0.4, mode="separate"),
+    "test_ewc_online": _with(
+        supervised.EWC, ewc_lambda=0.4, mode="online", decay_factor=0.1
+    ),
     "test_rwalk": _rwalk,
+    "test_synaptic_intelligence": _with(
+        supervised.SynapticIntelligence, si_lambda=0.0001
+    ),
     "test_icarl": _icarl,
     "test_mas": _with(supervised.MAS, lambda_reg=1.0, alpha=0.5),
+    "test_erace": _with(supervised.ER_ACE, mem_size=MEM_SIZE, batch_size_mem=4),
     "test_der": _with(supervised.DER, mem_size=MEM_SIZE, batch_size_mem=4),
 }
 
 
-def host_strategy(name: str, model: SplitModel):
+def host_strategy(name: str, model: SplitModel | None = None, **arguments):
     """A strategy of Avalanche, by the test of its own that runs it."""
     torch.manual_seed(0)
-    arguments = {
+    model = host_model() if model is None else model
+    usual = {
         "optimizer": sgd(model),
         "criterion": nn.CrossEntropyLoss(),
         "evaluator": quiet(),
     }
-    return HOST[name](model=model, **COMMON, **arguments)
+    return HOST[name](model=model, **{**COMMON, **usual, **arguments})

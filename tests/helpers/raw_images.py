@@ -75,8 +75,7 @@ def write_tiff(
     depths = struct.pack(f"{order}{channels}H", *[bits] * channels)
     fields = b""
     for tag, value in sorted(entries.items()):
-        kind = "H" if value < 1 << 16 and tag not in (273, 279) else "I"
-        count = 1
+        kind, count = ("H" if value < 1 << 16 and tag not in (273, 279) else "I"), 1
         packed = struct.pack(order + kind, value).ljust(4, b"\0")
         if tag == 258:
             count = channels
@@ -121,8 +120,7 @@ def colour_profile(
         for name, values in zip((b"rXYZ", b"gXYZ", b"bXYZ"), primaries)
     }
     contents |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
-    table = struct.pack(">I", len(contents))
-    body = b""
+    table, body = struct.pack(">I", len(contents)), b""
     for name, content in contents.items():
         table += name + struct.pack(
             ">II", 132 + 12 * len(contents) + len(body), len(content)
