@@ -51,11 +51,11 @@ def split_experience(
     In a video stream, the test frames are usually of other clips, and often of other
     objects. A class needs two frames.
     """
-    targets = np.asarray(targets)
+    labels = np.asarray(targets)
     learned: list[int] = []
     tested: list[int] = []
-    for label in np.unique(targets):
-        positions = np.flatnonzero(targets == label)
+    for label in np.unique(labels):
+        positions = np.flatnonzero(labels == label)
         if len(positions) < 2:
             raise ValueError(
                 f"class {label} of the first experience has {len(positions)} frame, but tuning the learning rate holds "
@@ -171,7 +171,8 @@ def small_stream(
             place: number for number, piece in enumerate(pieces) for place in piece
         }
         experiences = arrivals_of(len(pieces))
-    train, test = [], []
+    train: list[AvalancheDataset] = []
+    test: list[AvalancheDataset] = []
     for arrived in experiences:
         places = [place for place in sorted(label_of) if label_of[place] in arrived]
         for kept, part in zip(

@@ -1,11 +1,16 @@
-"""CRUMB pretraining of plastic layers and codebook (paper, "Initializing the codebook matrix and CNN")."""
+"""CRUMB pretraining of plastic layers and codebook.
+
+Paper: "Initializing the codebook matrix and CNN".
+"""
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks_toybox_ilab.tables.progress import progress_bar
@@ -14,12 +19,38 @@ from crumb_avalanche.models.weights import WeightsError, check_and_load
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
 from crumb_avalanche.system.tensor_file import (
     TensorFileError,
+    loaded_json,
     read_tensors,
     write_tensors,
 )
-from crumb_avalanche.training.checkpoint import CheckpointFolder
+from crumb_avalanche.system.value_types import (
+    StateError,
+    array,
+    check,
+    each,
+    maybe,
+    real,
+    record,
+    text,
+    whole,
+)
+from crumb_avalanche.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+)
 
 FORMAT = "crumb-pretrained-1"
+PERCENT = real(0, 100)
+EPOCH = record(loss=real(0, 1e30), direct_accuracy=PERCENT, codebook_accuracy=PERCENT)
+MADE_WITH = record(
+    further=True,
+    backbone=text(),
+    classes=whole(1),
+    head_kernel=whole(1),
+    codebook_size=whole(1),
+    codebook_dim=whole(1),
+)
 
 
 class PretrainingDivergedError(RuntimeError):
@@ -40,6 +71,20 @@ class PretrainingSettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class _Losses:
+    """Losses and right answers of a batch.
+
+    Attributes:
+        total: eq. 3, a scalar.
+        direct_right, quantized_right: images answered right without and with codebook.
+    """
+
+    total: Tensor
+    direct_right: float
+    quantized_right: float
+
+
 def pretrain(
     model: SplitModel,
     maps: Dataset,
@@ -47,9 +92,10 @@ def pretrain(
     progress: bool = True,
     checkpoints: CheckpointFolder | None = None,
 ) -> list[dict[str, float]]:
-    """Train plastic layers and codebook on shuffled, labelled images; F does not change.
+    """Train plastic layers and codebook on shuffled, labelled images.
 
-    Paper: "Initializing the codebook matrix and CNN", with the loss of eq. 3.
+    F does not change. Paper: "Initializing the codebook matrix and CNN", with the loss
+    of eq. 3.
 
     Args:
         model: with an initialised codebook and a head for all classes; trained in
@@ -69,125 +115,196 @@ def pretrain(
 
     Raises:
         PretrainingDivergedError: the loss became NaN or infinite.
-        CheckpointError: the checkpoints were written with other settings or are
-            damaged, or the disk is full.
+        CheckpointError: the checkpoints were written with other settings, are damaged
+            or do not fit this pretraining, or the disk is full.
     """
-    device = model.pixel_mean.device
     random_rows = torch.Generator().manual_seed(settings.seed)
-    batches = BatchSampler(
-        RandomSampler(maps, generator=random_rows), settings.batch_size, drop_last=False
-    )
+    sampler = RandomSampler(maps, generator=random_rows)  # type: ignore[arg-type]
+    batches = BatchSampler(sampler, settings.batch_size, drop_last=False)
     loader = DataLoader(maps, batch_sampler=batches, generator=random_rows)
-    learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.SGD(
-        learned,
+        trained,
         settings.learning_rate,
         settings.momentum,
         weight_decay=settings.weight_decay,
     )
-    criterion = nn.CrossEntropyLoss()
-    history = []
+    images_in_all = len(sampler)
+    history: list[dict[str, float]] = []
     if checkpoints is not None:
-        decides = {**asdict(settings), "images": len(maps), **checkpoints.settings}
-        checkpoints = CheckpointFolder(checkpoints.folder, decides)
+        decisive = {**asdict(settings), "images": images_in_all, **checkpoints.settings}
+        checkpoints = CheckpointFolder(checkpoints.folder, decisive)
         history = _resume(checkpoints, model, optimizer, random_rows)
+
     model.train()
     for epoch in range(len(history), settings.epochs):
         totals = torch.zeros(3)  # loss, and right answers without and with codebook
-        with progress_bar(len(maps), f"epoch {epoch + 1}", show=progress) as bar:
+        with progress_bar(images_in_all, f"epoch {epoch + 1}", show=progress) as bar:
             for images, labels in loader:
-                labels = labels.to(device)
-                feature_map = model.features(images.to(device))
-                direct = model.classify(feature_map)
-                quantized = model.classify(
-                    model.codebook.decode(model.encode(feature_map))
-                )
-                loss = settings.direct_weight * criterion(direct, labels)
-                loss = loss + settings.codebook_weight * criterion(quantized, labels)
-                if not torch.isfinite(loss):
+                losses = _losses(model, images, labels, settings)
+                if not torch.isfinite(losses.total):
                     raise PretrainingDivergedError(
-                        f"the pretraining loss became {loss.item()} in epoch {epoch + 1}; lower --learning-rate"
+                        f"the pretraining loss became {losses.total.item()} in epoch "
+                        f"{epoch + 1}; lower --learning-rate"
                     )
                 optimizer.zero_grad()
-                loss.backward()
+                losses.total.backward()
                 optimizer.step()
-                right = [
-                    float((logits.argmax(1) == labels).sum())
-                    for logits in (direct, quantized)
-                ]
-                totals += torch.tensor([float(loss.detach()) * len(labels), *right])
+                loss_sum = float(losses.total.detach()) * len(labels)
+                totals += torch.tensor(
+                    [loss_sum, losses.direct_right, losses.quantized_right]
+                )
                 bar.update(len(labels))
-        loss_mean, direct_mean, quantized_mean = (totals / len(maps)).tolist()
+        loss, direct_share, quantized_share = (totals / images_in_all).tolist()
         history.append(
             {
-                "loss": loss_mean,
-                "direct_accuracy": 100 * direct_mean,
-                "codebook_accuracy": 100 * quantized_mean,
+                "loss": loss,
+                "direct_accuracy": 100 * direct_share,
+                "codebook_accuracy": 100 * quantized_share,
             }
         )
         if checkpoints is not None:
-            state = {
-                "model": model.state_dict(),
-                "momentum": [
-                    optimizer.state[weights].get("momentum_buffer")
-                    for weights in learned
-                ],
-                "rows": random_rows.get_state(),
-                "rng": get_rng_state(),
-            }
+            state = _state_of(model, optimizer, trained, random_rows)
             checkpoints.write({"history": history}, state)
     model.eval()
     return history
+
+
+def _losses(
+    model: SplitModel, images: Tensor, labels: Tensor, settings: PretrainingSettings
+) -> _Losses:
+    """Compute the loss of eq. 3, and how many answers are right."""
+    assert model.codebook is not None, "pretraining is of a codebook"
+    device = model.pixel_mean.device
+    labels = labels.to(device)
+    feature_map = model.features(images.to(device))
+    direct = model.classify(feature_map)
+    quantized = model.classify(model.codebook.decode(model.encode(feature_map)))
+    criterion = nn.CrossEntropyLoss()
+    loss = settings.direct_weight * criterion(direct, labels)
+    loss = loss + settings.codebook_weight * criterion(quantized, labels)
+    return _Losses(
+        total=loss,
+        direct_right=float((direct.argmax(1) == labels).sum()),
+        quantized_right=float((quantized.argmax(1) == labels).sum()),
+    )
+
+
+def _state_of(
+    model: SplitModel,
+    optimizer: torch.optim.SGD,
+    trained: Sequence[Tensor],
+    random_rows: Generator,
+) -> dict[str, Any]:
+    """Return what a pretraining resumes from; see ``_check_state``."""
+    return {
+        "model": model.state_dict(),
+        "momentum": [
+            optimizer.state[weight].get("momentum_buffer") for weight in trained
+        ],
+        "rows": random_rows.get_state(),
+        "rng": get_rng_state(),
+    }
+
+
+def _check_notes(notes: dict) -> None:
+    check(record(history=each(EPOCH)), notes)
+
+
+def _check_state(state: Any, trained: Sequence[Tensor]) -> None:
+    """Raise StateError for a state of a checkpoint with other parts than it has."""
+    momenta = [maybe(array(torch.float32, *weight.shape)) for weight in trained]
+    parts = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
+    check(parts, state)
+    check(each(Any, len(momenta)), state["momentum"], "momentum")
+    for index, kind in enumerate(momenta):
+        check(kind, state["momentum"][index], f"momentum[{index}]")
 
 
 def _resume(
     checkpoints: CheckpointFolder,
     model: SplitModel,
     optimizer: torch.optim.SGD,
-    random_rows: torch.Generator,
+    random_rows: Generator,
 ) -> list[dict[str, float]]:
     """Restore the newest checkpoint; return the history up to it."""
-    found = checkpoints.newest()
-    if found is None:
+    newest = checkpoints.newest(_check_notes)
+    if newest is None:
         return []
-    state = found.state
-    check_and_load(model, state["model"], str(checkpoints.folder))
-    for weights, momentum in zip(
-        optimizer.param_groups[0]["params"], state["momentum"], strict=True
-    ):
-        if (
-            momentum is not None
-        ):  # with the strides of the weights: others may round differently
-            optimizer.state[weights]["momentum_buffer"] = (
-                torch.empty_like(weights).copy_(momentum).detach()
-            )
+    try:
+        _restore(newest, model, optimizer, random_rows, str(checkpoints.folder))
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the state in {checkpoints.path(newest.number)} does not fit this "
+            f"pretraining ({' '.join(str(error).split())}); remove that file to resume "
+            "from the one before it"
+        ) from error
+    return newest.notes["history"]
+
+
+def _restore(
+    checkpoint: Checkpoint,
+    model: SplitModel,
+    optimizer: torch.optim.SGD,
+    random_rows: Generator,
+    source: str,
+) -> None:
+    """Load a checkpoint's state; raise for one that does not fit."""
+    state = checkpoint.state
+    trained = optimizer.param_groups[0]["params"]
+    _check_state(state, trained)
+    check_and_load(model, state["model"], source)
+    for weight, momentum in zip(trained, state["momentum"], strict=True):
+        if momentum is not None:
+            # With the strides of the weight: others may round differently.
+            buffer = torch.empty_like(weight).copy_(momentum).detach()
+            optimizer.state[weight]["momentum_buffer"] = buffer
     random_rows.set_state(state["rows"])
     set_rng_state(state["rng"])
-    return found.notes["history"]
 
 
 def save_pretrained(
     path: str | os.PathLike, model: SplitModel, made_with: dict
 ) -> None:
-    """Write a split model, F included, and the settings of its pretraining, atomically and with checksums.
+    """Write a split model, F included, and the settings of its pretraining.
 
-    ``made_with`` are plain values; at least ``backbone``, ``classes``, ``head_kernel``,
-    ``codebook_size`` and ``codebook_dim``.
+    The file is written atomically and has checksums.
+
+    Args:
+        path: of the file.
+        model: the pretrained model.
+        made_with: plain values; at least ``backbone``, ``classes``, ``head_kernel``,
+            ``codebook_size`` and ``codebook_dim``.
     """
-    write_tensors(
-        path, model.state_dict(), {"format": FORMAT, "made_with": json.dumps(made_with)}
-    )
+    metadata = {"format": FORMAT, "made_with": json.dumps(made_with)}
+    write_tensors(path, model.state_dict(), metadata)
 
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
-    """Read the state dict and the settings that ``save_pretrained`` wrote; ``WeightsError`` for any other file."""
+    """Read the state dict and the settings that ``save_pretrained`` wrote.
+
+    Raises:
+        WeightsError: the file is another one, or lacks a part.
+    """
     try:
         tensors, metadata = read_tensors(path)
     except TensorFileError as error:
         raise WeightsError(str(error)) from error
     if metadata.get("format") != FORMAT:
         raise WeightsError(
-            f"{path} was not written by crumb pretrain (its format is {metadata.get('format')!r}, not {FORMAT!r}); "
-            "plain network weights go to --weights"
+            f"{path} was not written by crumb pretrain (its format is "
+            f"{metadata.get('format')!r}, not {FORMAT!r}); plain network weights go to "
+            "--weights"
         )
-    return tensors, json.loads(metadata["made_with"])
+    try:
+        made_with = loaded_json(metadata.get("made_with", ""))
+        check(MADE_WITH, made_with)
+        classes = made_with["classes"]
+        if not any(tensor.shape[:1] == (classes,) for tensor in tensors.values()):
+            raise StateError(f"classes is {classes}, but no tensor has that many rows")
+    except StateError as error:
+        raise WeightsError(
+            f"{path} is damaged: the settings of its pretraining are wrong ({error}); "
+            "pretrain again"
+        ) from error
+    return tensors, made_with

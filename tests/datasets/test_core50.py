@@ -75,8 +75,7 @@ def test_what_is_missing():
 def test_the_frames_of_the_real_data():
     """Each line of a file is the box of a frame; boxes of frames that the data set lacks begin at -1, -1."""
     with zipfile.ZipFile(DATA / "core50_bbox.zip") as archive:
-        names = []
-        lines = 0
+        names, lines = [], 0
         for name in archive.namelist():
             if found := re.fullmatch(r"bbox/s(\d+)/CropC_o(\d+)\.txt", name):
                 boxes = re.findall(r"Color(\d+): (\S+)", archive.read(name).decode())
@@ -119,8 +118,7 @@ def batches_of(scenario, number, label, training, draw):
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
     """One image of every clip, lists of the five protocols for two runs, and the pickles that Avalanche reads."""
-    root = tmp_path_factory.mktemp("official")
-    draw = random.Random(0)
+    root, draw = tmp_path_factory.mktemp("official"), random.Random(0)
     clips = {
         (s, o): f"s{s}/o{o}/C_{s:02d}_{o:02d}_010.png"
         for s in range(1, 12)
@@ -184,8 +182,7 @@ def test_official_protocols_are_those_of_avalanche(official, scenario, keywords)
         dataset_root=official,
         **keywords,
     )
-    ours = CORe50(**same)
-    theirs = host.CORe50(**same)
+    ours, theirs = CORe50(**same), host.CORe50(**same)
     assert ours.n_classes == theirs.n_classes and ("mini" in keywords) == (
         ours.frame_table.root.name == core50.MINI
     )

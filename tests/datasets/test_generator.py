@@ -285,9 +285,10 @@ def test_where_the_data_are_and_what_is_no_keyword(cifar, tmp_path, monkeypatch)
         OnlineCIFAR100()
     (tmp_path / "cifar100").symlink_to(cifar)
     assert OnlineCIFAR100().n_classes == 100
-    # what is left out of the archive by an interrupt
-    left = [[], ["class_[1-9]*"]]
-    new = tmp_path / "new"
+    left, new = (
+        [[], ["class_[1-9]*"]],
+        tmp_path / "new",
+    )  # what is left out of the archive by an interrupt
 
     def unpack(url, root, unpacked=None, md5=""):
         shutil.copytree(
@@ -325,8 +326,7 @@ def test_a_data_set_of_one_file_is_known_by_name(
 ):
     (tmp_path / "tree_of_a_user.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
-    module = __import__("tree_of_a_user")
-    root = tmp_path / "tree"
+    module, root = __import__("tree_of_a_user"), tmp_path / "tree"
     try:
         for number, name in enumerate(("bee", "cat", "dog")):
             for image, split in enumerate(("train", "train", "test")):

@@ -135,8 +135,7 @@ def test_the_official_layout(official):
 def test_the_simple_layout_has_the_same_rows_and_pretraining_reads_both(
     official, tmp_path
 ):
-    table = TinyImageNetFrames(official)
-    simple = tmp_path / "x" / "tiny_imagenet"
+    table, simple = TinyImageNetFrames(official), tmp_path / "x" / "tiny_imagenet"
     for row in table:
         path = simple / row.split / row.class_name / f"{row.object_name}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -271,8 +270,7 @@ def test_the_run_chooses_the_test_objects_by_position(root):
         (1, 2),
     ]
     for run, numbers in enumerate(pairs):
-        table = ETH80Frames(root, run)
-        held_out = [f"car{number}" for number in numbers]
+        table, held_out = ETH80Frames(root, run), [f"car{number}" for number in numbers]
         assert objects(table, "test", "car") == held_out
         assert objects(table, "train", "car") == [
             car for car in CARS if car not in held_out

@@ -75,8 +75,7 @@ def clips(table):
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("reference", [False, True])
 def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
-    names = WHOLE[name]()
-    counts = LAYOUTS[name].counts
+    names, counts = WHOLE[name](), LAYOUTS[name].counts
     table = FRAMES[name][0](
         "nowhere",
         names if reference or name == "cifar100" else reversed(names),
@@ -104,8 +103,7 @@ def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
     [(name, at) for name in LAYOUTS for at in ("", name, *LAYOUTS[name].places)],
 )
 def test_the_folder_is_found_in_every_place(tmp_path, name, place):
-    frames = FRAMES[name][0]
-    names = ODD.get(name, fake.TINY[name])
+    frames, names = FRAMES[name][0], ODD.get(name, fake.TINY[name])
     fake.write_tiny(name, tmp_path / place) if names is None else fake.write_files(
         tmp_path / place, names
     )
@@ -128,8 +126,7 @@ def test_the_root_may_be_the_folder_of_the_images_of_ilab(tmp_path):
     assert table.read(0).size == (12, 8)
 
 
-BOAT = "boat-i1-b1-c0-r1-l0-f2.jpg"
-CUP = "cup_01_pivothead/cup_01_pivothead"
+BOAT, CUP = "boat-i1-b1-c0-r1-l0-f2.jpg", "cup_01_pivothead/cup_01_pivothead"
 MISFITS = {
     "eth80": (
         "cup1/cup1-000-00.jpg",
@@ -212,8 +209,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_an_image_that_does_not_fit_is_named_with_the_rule(name):
-    layout = LAYOUTS[name]
-    known = ODD.get(name, fake.TINY[name])
+    layout, known = LAYOUTS[name], ODD.get(name, fake.TINY[name])
     for path in MISFITS[name]:
         words = f"image {path} does not fit the layout of {layout.title}: {layout.tree}; {layout.rule}. Rename it"
         with pytest.raises(FrameTableError, match=re.escape(words)):
@@ -257,8 +253,7 @@ def test_a_repeated_frame_is_named(name, first, again):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_folders_with_another_layout(tmp_path, name):
-    frames = FRAMES[name][0]
-    layout = LAYOUTS[name]
+    frames, layout = FRAMES[name][0], LAYOUTS[name]
     advice = re.escape(
         f"{name} is laid out as {layout.tree}; give that folder as root, or make it with `crumb prepare"
     )
@@ -384,9 +379,10 @@ def test_reference_shuffles_the_classes_as_they_are_listed(
 ):
     names = fake.icub_names({"part1": ("book", "cellphone", "mouse")}, (1,), 1)
     fake.write_files(tmp_path, [*names, "part1/ringbinder/nothing.txt"])
-    # as the system lists them
-    listdir = os.listdir
-    listed = ["mouse", "ringbinder", "book", "cellphone"]
+    listdir, listed = (
+        os.listdir,
+        ["mouse", "ringbinder", "book", "cellphone"],
+    )  # as the system lists them
     monkeypatch.setattr(
         os,
         "listdir",

@@ -77,8 +77,7 @@ def test_official_lists():
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_tree_lacks_nothing_and_a_gap_is_named(name):
-    data = BENCHMARKS[name]
-    names = WHOLE[name]
+    data, names = BENCHMARKS[name], WHOLE[name]
     assert data.files.missing(data.frames("nowhere", names)) == []
     folder, gap = {
         "openloris_sequence": (
@@ -163,8 +162,7 @@ def test_the_mixture_of_factors_is_that_of_avalanche(tmp_path, monkeypatch):
         train_transform=pixels,
         eval_transform=pixels,
     )
-    ours = OpenLORIS(**same)
-    theirs = host_openloris.OpenLORIS(**same)
+    ours, theirs = OpenLORIS(**same), host_openloris.OpenLORIS(**same)
     assert ours.n_classes == 3
     for mine, other in (
         (ours.train_stream, theirs.train_stream),
@@ -193,8 +191,7 @@ def test_the_mixture_of_factors_is_that_of_avalanche(tmp_path, monkeypatch):
 
 
 def test_buckets_are_those_of_avalanche(tmp_path):
-    classes = ("BACKGROUND", "bus", "camera")
-    root = tmp_path / "clear10"
+    classes, root = ("BACKGROUND", "bus", "camera"), tmp_path / "clear10"
     names = clear_names(classes, range(1, 11))
     write_files(root, names)
     for split in ("train", "test"):
@@ -250,8 +247,10 @@ def test_images_of_stream51_are_cut_as_in_avalanche(tmp_path):
     file.write_text(json.dumps(entries))
     for number, entry in enumerate(entries):
         Image.effect_noise((12, 8), 90 + number).convert("RGB").save(root / entry[-1])
-    table = Stream51Frames(tmp_path)
-    host = HostStream51(root, train=True, download=False)
+    table, host = (
+        Stream51Frames(tmp_path),
+        HostStream51(root, train=True, download=False),
+    )
     assert (
         table.classes == ("airplane", "bear")
         and len(table.clips(table.rows("train"))) == 4

@@ -56,8 +56,7 @@ def test_colour_does_not_reveal_the_class():
             for path in table.path
         ]
     )
-    train = table.rows("train")
-    test = table.rows("test")
+    train, test = table.rows("train"), table.rows("test")
     centres = np.array(
         [
             colour[train][table.labels[train] == label].mean(axis=0)

@@ -224,15 +224,16 @@ def test_hashes_are_the_same_everywhere():
     ],
 )
 def test_every_column_changes_the_content_hash(change):
-    table = FrameTable([BALL, CUP, CUP_TEST])
-    other = FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
+    table, other = (
+        FrameTable([BALL, CUP, CUP_TEST]),
+        FrameTable([BALL, CUP, replace(CUP_TEST, **change)]),
+    )
     assert table.content_hash() != other.content_hash()
     assert (table.frames_hash() != other.frames_hash()) == ("path" in change)
 
 
 def test_every_damage_is_a_bad_frame(tmp_path):
-    table = FrameTable([replace(CUP, path="1.png")], tmp_path)
-    file = tmp_path / "1.png"
+    table, file = FrameTable([replace(CUP, path="1.png")], tmp_path), tmp_path / "1.png"
     write_image(file, size=(64, 64))
     assert table.read(0).size == (64, 64)
     whole = file.read_bytes()

@@ -277,8 +277,7 @@ def test_photos_are_rotated_on_request_as_by_a_clip_folder_which_names_what_it_c
     tmp_path,
 ):
     table = ClipFolderFrames(write_clip_folder(tmp_path))
-    photo = tmp_path / table.path[0]
-    exif = Image.Exif()
+    photo, exif = tmp_path / table.path[0], Image.Exif()
     pixels = np.full((4, 8, 3), 255, dtype=np.uint8)
     pixels[:, :4] = (
         0  # the left half is black, which is the upper half of the rotated photo

@@ -1,5 +1,7 @@
 """Pretraining trains P and the codebook but not F, resumes bit for bit, and writes a file that is read as written."""
 
+import json
+
 import pytest
 import torch
 from fake_runs import weights_of
@@ -8,11 +10,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
-from crumb_avalanche.models.weights import check_and_load, weights_hash
+from crumb_avalanche.models.weights import (
+    WeightsError,
+    check_and_load,
+    weights_hash,
+)
 from crumb_avalanche.runs import pretrain as command
 from crumb_avalanche.system.folder_lock import in_use, locked
+from crumb_avalanche.system.tensor_file import read_state, write_state, write_tensors
 from crumb_avalanche.training.checkpoint import CheckpointError, CheckpointFolder
 from crumb_avalanche.training.pretraining import (
+    FORMAT,
     PretrainingSettings,
     pretrain,
     read_pretrained,
@@ -342,3 +350,100 @@ def test_a_run_starts_from_the_pretrained_file_with_a_new_head(
             "--output",
             tmp_path / "x.safetensors",
         )
+
+
+def one_epoch(make_model, images, folder, epochs=1):
+    settings = PretrainingSettings(epochs=epochs, batch_size=8)
+    return pretrain(make_model(), images, settings, False, CheckpointFolder(folder))
+
+
+def rewritten(folder, change):
+    """The newest checkpoint of a folder, changed, with right checksums."""
+    path = max(folder.glob("*.safetensors"))
+    state, metadata = read_state(path)
+    notes = json.loads(metadata["notes"])
+    change(state, notes)
+    write_state(path, state, {**metadata, "notes": json.dumps(notes)})
+    return path
+
+
+STATES = {
+    "no model": (lambda state: state.pop("model"), "model is missing"),
+    "no momentum": (lambda state: state.pop("momentum"), "momentum is missing"),
+    "no rows": (lambda state: state.pop("rows"), "rows is missing"),
+    "no random numbers": (lambda state: state.pop("rng"), "rng is missing"),
+    "no torch": (lambda state: state["rng"].pop("torch"), "torch"),
+    "a part more": (lambda state: state.update(x=1), "x is unknown"),
+    "fewer momenta": (lambda state: state["momentum"].pop(), "momentum is a list of"),
+    "another momentum": (
+        lambda state: state["momentum"].__setitem__(0, torch.zeros(3)),
+        r"momentum\[0\] is float32 \(3,\)",
+    ),
+    "a weight less": (
+        lambda state: state["model"].pop("plastic_layers.head.weight"),
+        "has no 'plastic_layers.head.weight'",
+    ),
+    "short rows": (
+        lambda state: state.update(rows=torch.zeros(2, dtype=torch.uint8)),
+        "RNG state",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_checkpoint_without_a_part_is_refused(make_model, images, tmp_path, case):
+    change, words = STATES[case]
+    one_epoch(make_model, images, tmp_path)
+    path = rewritten(tmp_path, lambda state, notes: change(state))
+    with pytest.raises(CheckpointError, match=words) as refusal:
+        one_epoch(make_model, images, tmp_path, epochs=1)
+    assert f"the state in {path} does not fit this pretraining" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "history", [None, [{"loss": 1.0}], [{"loss": "1"}], 3, [{"loss": -1.0}]]
+)
+def test_a_checkpoint_with_other_notes_is_damaged(
+    make_model, images, tmp_path, history
+):
+    one_epoch(make_model, images, tmp_path)
+    rewritten(tmp_path, lambda state, notes: notes.update(history=history))
+    with (
+        pytest.warns(UserWarning, match=r"history.* trying the one before it"),
+        pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged"),
+    ):
+        one_epoch(make_model, images, tmp_path)
+
+
+MADE_WITH = {
+    "backbone": "tiny",
+    "classes": 4,
+    "head_kernel": 1,
+    "codebook_size": 8,
+    "codebook_dim": 4,
+}
+
+
+@pytest.mark.parametrize(
+    "made_with, words",
+    [
+        ([], "a list of 0"),
+        ({**MADE_WITH, "classes": "four"}, "classes is 'four'"),
+        ({**MADE_WITH, "classes": 10**9}, "no tensor has that many rows"),
+        ({**MADE_WITH, "backbone": None}, "backbone is None"),
+        ({"backbone": "tiny"}, "classes is missing"),
+    ],
+)
+def test_a_pretrained_file_with_other_settings(model, tmp_path, made_with, words):
+    path = tmp_path / "made.safetensors"
+    save_pretrained(path, model, made_with)
+    with pytest.raises(WeightsError, match=f"settings of its pretraining.*{words}"):
+        read_pretrained(path)
+
+
+def test_a_pretrained_file_without_settings(model, tmp_path):
+    path = tmp_path / "made.safetensors"
+    write_tensors(path, model.state_dict(), {"format": FORMAT})
+    with pytest.raises(WeightsError, match="is damaged: the settings"):
+        read_pretrained(path)
