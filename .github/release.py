@@ -44,7 +44,8 @@ def run(*words: str, cwd: Path = ROOT, **variables: str) -> str:
     )
     if done.returncode:
         raise Failure(
-            f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
+            f"{' '.join(words)} ended with "
+            f"{done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
         )
     return done.stdout
 
@@ -56,7 +57,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def check_versions(root: Path = ROOT) -> str:
-    """Package, citation and changelog name the same version, and the changelog says what is new."""
+    """Package, citation and changelog name one version, with what is new."""
     now = version(root)
     if not VERSION.fullmatch(now):
         raise Failure(
@@ -81,7 +82,7 @@ def check_versions(root: Path = ROOT) -> str:
 
 
 def check_citation(root: Path = ROOT) -> str:
-    """CITATION.cff has the keys that version 1.2.0 of its schema requires, and no others."""
+    """CITATION.cff has the keys that its schema, version 1.2.0, knows and requires."""
     cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))
     known = {
         "cff-version",
@@ -101,7 +102,8 @@ def check_citation(root: Path = ROOT) -> str:
         "repository-code",
     }:
         raise Failure(
-            f"CITATION.cff has the keys {sorted(cited)}; {sorted(required)} are required"
+            f"CITATION.cff has the keys {sorted(cited)}; {sorted(required)} are "
+            "required"
         )
     for entry in (cited, cited["preferred-citation"]):
         if not entry["authors"] or not all(
@@ -122,7 +124,7 @@ def check_tree() -> str:
 
 
 def built(place: Path) -> tuple[Path, Path]:
-    """Build sdist and wheel of the committed files in a new folder; return their paths."""
+    """Build sdist and wheel of the committed files in a new folder."""
     source = place / "source"
     source.mkdir(parents=True)
     archive = place / "source.tar"
@@ -145,7 +147,7 @@ def built(place: Path) -> tuple[Path, Path]:
 
 
 def check_files() -> str:
-    """Two builds give the same wheel; sdist and wheel pass twine and hold what they should."""
+    """Two builds give the same wheel; twine accepts it, and its files are right."""
     with tempfile.TemporaryDirectory() as folder:
         sdist, wheel = built(Path(folder, "one"))
         _, again = built(Path(folder, "another"))
@@ -224,7 +226,8 @@ def main() -> int:
         print("\nNot ready." if failed else "\nNot everything was checked.")
         return int(failed)
     print(
-        f"\nReady. Next:\n  git tag -a v{version()} -m v{version()} && git push origin v{version()}"
+        f"\nReady. Next:\n  git tag -a v{version()} -m v{version()} && git push origin "
+        f"v{version()}"
     )
     print("  python -m twine upload dist/*")
     return 0

@@ -105,7 +105,7 @@ class Card:
 
 
 class Copy(NamedTuple):
-    """Small copies of an image: a thumbnail as a data URI, its pixels as the network sees them, and its size."""
+    """Small copies of an image: thumbnail (a data URI), network's pixels, and size."""
 
     thumbnail: Markup
     square: Image.Image
@@ -115,7 +115,10 @@ class Copy(NamedTuple):
 def _copying(
     frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[Copy]
 ) -> Frames:
-    """Yield frames and keep small copies: of more than 64 every second, fourth ... one."""
+    """Yield frames and keep small copies.
+
+    Of more than 64 frames, every second, fourth ... one is copied.
+    """
     step = 1
     for number, (path, image) in enumerate(frames):
         if number % step == 0:
@@ -172,7 +175,10 @@ class ContactSheet:
     def ask(
         self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]
     ) -> Iterator[Answer]:
-        """Answer for each image and clip as ``predict_all`` does, with the same arguments, and collect the answers."""
+        """Answer for each image and clip, and collect the answers.
+
+        The arguments are those of ``predict_all``.
+        """
         clips = clips_to_ask(source, self.learner.classes, on_bad=on_bad, report=report)
         for clip in clips:
             if clip.is_folder:
@@ -189,7 +195,10 @@ class ContactSheet:
                 return
 
     def _ask_clip(self, clip: Clip, frames: Iterable) -> Iterator[Answer]:
-        """Answer for some frames of a clip: for each photo of a folder, else one answer with the middle frame."""
+        """Answer for some frames of a clip.
+
+        Of a folder each photo has an answer; a clip has one, with its middle frame.
+        """
         copies: list[Copy] = []
         watched = _copying(frames, self.learner.image_size, copies)
         answers = list(self.learner.predict_all(replace(clip, frames=watched)))
@@ -202,7 +211,7 @@ class ContactSheet:
             yield answer
 
     def ask_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
-        """Answer for boxes of an image as ``predict`` does, and draw each on the image."""
+        """Answer for boxes of an image, as ``predict`` does, and draw each."""
         answers = self.learner.predict(source, boxes)
         (clip,) = clips_to_ask(source, ())
         ((_, image),) = clip.frames
@@ -238,9 +247,10 @@ class ContactSheet:
         """Render the page of a learner's name, with the files that were left out."""
         names = [info.name for info in self.learner.classes]
         wrong = [card for card in self._cards if card.wrong]
+        classes = f"{counted(len(names), 'class')}: {listed(names)}"
         page = AnswersPage(
             title=f"{self.total:,} answers of {name}",
-            lead=f"{self.learner.method}, {counted(len(names), 'class')}: {listed(names)}.",
+            lead=f"{self.learner.method}, {classes}.",
             note=self.learner.note,
             asked=self.pairs.total(),
             right=right_of(self.pairs),
@@ -271,7 +281,10 @@ def mistaken(pairs: Pairs) -> Pairs:
 
 
 def confusion_matrix(pairs: Pairs) -> Matrix | None:
-    """How often each true class (row) was given each answer (column); ``None`` for too many classes."""
+    """Return how often each true class (row) was given each answer (column).
+
+    ``None`` for too many classes.
+    """
     truths = list(dict.fromkeys(truth for truth, _ in pairs))
     answers = [label for _, label in pairs]
     columns = list(dict.fromkeys([*truths, *answers]))
@@ -283,7 +296,7 @@ def confusion_matrix(pairs: Pairs) -> Matrix | None:
 
 
 def _confusion_row(pairs: Pairs, truth: str, columns: Sequence[str]) -> MatrixRow:
-    """Return how often a class was given each answer, and the share of right answers."""
+    """Return how often a class was given each answer, and the share of right ones."""
     numbers = [pairs[truth, label] for label in columns]
     total = sum(numbers)
     cells = []
@@ -306,7 +319,10 @@ def confused_table(pairs: Pairs) -> Table:
 
 
 def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
-    """Encode an image as JPEG with at most ``side`` pixels on the longer side, without its metadata."""
+    """Encode an image as JPEG with at most ``side`` pixels on the longer side.
+
+    Its metadata are left out.
+    """
     small = image.convert("RGB")
     small.thumbnail((side, side), Image.Resampling.BILINEAR)
     small.info.clear()

@@ -83,7 +83,10 @@ def _ledger_table(
 
 
 def curves_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each group: accuracy over all seen classes after each experience (joint: the last)."""
+    """Return a line for each group: accuracy over all seen classes as they come.
+
+    A joint learner has the last one alone.
+    """
     width = _width(groups)
     columns = {"group": "group"}
     columns |= {f"after_{number}": f"exp {number}" for number in range(1, width + 1)}
@@ -97,7 +100,11 @@ def curves_table(groups: Sequence[Group]) -> Table:
 
 
 def runs_table(groups: Sequence[Group], beside: Path) -> Table:
-    """Return a line for each run: accuracy, bytes, seconds, the settings that vary, and its path from a folder."""
+    """Return a line for each run.
+
+    It has accuracy, bytes, seconds, the settings that vary, and the run's path from a
+    folder.
+    """
     width = _width(groups)
     settings = dict.fromkeys(
         ["strategy", "benchmark", "protocol", *differences(groups)]
@@ -174,7 +181,7 @@ def same_settings(groups: Sequence[Group]) -> Table:
 
 
 def accuracy_matrix(group: Group) -> Matrix:
-    """Return the mean accuracies on each experience's classes, and over all seen, after each experience.
+    """Return mean accuracies by experience, a row after each, the last column of all.
 
     A cell is empty where a run was not tested.
     """
@@ -213,7 +220,7 @@ def _mean(values: Sequence[float]) -> Cell:
 
 
 def classes_of_experiences(group: Group) -> list[list[str]]:
-    """Return the classes of each experience if the group has one order of them, else nothing."""
+    """Return the classes of each experience; none if the runs differ in their order."""
     run = group.runs[0]
     if len(group.runs) > 1 or not run.classes_seen or run.joint:
         return []

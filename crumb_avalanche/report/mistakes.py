@@ -1,4 +1,4 @@
-"""``mistakes.html`` of a run on own clips: what it got wrong, from how much it learned, and what would help most."""
+"""``mistakes.html`` of a run on own clips: what was wrong, and what would help most."""
 
 import re
 from collections import Counter
@@ -37,7 +37,8 @@ MOST_EXAMPLES = 3  # images of each side of a pair
 # Kinds of test images, from far from what was learned to near.
 KINDS = (
     "other objects than were learned",
-    "learned objects in another clip: a new background, if it was filmed in another place",
+    "learned objects in another clip: a new background, if it was filmed in another "
+    "place",
     "the rest of a clip that was learned: near copies, so hardly a test",
 )
 
@@ -71,7 +72,10 @@ class ClassCounts:
 
 @dataclass(frozen=True)
 class Example:
-    """An image on the page: its thumbnail, empty if its file changed, and where its owner finds it."""
+    """An image on the page: its thumbnail, and where its owner finds it.
+
+    The thumbnail is empty if the file changed since the run read it.
+    """
 
     image: Markup
     place: str
@@ -147,10 +151,11 @@ def write_mistakes(
     pairs = pairs_of(table, predictions)
     classes = counts_of(table, pairs)
     asked = len(predictions["row"])
+    learned = f"{counted(len(classes), 'class')} of {table.root}"
     help_most = advice(classes, len(wrong), unread, preset, strategy)
     page = MistakesPage(
         title=f"{len(wrong):,} mistakes of {asked:,} test images",
-        lead=f"{strategy}, preset {preset}, {counted(len(table.classes), 'class')} of {table.root}.",
+        lead=f"{strategy}, preset {preset}, {learned}.",
         asked=asked,
         right=asked - len(wrong),
         wrong=len(wrong),
@@ -179,7 +184,10 @@ def pairs_of(table: FrameTable, predictions: Predictions) -> Pairs:
 
 
 def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
-    """Count what each class was learned from, and its test images by true and answered class (``pairs``)."""
+    """Count what each class was learned from and tested on.
+
+    ``pairs`` are the test images by true and answered class.
+    """
     tested: Counter[str] = Counter()
     for (truth, _), number in pairs.items():
         tested[truth] += number
@@ -203,7 +211,7 @@ def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
 
 
 def class_table(classes: Sequence[ClassCounts]) -> Table:
-    """A line for each class: accuracy, and what it was learned from; the worst first."""
+    """Return a line for each class, the worst first: accuracy, and what was learned."""
     columns = {
         "class": "class",
         "accuracy": "right, %",
@@ -231,7 +239,7 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
 
 
 def places_table(table: FrameTable, predictions: Predictions) -> Table:
-    """A line for each kind of test image: other object, other clip, or the rest of a clip that was learned."""
+    """Return a line for each kind of test image, see ``KINDS``."""
     objects = set()
     clips = set()
     for row in table.rows("train").tolist():
@@ -262,7 +270,7 @@ def places_table(table: FrameTable, predictions: Predictions) -> Table:
 def pair_pictures(
     table: FrameTable, predictions: Predictions, pairs: Pairs
 ) -> list[ConfusedPair]:
-    """Return the pairs confused most, with some mistakes and some of what the answered class learned."""
+    """Return the pairs confused most, with images of both sides."""
     confused = []
     for (truth, label), _ in mistaken(pairs).most_common(MOST_PAIRS):
         is_truth = predictions["label"] == table.classes.index(truth)
@@ -290,7 +298,7 @@ def _examples(table: FrameTable, rows: np.ndarray) -> list[Example]:
 
 
 def picture_of(table: FrameTable, row: int) -> Markup:
-    """Return the thumbnail of a frame, empty if its file changed since the run read it."""
+    """Return the thumbnail of a frame; empty if its file changed since the run."""
     try:
         return thumbnail(table.read(row))
     except BadFrameError:
@@ -317,7 +325,10 @@ def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
 
 
 def place_of(path: str) -> str:
-    """Return where an owner finds a frame: of one that was taken out of a video, the video and the second."""
+    """Return where an owner finds a frame.
+
+    Of one that was taken out of a video, that is the video and the second.
+    """
     taken = re.fullmatch(
         rf"{re.escape(FRAMES_FOLDER)}/(?P<fps>[\d.]+)fps/(?P<video>.+)/(?P<number>\d+)\.png",
         path,
@@ -335,7 +346,10 @@ def advice(
     preset: str = "recommended",
     strategy: str = "rda",
 ) -> list[str]:
-    """Return what would help most, the most helpful first as far as the counts tell; ``unread`` files were left out."""
+    """Return what would help most, the most helpful first as far as the counts tell.
+
+    ``unread`` is the number of files that were left out.
+    """
     lines = []
     files = unread + sum(counts.images + counts.tested for counts in classes)
     if unread >= UNREAD * files:
@@ -345,7 +359,8 @@ def advice(
     lines += _few_objects(classes)
     if preset != "recommended" and mistakes:
         lines.append(
-            f"Try --preset recommended: this run had preset {preset} and strategy {strategy}; the README compares the "
+            f"Try --preset recommended: this run had preset {preset} and strategy "
+            f"{strategy}; the README compares the "
             "presets on other images than yours."
         )
     lines += _uncertain(classes)
@@ -364,8 +379,10 @@ def _uncertain(classes: Sequence[ClassCounts]) -> list[str]:
     if not uncertain:
         return []
     return [
-        f"Do not trust the accuracy of single classes too much: {len(uncertain)} of {len(classes)} were tested on "
-        f"fewer than {FEW_TESTED} images or on one object, such as {', '.join(uncertain[:MOST_NAMED])}. More objects "
+        f"Do not trust the accuracy of single classes too much: {len(uncertain)} of "
+        f"{len(classes)} were tested on "
+        f"fewer than {FEW_TESTED} images or on one object, such as "
+        f"{', '.join(uncertain[:MOST_NAMED])}. More objects "
         "make the test firmer."
     ]
 
@@ -377,14 +394,18 @@ def film_next(pairs: Pairs) -> list[str]:
         if number > 1:
             mistakes = counted(wrong.total(), "mistake")
             return [
-                f"Film {truth} next, in another place and from the sides that tell it from {label}: {number} of "
+                f"Film {truth} next, in another place and from the sides that tell it "
+                f"from {label}: {number} of "
                 f"{mistakes} are {truth} taken for {label}."
             ]
     return []
 
 
 def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
-    """Name the classes with fewer right answers than all together and fewer objects than most, the worst first."""
+    """Name bad classes of few objects, the worst first.
+
+    They have fewer right answers than all together, and fewer objects than most.
+    """
     tested = sum(counts.tested for counts in classes)
     right = sum(counts.right for counts in classes)
     overall = right / tested if tested else 1.0
@@ -403,7 +424,9 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
         clips = counted(counts.clips, "clip")
         images = counted(counts.images, "image")
         lines.append(
-            f"Show other objects of {counts.name}: {counts.right} of {counts.tested} test images right, learned from "
-            f"{objects} in {clips} ({images}); the median of the classes is {usual:g} {unit}."
+            f"Show other objects of {counts.name}: {counts.right} of {counts.tested} "
+            "test images right, learned from "
+            f"{objects} in {clips} ({images}); the median of the classes is {usual:g} "
+            f"{unit}."
         )
     return lines

@@ -1,4 +1,7 @@
-"""What HTML pages are made of: tables, which CSV shows too, and a layout. Pages make no request."""
+"""What HTML pages are made of: tables, which CSV shows too, and a layout.
+
+Pages make no request.
+"""
 
 import base64
 import hashlib
@@ -23,7 +26,7 @@ MARK = '<meta name="generator" content="crumb-avalanche">'  # in every page
 
 
 class Cell(NamedTuple):
-    """Text of a table cell, and the value that a program reads or sorts by if it differs."""
+    """Text of a table cell, and the value that programs read if it differs."""
 
     text: str
     value: str | None = None
@@ -56,7 +59,10 @@ class Table:
 
     @classmethod
     def of(cls, columns: dict[str, str], rows: Sequence[Mapping[str, Cell]]) -> "Table":
-        """Make a table of cells by column; a column that no row has is left out, a cell that a row lacks is empty."""
+        """Make a table of cells by column.
+
+        A column that no row has is left out, a cell that a row lacks is empty.
+        """
         present = {name for row in rows for name in row}
         used = {name: head for name, head in columns.items() if name in present}
         cells = []
@@ -97,7 +103,7 @@ def count(value: float) -> Cell:
 
 
 def percent(values: Sequence[float]) -> Cell:
-    """Mean ± standard deviation (n - 1) of accuracies in percent; a single value alone."""
+    """Mean ± standard deviation (n - 1) of accuracies in percent; of one, itself."""
     return Cell(mean_text(values, ".2f", "±"))
 
 
@@ -151,7 +157,10 @@ class Matrix:
 
 @cache
 def environment() -> Environment:
-    """The templates, with everything escaped that is not ``Markup`` and characters that are not seen as escapes.
+    """Return the templates.
+
+    Everything is escaped that is not ``Markup``, and characters that are not seen are
+    shown as escapes.
 
     ``page.html`` also finds the style, the script and its hash: its policy lets only
     this script run.
@@ -176,7 +185,7 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Return markup as it is, and a text with escapes for characters that are not seen."""
+    """Return markup as it is, a text with escapes for characters that are not seen."""
     return value if hasattr(value, "__html__") else printable(value)
 
 
@@ -187,7 +196,10 @@ def is_page(path: Path) -> bool:
 
 
 def render(template: str, page: Any) -> str:
-    """Render a template with the attributes of a dataclass, in ASCII, which reads the same in every encoding."""
+    """Render a template with the attributes of a dataclass.
+
+    The page is ASCII, which reads the same in every encoding.
+    """
     values = {entry.name: getattr(page, entry.name) for entry in fields(page)}
     text = environment().get_template(template).render(values)
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -1,4 +1,4 @@
-"""Pictures of results, drawn without a display from numbers alone: accuracy curves and final accuracies.
+"""Pictures of results: accuracy curves and final accuracies, drawn without a display.
 
 Artists of curve n have a gid that begins with ``group-n-``, by which a page finds them.
 """
@@ -82,7 +82,10 @@ class Curve:
         joint: bool,
         classes_seen: Sequence[int] | None,
     ) -> "Curve":
-        """Summarise the accuracies of each run after each experience, ``None`` where it was not tested."""
+        """Summarise the accuracies of each run after each experience.
+
+        They are ``None`` where it was not tested.
+        """
         after_each = list(zip(*accuracies))
         std = None
         if len(accuracies) > 1:
@@ -108,7 +111,10 @@ def _over_runs(
 
 
 def chance_of(curves: Sequence[Curve]) -> list[float]:
-    """Return the chance level after each experience, in percent; empty unless all curves share it."""
+    """Return the chance level after each experience, in percent.
+
+    Empty unless all curves share it.
+    """
     levels = [curve.chance or [] for curve in curves]
     chance = max(levels, key=len)  # a joint learner has the last entry only
     for curve, level in zip(curves, levels):
@@ -152,7 +158,10 @@ def draw_curves(
 def _draw_curve(
     axes: Axes, curve: Curve, number: int, longest: int, bands: bool
 ) -> None:
-    """Draw curve ``number`` and its band; a joint learner as a line over all ``longest`` experiences."""
+    """Draw curve ``number`` and its band.
+
+    A joint learner is a line over all ``longest`` experiences.
+    """
     colour = COLOURS[number % len(COLOURS)]
     style = LINES[number // len(COLOURS) % len(LINES)]
     marker = MARKERS[number % len(MARKERS)]
@@ -192,7 +201,10 @@ def _draw_curve(
 
 
 def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> None:
-    """Draw a bar for each group's final accuracy, a dot for each run's, and a line for the chance level if given."""
+    """Draw a bar for each group's final accuracy, and a dot for each run's.
+
+    A line shows the chance level if it is given.
+    """
     rows = np.arange(len(curves))
     bars = axes.barh(
         rows,
@@ -226,7 +238,7 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
 
 
 def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
-    """Draw what stands on the bar of a row: the standard deviation, a dot for each run, and the numbers."""
+    """Draw what stands on a bar: standard deviation, a dot for each run, numbers."""
     artists: list[Artist] = []
     mean = curve.mean[-1]
     spread = 0.0
@@ -257,7 +269,10 @@ def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
 
 
 def literal(text: str) -> str:
-    """Escape a text so that it is drawn literally: no formulas between dollar signs, no characters invalid in SVG."""
+    """Escape a text so that it is drawn literally.
+
+    Dollar signs begin no formula, and characters that are invalid in SVG are escaped.
+    """
     return printable(text).replace("$", r"\$")
 
 
@@ -291,7 +306,7 @@ def save(figure: Figure, folder: Path, name: str = "report") -> list[Path]:
 
 
 def comparison_picture(title: str, curves: Sequence[Curve]) -> Figure:
-    """Draw groups of runs: curves with bands of one standard deviation, and final accuracies."""
+    """Draw groups of runs: curves with bands of one standard deviation, and finals."""
     chance = chance_of(curves)
     height = max(5.0, 2.2 + 0.55 * len(curves))
     with matplotlib.rc_context(STYLE):
@@ -325,7 +340,10 @@ class PageFigures:
 
 
 def page_figures(curves: Sequence[Curve]) -> PageFigures:
-    """Draw the accuracy after each experience, and the final accuracy, without titles: the page has captions."""
+    """Draw the accuracy after each experience, and the final accuracy.
+
+    They have no titles: the page has captions.
+    """
     size = (8, max(4.6, 1 + 0.4 * len(curves)))
     chance = chance_of(curves)
     with matplotlib.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""``crumb report``: tables, pictures and ``report.html`` of the finished runs in some folders.
+"""``crumb report``: tables, pictures and ``report.html`` of finished runs.
 
 The page makes no request and is readable without its script.
 """
@@ -57,11 +57,14 @@ MAIN_SETTINGS = (
 )
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 LONGEST_TITLE = 80  # characters
-TIMES = "times of different runs are comparable only when measured side by side on the same machine"
+TIMES = (
+    "times of different runs are comparable only when measured side by side on the "
+    "same machine"
+)
 
 
 def main(settings: ReportSettings) -> None:
-    """Print tables of the runs in some folders; write a page, pictures, and tables as CSV.
+    """Print tables of runs; write a page, pictures, and tables as CSV.
 
     Raises:
         ValueError: there is no finished run, or a run cannot be read; the others are
@@ -106,7 +109,7 @@ def main(settings: ReportSettings) -> None:
 
 
 def _usual_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
-    """Return the folder of a single run, the only given folder, or the one in which several lie."""
+    """Return the folder of a single run, the given one, or that of several."""
     if len(runs) == 1:
         return runs[0].folder
     first = Path(folders[0])
@@ -136,7 +139,9 @@ def _contents(
 
 
 def _write_files(output: Path, contents: dict[str, bytes]) -> None:
-    """Write the files of a report, all or none: the files of an earlier one are replaced when all are complete.
+    """Write the files of a report, all or none.
+
+    The files of an earlier one are replaced when all are complete.
 
     Raises:
         ValueError: they cannot be written, for instance because the disk is full.
@@ -154,13 +159,17 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
             error.filename = str(output)
         reason = cured(error) or f"{output}: {error}"
         raise ValueError(
-            f"the report cannot be written to {reason}; or name another folder with --output"
+            f"the report cannot be written to {reason}; or name another folder with "
+            "--output"
         ) from error
 
 
 @contextmanager
 def _removed_if_it_fails(folder: Path) -> Iterator[None]:
-    """Remove a folder and its parents after an error in the ``with`` block if they were not there before."""
+    """Remove a folder and its parents after an error in the ``with`` block.
+
+    Those that were there before stay.
+    """
     absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
@@ -195,7 +204,8 @@ def print_run(group: Group) -> None:
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:
     """Print groups of runs side by side."""
     print(
-        "final accuracy over all classes: mean +- standard deviation of runs (n - 1); the others are means"
+        "final accuracy over all classes: mean +- standard deviation of runs (n - 1); "
+        "the others are means"
     )
     print(summary.lines)
     print(f"images/s: {TIMES}")
@@ -233,7 +243,7 @@ class StreamPart:
 
 @dataclass(frozen=True)
 class MatrixPart:
-    """The accuracy matrix of a group, and the classes of each experience, which may be empty."""
+    """The accuracy matrix of a group, and the classes of each experience, if known."""
 
     group: Group
     matrix: Matrix
@@ -278,11 +288,16 @@ class ReportPage:
 def report_page(
     groups: Sequence[Group], summary: Table, runs: Table, left_out: Sequence[str]
 ) -> ReportPage:
-    """Return the page about groups of runs, with a table of the groups, one of the runs, and what is left out."""
+    """Return the page about groups of runs.
+
+    It shows a table of the groups, one of the runs, and what is left out.
+    """
     total = sum(len(group.runs) for group in groups)
     lead = (
-        f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the runs of a group differ in their "
-        "seed only. Accuracy is in percent of the test images, mean ± standard deviation over runs (n - 1)."
+        f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the "
+        "runs of a group differ in their "
+        "seed only. Accuracy is in percent of the test images, mean ± standard "
+        "deviation over runs (n - 1)."
     )
     run_numbers = []
     for number, group in enumerate(groups):
@@ -367,7 +382,7 @@ def _figures(
 
 
 def _labels_within(groups: Sequence[Group]) -> list[str]:
-    """Labels of groups on one stream, without the stream's name if they stay distinct."""
+    """Return labels of groups on one stream, without its name if they stay distinct."""
     labels = []
     for group in groups:
         label = group.label

@@ -1,4 +1,4 @@
-"""Reads finished runs from their folders, and groups those that differ in their seed only."""
+"""Finished runs, read from their folders, and groups that differ in their seed only."""
 
 import csv
 import io
@@ -89,7 +89,10 @@ class Run:
 
     @property
     def joint(self) -> bool:
-        """Whether all classes were learned at once: one row of accuracies on the classes of several experiences."""
+        """Whether all classes were learned at once.
+
+        Then there is one row of accuracies on the classes of several experiences.
+        """
         return len(self.matrix) == 1 and len(self.matrix[0]) > 1
 
     @property
@@ -99,7 +102,7 @@ class Run:
 
     @property
     def classes_seen(self) -> list[int] | None:
-        """Number of classes seen after each experience, if the run lists its classes."""
+        """Number of classes seen after each experience, if the run lists them."""
         if self.joint:
             classes = self.result.get("classes_order")
             return [len(classes)] if classes else None
@@ -124,7 +127,10 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Key that is equal for the runs of a group: the compared settings, and the content of the files they name."""
+        """Key that is equal for the runs of a group.
+
+        It holds the compared settings, and the content of the files that they name.
+        """
         compared = self.compared
         content = dict(self.result.get("provenance", {}))
         if "dataset_root" in compared and "dataset_root" in content:
@@ -136,7 +142,7 @@ class Run:
         return json.dumps(compared | content, sort_keys=True, default=str)
 
     def accuracy_after(self, width: int) -> list[float | None]:
-        """Return the accuracy after each of ``width`` experiences; ``None`` where there is none.
+        """Return the accuracy after each of ``width`` experiences, or ``None``.
 
         A joint learner has one accuracy, which compares with the end of a stream.
         """
@@ -157,7 +163,7 @@ class Group:
 
     @property
     def stream(self) -> Stream:
-        """The stream that was learned; that of a joint learner has the protocol ``JOINT``."""
+        """The stream that was learned; a joint learner's has the protocol ``JOINT``."""
         return Stream(
             self.settings["benchmark"],
             self.settings["protocol"],
@@ -208,7 +214,8 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
         if not folder.is_dir():
             state = "is a file" if folder.exists() else "does not exist"
             problems.append(
-                f"{folder} {state}; crumb report takes folders, each the --output of crumb run"
+                f"{folder} {state}; crumb report takes folders, each the --output of "
+                "crumb run"
             )
             continue
         below = _runs_below(folder)
@@ -222,7 +229,10 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
 
 
 def _runs_below(top: Path) -> FoundRuns:
-    """Find the runs in and below a folder, ``run2`` before ``run10``; not below a finished one."""
+    """Find the runs in and below a folder, ``run2`` before ``run10``.
+
+    What lies below a finished one is not looked at.
+    """
     finished: list[Path] = []
     started: list[Path] = []
     for path, below, files in os.walk(top):
@@ -248,11 +258,14 @@ def _natural_order(name: str) -> list[str | int]:
 
 def _nothing_finished(top: Path, started: list[Path]) -> str:
     """Say that a folder holds no finished run, and what to do."""
-    text = f"{top} holds no finished run: there is no {RESULT}, which a run writes last, in it or below it. "
+    text = (
+        f"{top} holds no finished run: there is no {RESULT}, which a run writes last, "
+        "in it or below it. "
+    )
     if not started:
         return (
-            text
-            + "Nor is there a config.yaml of an unfinished run; give the --output of crumb run."
+            f"{text}Nor is there a config.yaml of an unfinished run; give the --output "
+            "of crumb run."
         )
     text += f"Started but not finished: {', '.join(map(str, started))}. "
     errors = [folder / ERROR for folder in started]
@@ -282,12 +295,13 @@ def read_run(folder: Path) -> Run:
         return Run(folder, read_settings(folder), result, ledger, matrix)
     except (RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
-            f"{folder} holds settings, a ledger or a matrix that no run writes ({error}); repeat the run, or remove it"
+            f"{folder} holds settings, a ledger or a matrix that no run writes "
+            f"({error}); repeat the run, or remove it"
         ) from error
 
 
 def _read_matrix(text: str) -> list[list[float]]:
-    """Read ``accuracy_matrix.csv`` without its heading, names of rows and empty cells."""
+    """Read the numbers of ``accuracy_matrix.csv``, without empty cells."""
     _, *lines = csv.reader(io.StringIO(text))
     matrix = []
     for line in lines:
@@ -310,7 +324,10 @@ def _check_matrix(matrix: list[list[float]], result: dict[str, Any]) -> None:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """Group runs that differ in their seed only, in the order they were found, with distinct labels."""
+    """Group runs that differ in their seed only.
+
+    Groups are in the order in which they were found, and have distinct labels.
+    """
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
         by_identity.setdefault(run.identity, []).append(run)
@@ -328,7 +345,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label_differences(groups: list[Group]) -> None:
-    """Add the settings that tell groups of one label apart, and always those of the stream."""
+    """Add the settings that tell groups apart, and always those of the stream."""
     varying = differences(groups)
     ordered = dict.fromkeys([*IDENTITY, *varying])
     for name in ordered:
@@ -355,7 +372,10 @@ def _number_equal_labels(groups: list[Group]) -> None:
 
 
 def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
-    """Return the streams under which each group is shown; a joint learner is under every stream of its images."""
+    """Return the streams under which each group is shown.
+
+    A joint learner is under every stream of its images.
+    """
     learned = dict.fromkeys(
         group.stream for group in groups if group.stream.protocol != JOINT
     )
@@ -394,7 +414,8 @@ def notes_on(groups: Sequence[Group]) -> list[str]:
     for first, second in combinations(groups, 2):
         if first.settings == second.settings:
             notes.append(
-                f"{first.label} and {second.label}: the files that they name differ in content"
+                f"{first.label} and {second.label}: the files that they name differ in "
+                "content"
             )
     for group in groups:
         notes += _notes_on_repeats(group)

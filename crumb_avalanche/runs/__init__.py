@@ -1,1 +1,1 @@
-"""What ``crumb run`` does: plan, session, progress, and files of a run folder; the typed settings of all commands."""
+"""What ``crumb run`` does: settings, plan, session, progress, files of a run folder."""

@@ -1,4 +1,4 @@
-"""``crumb demo``: pretrain on ten rendered shapes, learn a stream of ten others, and compare; no download."""
+"""``crumb demo``: pretrain on rendered shapes, learn others, and compare methods."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,8 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     if not pretrained.exists() or settings.overwrite:
         _pretrain(settings, network_file, pretrained)
     print(
-        "\n3. streaming ten other shapes, two classes at a time; after the first two, every clip is seen once"
+        "\n3. streaming ten other shapes, two classes at a time; after the first two, "
+        "every clip is seen once"
     )
     shared = RunSettings(
         benchmark=BENCHMARK,
@@ -78,21 +79,24 @@ def _refuse_others(path: Path, kind: str) -> None:
     """Raise FileExistsError for a file that is not of a format of the demo."""
     if path.exists() and format_of(path) != kind:
         raise FileExistsError(
-            f"{path} exists and is not of a demo, so it stays as it is: choose another --output"
+            f"{path} exists and is not of a demo, so it stays as it is: choose another "
+            "--output"
         )
 
 
 def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> None:
-    """Train a small network on rendered shapes, then plastic layers and codebook as CRUMB does."""
+    """Train a network on shapes, then plastic layers and codebook as CRUMB does."""
     set_up_process(settings.threads, settings.seed)
     images = shapes(pixel_transform(SIZE), settings.progress)
     print(
-        f"\n1. training a small network on {len(images)} images of {len(PRETRAINING_CLASSES)} rendered shapes"
+        f"\n1. training a small network on {len(images)} images of "
+        f"{len(PRETRAINING_CLASSES)} rendered shapes"
     )
     network = train_network(images, progress=settings.progress)
     write_tensors(network_file, network.state_dict(), {"format": NETWORK})
     print(
-        "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory blocks"
+        "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory "
+        "blocks"
     )
     made_with = PretrainSettings(
         data="rendered shapes",
@@ -111,7 +115,10 @@ def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> N
 
 
 def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
-    """Draw all frames of the pretraining shapes: ``(N, 3, 64, 64)`` uint8 and labels."""
+    """Draw all frames of the pretraining shapes.
+
+    Returns ``(N, 3, 64, 64)`` uint8 and labels.
+    """
     table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
     drawn = []
     with progress_bar(len(table), "drawing shapes", show=progress) as bar:

@@ -7,7 +7,9 @@ from crumb_avalanche.system import setting_ranges as ranges
 
 @dataclass
 class DemoSettings(ranges.InRange):
-    """Pretrain on rendered shapes, learn a stream of other shapes, and compare CRUMB with its bounds; no download.
+    """Pretrain on rendered shapes, learn others, and compare CRUMB with its bounds.
+
+    Nothing is downloaded.
 
     Attributes:
         output: folder for the runs, the table and the picture; runs finished in it are

@@ -1,4 +1,7 @@
-"""The plan of a run: settings with all defaults filled in. Imports neither torch nor Avalanche."""
+"""The plan of a run: settings with all defaults filled in.
+
+Imports neither torch nor Avalanche.
+"""
 
 import hashlib
 import json
@@ -43,16 +46,23 @@ def rows() -> dict[str, dict[str, Any]]:
 
 
 def preset_settings(preset: str) -> dict[str, Any]:
-    """Return the settings of a preset where none are given; ``method`` by the name of a method."""
+    """Return the settings of a preset where none are given.
+
+    ``method`` is by the name of a method.
+    """
     return {**DEFAULTS, "method": {}, **rows()["presets"][preset]}
 
 
 def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
-    """Return the settings that the paper's authors used for a method on a benchmark; ``method`` are its own."""
+    """Return the settings of the paper's authors for a method on a benchmark.
+
+    ``method`` are those of the method itself.
+    """
     methods = rows()["paper"]
     if strategy not in methods:
         raise ValueError(
-            f"the paper's authors did not run {strategy}, so the family 'paper' has no settings for it; they ran "
+            f"the paper's authors did not run {strategy}, so the family 'paper' has no "
+            "settings for it; they ran "
             f"{', '.join(methods)}. Use --family fair"
         )
     settings = {"method": {}, **rows()["usual"], **methods[strategy]}
@@ -100,7 +110,10 @@ class RunPlan(RunSettings):
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
-        """Fill in settings that are ``None``, from the family, the preset, the benchmark and the method's defaults."""
+        """Fill in the settings that are ``None``.
+
+        Values come from the family, else the preset, the benchmark or the method.
+        """
         preset = settings.preset or _usual_preset(settings)
         defaults = preset_settings(preset)
         strategy = settings.strategy or defaults["strategy"]
@@ -169,7 +182,7 @@ def _names_of_settings() -> list[str]:
 
 
 def _usual_preset(settings: RunSettings) -> Preset:
-    """Return the preset of settings that give none: the most accurate one for own clips."""
+    """Return the preset of settings that give none, the most accurate for own clips."""
     if settings.benchmark == CLIPS and settings.family is None:
         return "recommended"
     return "paper"
@@ -185,7 +198,7 @@ def _filled(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
 
 
 def _budget(settings: RunSettings, image_size: int) -> int:
-    """Return the memory budget in bytes: as given, or of raw images of a side in pixels."""
+    """Return the memory budget in bytes: as given, or of raw images of a side."""
     if settings.budget_bytes is not None:
         return settings.budget_bytes
     images: float = get_benchmark(settings.benchmark).budget_images
@@ -200,7 +213,9 @@ def _budget(settings: RunSettings, image_size: int) -> int:
 def usual_settings(
     benchmark: str, preset: str, strategy: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a run that sets these only; those of the method are named ``method.NAME``.
+    """Return the settings of a run that sets these only.
+
+    Those of the method are named ``method.NAME``.
 
     Defaults of the method stand in its file, whose libraries may be missing where runs
     are only reported: then they are left out.

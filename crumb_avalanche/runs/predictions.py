@@ -16,7 +16,7 @@ CONFIDENCE = "confidence"  # column of float32, from 0 to 1
 
 
 class PredictionsPlugin(StatefulPlugin):
-    """Record labels, predicted classes and their probabilities of the latest evaluation, in order."""
+    """Record labels, answers and probabilities of the latest evaluation, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,10 @@ class PredictionsPlugin(StatefulPlugin):
         self.confidence += probabilities(strategy, logits).amax(1).tolist()
 
     def write(self, folder: Path, rows: np.ndarray) -> None:
-        """Write ``predictions.npz`` atomically, with the row of each image in the frame table, ``(N,)``."""
+        """Write ``predictions.npz`` atomically.
+
+        ``rows``, ``(N,)``, are those of the images in the frame table.
+        """
         path = folder / PREDICTIONS
         with atomic_write(path) as file:
             np.savez_compressed(
@@ -50,7 +53,7 @@ class PredictionsPlugin(StatefulPlugin):
             )
 
     def state_dict(self):
-        """Return the answers of the latest evaluation: int32 ``(N,)``, confidence float32."""
+        """Return the latest evaluation: int32 ``(N,)``, confidence float32."""
         return {
             "labels": np.asarray(self.labels, np.int32),
             "answers": np.asarray(self.answers, np.int32),
@@ -65,7 +68,9 @@ class PredictionsPlugin(StatefulPlugin):
 
 
 def read_predictions(folder: Path) -> dict[str, np.ndarray]:
-    """Read the predictions of a run, sorted by row: those of runs on the same test set align.
+    """Read the predictions of a run, sorted by row.
+
+    Those of runs on the same test set align.
 
     Returns:
         ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)``

@@ -1,4 +1,4 @@
-"""``crumb pretrain``: pretrain on labelled images and write a file for ``crumb run --pretrained``."""
+"""``crumb pretrain``: pretrain on labelled images, for ``crumb run --pretrained``."""
 
 import inspect
 from collections.abc import Sequence
@@ -62,7 +62,8 @@ def main(settings: PretrainSettings) -> None:
     _refuse_existing(output, settings.overwrite)
     if output.exists() and format_of(output) != FORMAT:
         raise FileExistsError(
-            f"{output} exists and is not of crumb pretrain, so it stays as it is: choose another --output"
+            f"{output} exists and is not of crumb pretrain, so it stays as it is: "
+            "choose another --output"
         )
     if not settings.data.startswith(TORCHVISION):
         settings = replace(settings, data=str(Path(settings.data).resolve()))
@@ -83,7 +84,8 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
     """Raise FileExistsError if the output is there and is not to be replaced."""
     if output.exists() and not overwrite:
         raise FileExistsError(
-            f"{output} exists already; choose another --output, or replace it with --overwrite true"
+            f"{output} exists already; choose another --output, or replace it with "
+            "--overwrite true"
         )
 
 
@@ -147,13 +149,14 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
     checkpoints.clear(but=LOCK)
     print(_history_table(history))
     print(
-        f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to {output}; use it with crumb run "
+        f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to "
+        f"{output}; use it with crumb run "
         f"--pretrained {output}"
     )
 
 
 def _images_key(settings: PretrainSettings, images: Any) -> str:
-    """Return a key of the images of a data set, which changes if one of its files does."""
+    """Return a key of a data set's images, which changes if one of its files does."""
     samples = getattr(images, "samples", None)
     if samples:
         return files_key(path for path, _ in samples)
@@ -204,7 +207,7 @@ def _is_visible_image(path: str) -> bool:
 
 
 def open_images(settings: PretrainSettings) -> Any:
-    """Open the labelled images of ``--data`` as a data set of ``uint8`` tensors with ``targets``.
+    """Open the labelled images of ``--data``: ``uint8`` tensors with ``targets``.
 
     Raises:
         ValueError: there is no such data set or folder, or it cannot be downloaded.
@@ -217,7 +220,10 @@ def open_images(settings: PretrainSettings) -> Any:
 
 
 def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
-    """Open the training images of a data set of torchvision, which is downloaded if it is not in the folder."""
+    """Open the training images of a data set of torchvision.
+
+    It is downloaded if it is not in the folder.
+    """
     from torchvision import datasets
 
     factory = getattr(datasets, name, None)
@@ -227,7 +233,8 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
         or "train" not in inspect.signature(factory).parameters
     ):
         raise ValueError(
-            f"torchvision has no data set {name!r} with train=True, as CIFAR10, CIFAR100 and FashionMNIST have; "
+            f"torchvision has no data set {name!r} with train=True, as CIFAR10, "
+            "CIFAR100 and FashionMNIST have; "
             "unpack it as an image folder (one folder per class) and give that"
         )
     try:
@@ -237,7 +244,8 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
         if isinstance(error, OSError) and cured(error):
             raise
         raise ValueError(
-            f"torchvision's {name} cannot be fetched ({getattr(error, 'reason', error)}); connect to the network, "
+            f"torchvision's {name} cannot be fetched "
+            f"({getattr(error, 'reason', error)}); connect to the network, "
             "or give a folder that holds it as --dataset-root"
         ) from error
 
@@ -248,7 +256,8 @@ def _open_folder(folder: str, transform: PixelTransform) -> Any:
 
     if not Path(folder).is_dir():
         raise ValueError(
-            f"data {folder} is not a folder; give an image folder (one folder per class) or torchvision:NAME"
+            f"data {folder} is not a folder; give an image folder (one folder per "
+            "class) or torchvision:NAME"
         )
     try:
         return datasets.ImageFolder(
@@ -256,7 +265,8 @@ def _open_folder(folder: str, transform: PixelTransform) -> Any:
         )
     except FileNotFoundError as error:
         raise ValueError(
-            f"data {folder} holds no class folders with images ({error}); the layout is <class>/<image>"
+            f"data {folder} holds no class folders with images ({error}); the layout "
+            "is <class>/<image>"
         ) from error
 
 
@@ -271,7 +281,7 @@ def load_image(path: str) -> Image:
 
 
 def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
-    """Return ascending row numbers of ``per_class`` random images of each class; of all images if it is 0."""
+    """Return ascending rows of ``per_class`` random images of each class; 0 for all."""
     if per_class == 0:
         return np.arange(len(labels))
     random = np.random.default_rng(seed)

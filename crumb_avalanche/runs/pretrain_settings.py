@@ -11,7 +11,9 @@ from crumb_avalanche.system import setting_ranges as ranges
 
 @dataclass
 class PretrainSettings(ranges.InRange):
-    """Pretrain plastic layers and codebook on labelled images, with direct and codebook-out loss.
+    """Pretrain plastic layers and codebook on labelled images.
+
+    The losses are the direct and the codebook-out loss.
 
     Attributes:
         data: an image folder with one folder per class, or torchvision:NAME for a data

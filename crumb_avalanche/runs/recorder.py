@@ -1,4 +1,4 @@
-"""What is measured and learned in a run, and the files of the run folder that it is written to."""
+"""What is measured and learned in a run, and the files that it is written to."""
 
 import warnings
 from collections import Counter
@@ -33,7 +33,7 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class Recorder:
-    """Metrics, ledger, predictions and progress bars of a run of so many experiences."""
+    """Metrics, ledger, predictions and progress bars of a run."""
 
     def __init__(self, experiences: int, progress: bool):
         self.predictions = PredictionsPlugin()
@@ -53,7 +53,10 @@ class Recorder:
     def write(
         self, folder: Path, session: Session, progress: Progress
     ) -> dict[str, Any]:
-        """Write metrics, predictions, accuracy matrix and ledger; return the ledger after the last experience."""
+        """Write metrics, predictions, accuracy matrix and ledger.
+
+        Returns the ledger after the last experience.
+        """
         self._write_metrics(folder)
         tests = session.stream.benchmark.test_stream
         rows = [np.asarray(list(test.dataset.frame_row)) for test in tests]
@@ -75,7 +78,10 @@ class Recorder:
 
 
 def _matrix_lines(matrix: list[list[float]]) -> list[list[str]]:
-    """Return the lines of ``accuracy_matrix.csv``; cells of unseen classes, and rows that were not tested, are empty."""
+    """Return the lines of ``accuracy_matrix.csv``.
+
+    Cells of unseen classes, and rows that were not tested, are empty.
+    """
     width = len(matrix[-1])
     lines = [["after", *[f"experience_{column}" for column in range(width)]]]
     for experience, row in enumerate(matrix):
@@ -86,7 +92,7 @@ def _matrix_lines(matrix: list[list[float]]) -> list[list[str]]:
 
 
 def _cache_costs(session: Session) -> dict[str, float]:
-    """Return the entries of the ledger about the feature cache, which are 0 without one."""
+    """Return the entries of the ledger about the feature cache; 0 without one."""
     costs = {
         "feature_cache_seconds": 0.0,
         "feature_cache_images_filled": 0,
@@ -101,7 +107,10 @@ def _cache_costs(session: Session) -> dict[str, float]:
 
 
 class ProgressPlugin(StatefulPlugin):
-    """Shows a progress bar with images/s for each of ``total`` training experiences, over all its epochs."""
+    """Show a progress bar with images/s for each training experience.
+
+    A bar goes over all epochs of an experience, of which there are ``total``.
+    """
 
     def __init__(self, total: int, show: bool = True):
         super().__init__()
@@ -177,7 +186,10 @@ def _new_classes(benchmark: CLScenario) -> list[int]:
 
 
 def keep_learner(folder: Path, session: Session, experiences: int) -> None:
-    """Write ``learner.safetensors`` after so many experiences, unless the plan or the method keeps none."""
+    """Write ``learner.safetensors`` after so many experiences.
+
+    Unless the plan or the method keeps none.
+    """
     plan = session.plan
     if plan.keep_learner and plan.strategy not in NOT_KEPT:
         assert session.strategy is not None, "it was trained"
@@ -215,7 +227,10 @@ def _learner_header(session: Session, experiences: int) -> LearnerHeader:
 
 
 def _learned_classes(benchmark: CLScenario, experiences: int) -> list[dict[str, Any]]:
-    """Return label, name and number of training images of each class in so many experiences, as they arrived."""
+    """Return label, name and number of images of each class in so many experiences.
+
+    Classes are in the order in which they arrived.
+    """
     images: Counter[int] = Counter()
     for experience in benchmark.train_stream[:experiences]:
         images.update(int(label) for label in experience.dataset.targets)

@@ -160,7 +160,9 @@ class Resume:
         return time.perf_counter() - self._clock
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a new strategy; load the one found, or remove all when starting over.
+        """Write checkpoints of a new strategy, after loading the one that was found.
+
+        Starting over removes all.
 
         Raises:
             ValueError: another version of ONNX Runtime ran F before.
@@ -192,12 +194,16 @@ class Resume:
         runtime = strategy.model.runtime
         if runtime.name == "onnxruntime" and str(runtime) != self.runtime:
             raise ValueError(
-                f"the run began with runtime {self.runtime}, but this one is {runtime}, whose maps differ: install "
+                f"the run began with runtime {self.runtime}, but this one is "
+                f"{runtime}, whose maps differ: install "
                 "the version of the former, or start over with --overwrite true"
             )
 
     def _restore(self, strategy: StreamStrategy, checkpoint: Checkpoint) -> None:
-        """Load a checkpoint into the strategy, its evaluator and the RNGs; CheckpointError if it does not fit."""
+        """Load a checkpoint into the strategy, its evaluator and the RNGs.
+
+        CheckpointError if it does not fit.
+        """
         try:
             state = checkpoint.state["strategy"]
             check_class_numbers(state, strategy.model.n_classes)
@@ -213,12 +219,14 @@ class Resume:
             RuntimeError,
         ) as error:
             raise CheckpointError(
-                f"the state in {self.files.path(checkpoint.number)} does not fit this run "
-                f"({' '.join(str(error).split())}); remove that file to resume from the one before it"
+                f"the state in {self.files.path(checkpoint.number)} does not fit this "
+                "run "
+                f"({' '.join(str(error).split())}); remove that file to resume from "
+                "the one before it"
             ) from error
 
     def _check_clock(self, strategy: StreamStrategy) -> None:
-        """Raise ValueError if the strategy's clock is not at the position of the notes."""
+        """Raise ValueError if the clock is not at the position of the notes."""
         clock = strategy.clock
         reached = Position(
             clock.train_exp_counter,
@@ -255,7 +263,7 @@ class Resume:
 
 
 def _restore_metrics(strategy: StreamStrategy, series: dict[str, dict]) -> None:
-    """Replace what the evaluator collected by the metrics of a checkpoint, ``SERIES`` by name."""
+    """Replace what the evaluator collected by metrics, ``SERIES`` by name."""
     collected = strategy.evaluator.get_all_metrics()
     latest = strategy.evaluator.last_metric_results
     collected.clear()
@@ -266,7 +274,7 @@ def _restore_metrics(strategy: StreamStrategy, series: dict[str, dict]) -> None:
 
 
 def check_class_numbers(state: Any, n_classes: int) -> None:
-    """Raise ValueError if a strategy's state names a class that the stream does not have.
+    """Raise ValueError if a strategy's state names a class that the stream lacks.
 
     A file whose checksums fit may hold any numbers; those of classes are indices of the
     network's outputs, which the loss would look up in the middle of an experience.
@@ -287,12 +295,13 @@ def check_class_numbers(state: Any, n_classes: int) -> None:
         for number in _class_numbers(value):
             if not -1 <= number < n_classes:
                 raise ValueError(
-                    f"{name} holds the class {number}, but the stream has the classes 0 to {n_classes - 1}"
+                    f"{name} holds the class {number}, but the stream has the classes "
+                    f"0 to {n_classes - 1}"
                 )
 
 
 def _class_numbers(value: Any) -> list[int]:
-    """Return the class numbers of an entry in ``CLASS_NUMBERS``: its values, or keys of a dictionary."""
+    """Return the class numbers of an entry: its values, or keys of a dictionary."""
     if value is None:
         return []
     if isinstance(value, torch.Tensor | np.ndarray):

@@ -1,4 +1,4 @@
-"""``crumb run``: learn a stream, print the accuracy after every experience, and write the run folder."""
+"""``crumb run``: learn a stream, print accuracies, and write the run folder."""
 
 import gc
 import statistics
@@ -114,7 +114,7 @@ def _do_several(plan: RunPlan, finished: Finished | None) -> None:
 
 
 def _print_results(plan: RunPlan, folder: Path) -> None:
-    """Print where the results are, and how to use what was learned in the folder of a run."""
+    """Print where the results are, and how to use what a run learned."""
     print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
     for line in usage_of(folder, str(plan.strategy)):
         print(line)
@@ -126,7 +126,10 @@ def _print_results(plan: RunPlan, folder: Path) -> None:
 def _one_of_several(
     plan: RunPlan, number: int, finished: Finished | None = None
 ) -> dict[str, Any]:
-    """Return the result of one of several runs; do the run unless its folder holds a finished one."""
+    """Return the result of one of several runs.
+
+    The run is done unless its folder holds a finished one.
+    """
     folder = Path(plan.output) / f"run{number}"
     own_plan = replace(plan, run=number, runs=None, output=str(folder))
     if (folder / run_folder.RESULT).exists() and not plan.overwrite:
@@ -210,7 +213,7 @@ def _run(
 
 
 def _begin_folder(folder: Path, plan: RunPlan, session: Session) -> None:
-    """Remove what an earlier run left, after all checks have passed, and write ``config.yaml``."""
+    """Remove what an earlier run left, after all checks, and write ``config.yaml``."""
     for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
         (folder / name).unlink(missing_ok=True)
     # The learning rate as planned, not as tuned: repeating the run tunes it again.
@@ -221,7 +224,10 @@ def _begin_folder(folder: Path, plan: RunPlan, session: Session) -> None:
 def build_session(
     plan: RunPlan, stream: Stream, recorder: Recorder, resume: Resume
 ) -> Session:
-    """Build the session of a run, with the learning rate and state of a checkpoint if one is found."""
+    """Build the session of a run.
+
+    It has the learning rate and the state of the checkpoint if there is one.
+    """
     progress = resume.progress
     resuming = resume.checkpoint is not None
     # What ran F before, which ``auto`` might not choose again.
@@ -320,7 +326,10 @@ class SeenAccuracy:
 
 
 def evaluate(session: Session, number: int) -> SeenAccuracy:
-    """Test on the classes of all experiences up to a number, without a change of the RNG states."""
+    """Test on the classes of all experiences up to a number.
+
+    The RNG states do not change.
+    """
     assert session.strategy is not None, "it is built with its learner"
     tests = session.stream.benchmark.test_stream
     if not session.entry.joint:  # which has seen every class after its one experience
@@ -332,7 +341,10 @@ def evaluate(session: Session, number: int) -> SeenAccuracy:
 
 
 def accuracy_on(metrics: dict[str, float], experience: int | None = None) -> float:
-    """Return the accuracy on one test experience, or on the stream, for any task label in Avalanche's key."""
+    """Return the accuracy on one test experience, or on the stream.
+
+    The task label in Avalanche's key may be any.
+    """
     if experience is None:
         start = "Top1_Acc_Stream/eval"
         end = ""

@@ -1,4 +1,7 @@
-"""Files of a run folder, written atomically; where a run came from, and whether a finished one is what is asked for."""
+"""Files of a run folder, and whether a finished run is what is asked for.
+
+They are written atomically, and say where a run came from.
+"""
 
 import hashlib
 import json
@@ -98,7 +101,10 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable]) -> None:
-    """Write rows as CSV atomically; texts that spreadsheets would take for formulas begin with an apostrophe."""
+    """Write rows as CSV atomically.
+
+    Texts that spreadsheets would take for formulas begin with an apostrophe.
+    """
     write_text(path, csv_text(rows))
 
 
@@ -145,7 +151,8 @@ def read_result(folder: Path) -> dict[str, Any]:
         if isinstance(error, FileNotFoundError):
             reason = "it is missing"
         raise DamagedRunError(
-            f"{path} is not what the run wrote: {reason}. It was damaged or changed later; restore it, repeat the run "
+            f"{path} is not what the run wrote: {reason}. It was damaged or changed "
+            "later; restore it, repeat the run "
             f"with --overwrite true, or move {folder} elsewhere"
         ) from error
     return result
@@ -158,7 +165,7 @@ def _check_digest(written: object, found: str) -> None:
 
 
 def _check_accuracies(result: dict[str, Any]) -> None:
-    """Raise ValueError if the accuracies and numbers of classes of a result do not agree."""
+    """Raise ValueError if accuracies and numbers of classes do not agree."""
     after = result["accuracy_after"]
     last = result["final_accuracy_per_experience"]
     classes = result.get("classes_per_experience", [1] * len(last))
@@ -170,7 +177,10 @@ def _check_accuracies(result: dict[str, Any]) -> None:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Read the settings of a run, those of the method as ``method.NAME``; ValueError if no run has such ones."""
+    """Read the settings of a run, those of the method as ``method.NAME``.
+
+    ValueError if no run has such ones.
+    """
     settings = load_yaml((folder / CONFIG).read_text(encoding="utf-8"))
     check(SETTINGS_READ, settings, "config")
     return flat(settings)
@@ -194,7 +204,8 @@ def claim(folder: Path, overwrite: bool) -> None:
     if (folder / RESULT).exists() and not overwrite:
         tidy_up(folder)
         raise FinishedRunError(
-            f"{folder} already holds a finished run; choose another --output, or start over with --overwrite true"
+            f"{folder} already holds a finished run; choose another --output, or start "
+            "over with --overwrite true"
         )
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -214,7 +225,8 @@ def refuse_others(folder: Path, names: Sequence[str], marks: Mapping[str, str]) 
     is_ours = any(mark in _text(folder / name) for name, mark in marks.items())
     if existing and not is_ours:
         raise ValueError(
-            f"{existing[0]} exists and is of another program, so it stays as it is: choose another --output"
+            f"{existing[0]} exists and is of another program, so it stays as it is: "
+            "choose another --output"
         )
 
 
@@ -227,7 +239,7 @@ def _text(path: Path) -> str:
 
 
 def tidy_up(folder: Path) -> None:
-    """Remove the checkpoints of a finished run, such as one killed after writing its result."""
+    """Remove the checkpoints of a finished run, such as one killed at its end."""
     shutil.rmtree(folder / RESUME, ignore_errors=True)
 
 
@@ -284,7 +296,10 @@ def _table_hash(
     skip: bool,
     new_class: bool,
 ) -> str | None:
-    """Hash a frame table, cached for sweeps; ``None`` if the images are not on this machine."""
+    """Hash a frame table; ``None`` if the images are not on this machine.
+
+    Cached for sweeps.
+    """
     entry = get_benchmark(benchmark)
     if entry.needs_root and not (root and Path(root).is_dir()):
         return None
@@ -294,7 +309,10 @@ def _table_hash(
 
 
 def versions() -> dict[str, str]:
-    """Return what influences the last digits of a result: versions of libraries, the commit of a checkout, the CPU."""
+    """Return what influences the last digits of a result.
+
+    These are versions of libraries, the commit of a checkout, and the CPU.
+    """
     installed = {}
     for library in LIBRARIES:
         try:
@@ -306,7 +324,9 @@ def versions() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def commit_of_checkout() -> str:
-    """Return the first 8 digits of the commit that the package runs from, ``-dirty`` behind them where files differ.
+    """Return the first 8 digits of the commit that the package runs from.
+
+    ``-dirty`` stands behind them where files differ.
 
     Empty if the package does not lie in a git checkout of its own, or git is not
     installed.
@@ -325,7 +345,10 @@ def commit_of_checkout() -> str:
 
 @lru_cache(maxsize=64)
 def _file_hash(path: str, changed: int, size: int) -> str:
-    """Hash a file; cached by modification time and size because a sweep asks once for each of its runs."""
+    """Hash a file.
+
+    Cached by modification time and size because a sweep asks once for each of its runs.
+    """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         # The metadata, whose order is random, are left out.
@@ -375,7 +398,8 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
         if done.get(name) != value:
             difference = _difference(plan, name, done.get(name), value, name in hashes)
             raise FinishedRunError(
-                f"{folder} holds a finished run {difference}; use another --output, or start over with crumb run "
+                f"{folder} holds a finished run {difference}; use another --output, or "
+                "start over with crumb run "
                 "--overwrite true"
             )
     return result
@@ -384,9 +408,15 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
 def _difference(plan: RunPlan, name: str, done: Any, asked: Any, is_hash: bool) -> str:
     """Say in what a finished run differs from what is asked for."""
     if name in ("dataset_root", IMAGES):
-        return f"of other clips: some in {plan.dataset_root} were added, removed or changed since"
+        return (
+            f"of other clips: some in {plan.dataset_root} were added, removed or "
+            "changed since"
+        )
     if name == FRAMES:
-        return f"on other frames: the SHA-256 of its frame table was {done[:16]} and is now {asked[:16]}"
+        return (
+            "on other frames: the SHA-256 of its frame table was "
+            f"{done[:16]} and is now {asked[:16]}"
+        )
     difference = f"with {name}={done!r}, not {asked!r}"
     if is_hash:
         difference += " (contents are compared, not paths)"

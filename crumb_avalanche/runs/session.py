@@ -1,4 +1,4 @@
-"""Build the objects of a plan: stream, model, feature cache, learning rate, strategy."""
+"""The objects of a plan: stream, model, feature cache, learning rate, strategy."""
 
 import copy
 import time
@@ -58,7 +58,10 @@ class Stream:
 
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
-    """Open the stream of a run; ``joint`` puts all classes into one experience, by default as the strategy needs."""
+    """Open the stream of a run.
+
+    ``joint`` puts all classes into one experience; by default as the strategy needs.
+    """
     if joint is None:
         joint = get_strategy(plan.strategy).joint
     entry = get_benchmark(plan.benchmark)
@@ -98,7 +101,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
 
 
 def _images_key(entry: Benchmark, table: FrameTable) -> str:
-    """Return the key of a table's images in the feature cache, without their transform."""
+    """Return the key of a table's images in the feature cache, without transform."""
     if not entry.needs_root:
         return f"{table.frames_hash()} {table.reader!r}"
     assert table.root is not None, "the benchmark needs a root"
@@ -110,7 +113,7 @@ def _images_key(entry: Benchmark, table: FrameTable) -> str:
 
 
 def describe(stream: Stream) -> tuple[dict[str, Any], str]:
-    """Describe a stream: numbers of training and test images, and the held-out part of a clip folder.
+    """Describe a stream: numbers of images, and the held-out part of a clip folder.
 
     Warns if there is only one class.
 
@@ -132,7 +135,8 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         held_out = _held_out_text(values["held_out"])
     if len(table.classes) == 1:
         warnings.warn(
-            f"there is only one class, {table.classes[0]}, so every answer is right; add folders of other classes",
+            f"there is only one class, {table.classes[0]}, so every answer is right; "
+            "add folders of other classes",
             stacklevel=2,
         )
     images = f"{counted(counts['train'], 'image')} to learn, {counts['test']:,} to test"
@@ -140,7 +144,7 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
 
 
 def _held_out_text(held_out: dict[str, str]) -> str:
-    """Format what is held out of each class, a line for the classes of which the same kind is."""
+    """Format what is held out, a line for the classes of which the same kind is."""
     classes: dict[str, list[str]] = {}
     for class_name, description in held_out.items():
         kind, _, _ = description.partition(":")
@@ -153,7 +157,9 @@ def _held_out_text(held_out: dict[str, str]) -> str:
 
 @dataclass
 class Session:
-    """The objects of a plan. Call ``set_up_process`` before building them if results must be repeatable.
+    """The objects of a plan.
+
+    Call ``set_up_process`` before building them if results must be repeatable.
 
     Attributes:
         plan: with its capacity, the tuned learning rate, and the runtime that auto
@@ -243,7 +249,10 @@ class Session:
     def _build_strategy(
         self, plugins: Sequence[Any], evaluator: Any, trials: list[Trial] | None
     ) -> None:
-        """Tune the learning rate where the plan has none and no ``trials`` are given, and build the strategy."""
+        """Tune the learning rate, and build the strategy.
+
+        The rate is tuned where the plan has none and no ``trials`` are given.
+        """
         start = time.perf_counter()
         self.trials = rate_trials(self) if trials is None else trials
         if self.trials:
@@ -260,7 +269,7 @@ class Session:
         plugins: Sequence[Any] = (),
         evaluator: Any = None,
     ) -> StreamStrategy:
-        """Build a new strategy on a model, with the session's cache before other plugins."""
+        """Build a strategy on a model, with the cache before other plugins."""
         assert plan.capacity is not None, "build sets it"
         caches = [] if self.cache is None else [self.cache]
         return build_strategy(
@@ -323,7 +332,8 @@ def build_model(
         made, asked = made_with.get(name), getattr(settings, name)
         if made != asked:
             raise ValueError(
-                f"{pretrained} was made with {name}={made}, but this run has {name}={asked}; give the same value, or "
+                f"{pretrained} was made with {name}={made}, but this run has "
+                f"{name}={asked}; give the same value, or "
                 "pretrain again"
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
@@ -339,7 +349,9 @@ def build_model(
 
 
 def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
-    """Compute the number of memories that the budget buys; every strategy gets the same bytes.
+    """Compute the number of memories that the budget buys.
+
+    Every strategy gets the same bytes.
 
     Statistics are checked against the budget in the family *fair* and where the
     settings give one.
@@ -363,31 +375,36 @@ def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
         )
     if count > MOST_MEMORIES:
         raise ValueError(
-            f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or give --mem-size "
+            f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or "
+            "give --mem-size "
             f"{MOST_MEMORIES} or less"
         )
     if entry.each_class and count < n_classes:
         raise ValueError(
-            f"mem_size={count} cannot hold a memory of each of the {n_classes} classes; raise --mem-size, "
+            f"mem_size={count} cannot hold a memory of each of the {n_classes} "
+            "classes; raise --mem-size, "
             f"--budget-images or --budget-bytes until it is at least {n_classes}"
         )
     return count
 
 
 def _check_statistics(plan: RunPlan, entry: Entry, model: SplitModel) -> None:
-    """Raise ValueError if a method of statistics keeps more bytes than the budget, where one counts."""
+    """Raise ValueError if a method keeps more bytes than a budget that counts."""
     n_classes = model.n_classes
     fixed = entry.fixed_bytes(model, entry.method_settings(plan.method), n_classes)
     counts = plan.family == "fair" or plan.budget_given
     if counts and fixed > plan.budget:
         raise ValueError(
-            f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} classes, more than the budget of "
+            f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} "
+            "classes, more than the budget of "
             f"{plan.budget}; raise --budget-images or --budget-bytes"
         )
 
 
 def rate_trials(session: Session) -> list[Trial]:
-    """Try learning rates on copies of a session's model, on a small stream made of the first experience.
+    """Try learning rates on a small stream that is made of the first experience.
+
+    Each is tried on a copy of the session's model.
 
     A joint bound is tuned on the first experience of the stream as a whole.
 
@@ -422,11 +439,14 @@ def rate_trials(session: Session) -> list[Trial]:
 
 
 def trials_text(trials: Sequence[Trial]) -> str:
-    """Format the trials of a search for the learning rate as a table; the first one is the chosen one."""
+    """Format the trials of a search for the learning rate, the chosen one first."""
     rows = []
     for trial in trials:
         rate = f"{trial.learning_rate:g}"
         rows.append([rate, f"{trial.accuracy:.1f}", f"{trial.loss:.4f}", ""])
     rows[0][-1] = "chosen"
-    title = "learning rates on held-out frames of the first experience, whose classes or objects arrive in turn\n"
+    title = (
+        "learning rates on held-out frames of the first experience, whose classes or "
+        "objects arrive in turn\n"
+    )
     return title + table(["rate", "accuracy", "loss", ""], rows)

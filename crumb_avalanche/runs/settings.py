@@ -1,4 +1,7 @@
-"""Typed settings of ``crumb run``. Imports neither torch nor Avalanche, to keep ``crumb --help`` fast."""
+"""Typed settings of ``crumb run``.
+
+Imports neither torch nor Avalanche, to keep ``crumb --help`` fast.
+"""
 
 import inspect
 import re
@@ -80,10 +83,14 @@ for _kind, _constructor in {
 
 
 def load_yaml(text: str) -> Any:
-    """Return what a YAML text holds; ``ValueError`` if it is none, too long or deep, or has aliases or a key twice."""
+    """Return what a YAML text holds.
+
+    ``ValueError`` if it is none, too long or deep, or has aliases or a key twice.
+    """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
-            f"it has {len(text):,} characters; settings take at most {MOST_CHARACTERS:,}"
+            f"it has {len(text):,} characters; settings take at most "
+            f"{MOST_CHARACTERS:,}"
         )
     try:
         return yaml.load(text, _PlainLoader)
@@ -262,7 +269,8 @@ class RunSettings(ranges.InRange):
             )
         if not isinstance(self.method, dict):
             raise ValueError(
-                f"method is {self.method!r}; give settings of the strategy as --method.NAME VALUE"
+                f"method is {self.method!r}; give settings of the strategy as "
+                "--method.NAME VALUE"
             )
 
     def run_numbers(self) -> list[int]:
@@ -282,11 +290,13 @@ class RunSettings(ranges.InRange):
         numbers = range(first, last + 1)
         if not numbers:
             raise ValueError(
-                f"runs is {self.runs!r}, where {part} is an empty range; write {last_text}-{first_text}"
+                f"runs is {self.runs!r}, where {part} is an empty range; write "
+                f"{last_text}-{first_text}"
             )
         if len(numbers) > MOST_RUNS:
             raise ValueError(
-                f"runs is {self.runs!r}, which are {len(numbers):,} runs; give {MOST_RUNS:,} or fewer"
+                f"runs is {self.runs!r}, which are {len(numbers):,} runs; give "
+                f"{MOST_RUNS:,} or fewer"
             )
         return numbers
 
@@ -352,7 +362,9 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def meanings(settings: type) -> dict[str, str]:
-    """Return what each setting means, as its documentation or that of ``RunSettings`` says, and its default.
+    """Return what each setting means, and its default.
+
+    The texts are of its class's documentation, or that of ``RunSettings``.
 
     The texts are empty where Python strips docstrings.
     """
@@ -368,7 +380,7 @@ def meanings(settings: type) -> dict[str, str]:
 
 
 def _attributes_of(kind: type) -> dict[str, str]:
-    """Return what the docstring of a class says about its attributes, each in one line."""
+    """Return what a class's docstring says of its attributes, each in one line."""
     _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")
     joined = re.sub(r"\n {8,}", " ", text)
     return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))

@@ -30,7 +30,10 @@ LEDGER_SECONDS = {
 
 
 def cell(value: object, width: int = 60) -> str:
-    """Format a setting for a table: the last name of a long path, the beginning of any other long text."""
+    """Format a setting for a table.
+
+    A long path is shown by its last name, any other long text by its beginning.
+    """
     if isinstance(value, list):
         text = ", ".join(map(str, value))
     elif value is None:
@@ -45,7 +48,10 @@ def cell(value: object, width: int = 60) -> str:
 
 
 def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -> str:
-    """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``; a single value alone, none as ``""``."""
+    """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``.
+
+    A single value stands alone; no value is ``""``.
+    """
     if not values:
         return ""
     mean = f"{statistics.fmean(values):{form}}"
@@ -55,7 +61,10 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Align columns, the first to the left and the others to the right; a cell is one line, whatever it holds."""
+    """Align columns, the first to the left and the others to the right.
+
+    A cell is one line, whatever it holds.
+    """
     lines = []
     for row in (header, *rows):
         lines.append([printable(text) for text in row])
@@ -69,7 +78,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line with the first cell to the left of its column and the others to the right."""
+    """Return a line, its first cell to the left of the column, others to the right."""
     cells = [text.rjust(width) for text, width in zip(line, widths)]
     cells[0] = line[0].ljust(widths[0])
     return "  ".join(cells)
@@ -83,7 +92,10 @@ def number(value: float | None, form: str = ".1f") -> str:
 def matrix_table(
     matrix: list[list[float]], accuracy_after: list[float | None], joint: bool = False
 ) -> str:
-    """Format the accuracy matrix, in percent, with the accuracy over all seen classes as the last column."""
+    """Format the accuracy matrix, in percent.
+
+    The last column is the accuracy over all seen classes.
+    """
     width = len(matrix[-1])
     columns = [f"exp {number}" for number in range(1, width + 1)]
     rows = []
@@ -126,14 +138,15 @@ TEACHABLE = ("rda", "slda", "ncm", "ranpac")
 
 
 def usage_of(folder: Path, strategy: str) -> list[str]:
-    """Return the commands that ask the learner of a finished run and, if it can be taught on, teach it."""
+    """Return the commands that ask the learner of a run and, if they can, teach it."""
     file = folder / LEARNER
     if not file.exists():
         return []
     lines = [f"ask it: crumb predict {shlex.quote(str(folder))} photo.jpg"]
     if strategy in TEACHABLE:
         lines.append(
-            f"teach a copy: cp {shlex.quote(str(file))} mine.safetensors, then crumb teach mine.safetensors FOLDER "
+            f"teach a copy: cp {shlex.quote(str(file))} mine.safetensors, then crumb "
+            "teach mine.safetensors FOLDER "
             "--label NAME, or crumb serve mine.safetensors"
         )
     return lines
