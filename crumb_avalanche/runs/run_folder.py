@@ -274,6 +274,7 @@ def _clip_hashes(plan: RunPlan) -> dict[str, str]:
         bad_videos=[] if plan.on_bad_frame == "skip" else None,
         new_class=plan.new_class,
     )
+    assert table.root is not None, "a clip folder has a root"
     names_and_sizes = hashlib.sha256()
     paths = []
     for name in table.path:

@@ -318,6 +318,7 @@ def build_model(
     """Build the split model and load its weights, without calibration."""
     blocks = None
     if codebook:
+        assert settings.codebook_dim is not None, "defaults are filled in"
         blocks = Codebook(settings.codebook_size, settings.codebook_dim)
     arguments = {**network_of(settings), "codebook": blocks}
     pretrained = getattr(settings, "pretrained", None)
