@@ -2,122 +2,144 @@
 
 import csv
 import io
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from fake_runs import ATTACK, Page, csv_of, fake_run, report, sweep
-from PIL import Image
+from fake_runs import csv_of, fake_run, report, sweep
 
-from benchmarks_toybox_ilab.tables.frame import Frame
-from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.report.mistakes import (
-    ClassCounts,
-    advice,
-    film_next,
-    place_of,
-    places_table,
-    write_mistakes,
-)
 from crumb_avalanche.report.page import Cell, Table, setting
 from crumb_avalanche.report.pictures import Curve, comparison_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
-from crumb_avalanche.runs.run_folder import MISTAKES
+
+FILES = ("report.png", "report.svg", "report.html", "report.csv", "comparison.csv")
 
 
-def check_pictures(folder: Path) -> None:
-    """Check that both pictures exist in their formats, and that no temporary file is left."""
+def lines_of(capsys) -> list[str]:
+    """The printed lines, with single spaces."""
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def check_files(folder: Path) -> None:
+    """Check that a report is complete, and that no temporary file is left."""
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / "report.svg").read_text().rstrip().endswith("</svg>")
     assert (folder / "report.html").read_text().endswith("</html>\n")
-    assert (folder / "report.csv").exists() and (folder / "comparison.csv").exists()
-    assert not list(folder.glob("*.part"))
+    assert all((folder / name).exists() for name in FILES)
+    assert not list(folder.glob(".*"))
 
 
-def lines_of(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.splitlines()]
+@pytest.fixture
+def one_run(tmp_path, capsys):
+    """The printed lines about a run."""
+    settings = {"replay_weight": 3.0, "method": {"freeze_codebook": True}}
+    report(fake_run(tmp_path / "a", **settings))
+    return lines_of(capsys)
 
 
-def test_one_run_as_tables(tmp_path, capsys):
-    report(
-        fake_run(tmp_path / "a", replay_weight=3.0, method=dict(freeze_codebook=True))
-    )
-    lines = lines_of(capsys.readouterr().out)
-    assert "strategy crumb" in lines and "method.freeze_codebook True" in lines
-    assert "replay_weight 3.0" in lines  # the preset says 5
-    assert not any(
-        line.startswith(("pretrained", "threads", "output")) for line in lines
-    )
-    assert "exp 1 100.0 100.00" in lines and "exp 2 60.0 80.0 70.00" in lines
-    assert "memory in all 81,304 B" in lines and "time: search 2.0 s (20 %)" in lines
+@pytest.mark.parametrize(
+    "line",
+    [
+        "strategy crumb",
+        "method.freeze_codebook True",
+        "replay_weight 3.0",  # the preset says 5
+        "exp 1 100.0 100.00",
+        "exp 2 60.0 80.0 70.00",
+        "memory in all 81,304 B",
+        "time: search 2.0 s (20 %)",
+    ],
+)
+def test_a_run_is_printed(one_run, line):
+    assert line in one_run
 
 
-def test_pictures_go_into_the_run_folder_or_to_output(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["pretrained", "threads", "output"])
+def test_usual_settings_are_not_printed(one_run, name):
+    assert not any(line.startswith(name) for line in one_run)
+
+
+def test_files_go_into_the_run_folder(tmp_path, capsys):
     folder = fake_run(tmp_path / "runs" / "a")
-    (fake_run(tmp_path / "runs" / "cut") / "result.json").unlink()
     report(tmp_path / "runs")
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert (
-        last
-        == f"unfinished and left out, without result.json: {tmp_path / 'runs' / 'cut'}"
-    )
-    check_pictures(folder)
+    check_files(folder)
+    named = ", ".join(str(folder / name) for name in FILES)
+    assert f"written: {named}" in lines_of(capsys)
+
+
+def test_files_go_to_the_output(tmp_path):
+    folder = fake_run(tmp_path / "runs" / "a")
+    report(folder)
     report(folder, output=tmp_path / "new" / "place")
-    check_pictures(tmp_path / "new" / "place")
-    assert (tmp_path / "new/place/report.svg").read_bytes() == (
-        folder / "report.svg"
-    ).read_bytes()
+    check_files(tmp_path / "new" / "place")
+    again = (tmp_path / "new" / "place" / "report.svg").read_bytes()
+    assert again == (folder / "report.svg").read_bytes()
 
 
-def test_the_joint_learner_and_one_without_memory_or_classes(tmp_path, capsys):
-    nothing = dict.fromkeys(
-        [
-            "buffer_items",
-            "buffer_bytes",
-            "label_bytes",
-            "codebook_bytes",
-            "memory_bytes",
-        ],
-        0,
-    )
-    joint = fake_run(tmp_path / "a", strategy="offline", ledger=nothing)
-    assert read_run(joint).classes_seen == [4]
+def test_files_go_beside_several_folders(tmp_path):
+    report(fake_run(tmp_path / "a"), fake_run(tmp_path / "b", strategy="finetune"))
+    check_files(tmp_path)
+
+
+def test_unfinished_runs_are_named(tmp_path, capsys):
+    fake_run(tmp_path / "a")
+    unfinished = fake_run(tmp_path / "cut")
+    (unfinished / "result.json").unlink()
+    report(tmp_path)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"unfinished and left out, without result.json: {unfinished}"
+
+
+def test_a_joint_learner_has_one_row(tmp_path, capsys):
+    empty = ("buffer_items", "buffer_bytes", "label_bytes", "codebook_bytes")
+    ledger = dict.fromkeys((*empty, "memory_bytes"), 0)
+    joint = fake_run(tmp_path / "a", strategy="offline", ledger=ledger)
     report(joint)
-    assert "joint 60.0 80.0 70.00" in lines_of(capsys.readouterr().out)
-    check_pictures(tmp_path / "a")
-    report(
-        fake_run(
-            tmp_path / "b", result=dict(classes_order=..., classes_per_experience=...)
-        )
-    )
+    assert "joint 60.0 80.0 70.00" in lines_of(capsys)
+    check_files(joint)
 
 
-def test_comparison(tmp_path, capsys):
+def test_a_joint_learner_has_seen_all_classes(tmp_path):
+    joint = fake_run(tmp_path / "a", strategy="offline")
+    assert read_run(joint).classes_seen == [4]
+
+
+def test_a_run_without_classes_is_reported(tmp_path):
+    absent = {"classes_order": ..., "classes_per_experience": ...}
+    report(fake_run(tmp_path / "a", result=absent))
+    check_files(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "crumb 3 70.00 +- 10.00 1,001 11 60.0 10.0",
+        "finetune 1 25.00 0 0 80.0 10.0",  # one run has no spread
+        "settings in which they differ",
+        "finetune finetune",  # the strategy and nothing else
+        "note: groups have different run numbers, so their orders of classes differ",
+        "images/s: times of different runs are comparable only when measured side by "
+        "side on the same machine",
+    ],
+)
+def test_groups_are_compared(tmp_path, capsys, line):
     report(sweep(tmp_path / "runs"), output=tmp_path)
-    out = capsys.readouterr().out
-    lines = lines_of(out)
-    assert "crumb 3 70.00 +- 10.00 1,001 11 60.0 10.0" in lines
-    assert "finetune 1 25.00 0 0 80.0 10.0" in lines  # one run has no spread
-    assert (
-        "times of different runs are comparable only when measured side by side" in out
-    )
-    assert (
-        "settings in which they differ" in lines and "finetune finetune" in lines
-    )  # the strategy and nothing else
-    assert "note: groups have different run numbers" in out
-    check_pictures(tmp_path)
-    first, second = csv_of(tmp_path, "comparison.csv")
-    assert (first["group"], first["runs"], first["final_accuracy"]) == (
-        "crumb",
-        "3",
-        "70.00 ± 10.00",
-    )
-    assert [
-        first[name] for name in ("memory_bytes", "buffer_items", "images_per_second")
-    ] == ["1001", "11", "60.0"]
-    assert (second["group"], second["final_accuracy"]) == ("finetune", "25.00")
+    assert line in lines_of(capsys)
+
+
+def test_a_comparison_as_csv(tmp_path):
+    report(sweep(tmp_path / "runs"), output=tmp_path)
+    check_files(tmp_path)
+    crumb, finetune = csv_of(tmp_path, "comparison.csv")
+    assert crumb == {
+        "group": "crumb",
+        "runs": "3",
+        "final_accuracy": "70.00 ± 10.00",
+        "memory_bytes": "1001",
+        "buffer_items": "11",
+        "images_per_second": "60.0",
+        "train_seconds": "10.0",
+    }
+    assert (finetune["group"], finetune["final_accuracy"]) == ("finetune", "25.00")
 
 
 @contextmanager
@@ -153,144 +175,190 @@ def test_a_full_disk_keeps_the_report_before(tmp_path):
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 
-def test_labels_tell_groups_apart_and_say_no_more(tmp_path, capsys):
+def labels_in(folder: Path) -> list[str]:
+    """The labels of the groups of runs below a folder."""
+    runs = [read_run(path) for path in find_runs([str(folder)]).finished]
+    return [group.label for group in groups_of(runs)]
+
+
+def test_labels_tell_groups_apart(tmp_path):
     fake_run(tmp_path / "a", pretrained=None)
-    fake_run(
-        tmp_path / "b", pretrained="/long/way/to/the/folder/of/files/cifar.safetensors"
-    )
-    other = fake_run(tmp_path / "c", strategy="finetune", batch_size=32)
-    labels = [
-        group.label
-        for group in groups_of(
-            [read_run(path) for path in find_runs([str(tmp_path)]).finished]
-        )
-    ]
-    assert labels == [
+    path = "/long/way/to/the/folder/of/files/cifar.safetensors"
+    fake_run(tmp_path / "b", pretrained=path)
+    fake_run(tmp_path / "c", strategy="finetune", batch_size=32)
+    assert labels_in(tmp_path) == [
         "crumb, pretrained=none",
         "crumb, pretrained=cifar.safetensors",
         "finetune",
     ]
-    report(
-        other, fake_run(tmp_path / "d", strategy="ewc", protocol="class_iid")
-    )  # another stream is always named
-    out = capsys.readouterr().out
-    assert (
-        "finetune, protocol=class_instance" in out and "ewc, protocol=class_iid" in out
-    )
-    check_pictures(tmp_path)  # beside the first folder
 
 
-def test_repeats_of_a_run_are_pointed_out(tmp_path, capsys):
-    first, second = fake_run(tmp_path / "a"), fake_run(tmp_path / "b")
-    report(first, first, second)  # the same folder twice is one run
-    assert (
-        f"run 0 occurs 2 times, which are not independent: {first}, {second}"
-        in capsys.readouterr().out
-    )
-    report(first, fake_run(tmp_path / "c", result=dict(frame_table_sha256="def")))
-    assert "run 0 occurs 2 times, on different images" in capsys.readouterr().out
+def test_labels_name_other_streams(tmp_path):
+    fake_run(tmp_path / "a", strategy="finetune")
+    fake_run(tmp_path / "b", strategy="ewc", protocol="class_iid")
+    assert labels_in(tmp_path) == [
+        "finetune, protocol=class_instance",
+        "ewc, protocol=class_iid",
+    ]
 
 
-def test_chance_is_drawn_only_where_it_is_the_same():
-    def drawn(*curves):
-        legend = comparison_picture("a", list(curves)).legends[0]
-        return "chance" in [text.get_text() for text in legend.get_texts()]
-
-    stream = Curve("a", [90.0, 80.0], None, [80.0], chance=[50.0, 25.0])
-    joint = Curve("b", [95.0], None, [95.0], joint=True, chance=[25.0])
-    assert drawn(stream, joint)
-    assert not drawn(
-        stream, Curve("c", [90.0, 80.0], None, [80.0], chance=[20.0, 10.0])
-    )
-    assert not drawn(stream, Curve("d", [90.0, 80.0], None, [80.0]))
+def test_folders_are_in_natural_order(tmp_path):
+    for name in ("run10", "run2", "²"):
+        fake_run(tmp_path / name)
+    names = [path.name for path in find_runs([str(tmp_path)]).finished]
+    assert names == ["run2", "run10", "²"]
 
 
-def test_no_finished_run(tmp_path):
+def test_the_same_folder_twice_is_one_run(tmp_path, capsys):
+    run = fake_run(tmp_path / "a")
+    report(run, run)
+    assert "occurs" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [("abc", "which are not independent"), ("def", "on different images")],
+)
+def test_repeats_are_pointed_out(tmp_path, capsys, frames, reason):
+    first = fake_run(tmp_path / "a")
+    second = fake_run(tmp_path / "b", result={"frame_table_sha256": frames})
+    report(first, second)
+    note = f"run 0 occurs 2 times, {reason}: {first}, {second}"
+    assert note in capsys.readouterr().out
+
+
+STREAM = Curve("a", [90.0, 80.0], None, [80.0], chance=[50.0, 25.0])
+
+
+@pytest.mark.parametrize(
+    ("curve", "is_drawn"),
+    [
+        (Curve("b", [95.0], None, [95.0], joint=True, chance=[25.0]), True),
+        (Curve("c", [90.0, 80.0], None, [80.0], chance=[20.0, 10.0]), False),
+        (Curve("d", [90.0, 80.0], None, [80.0]), False),
+    ],
+    ids=["joint", "other", "unknown"],
+)
+def test_a_common_chance_level_is_drawn(curve, is_drawn):
+    (legend,) = comparison_picture("a", [STREAM, curve]).legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert ("chance" in names) == is_drawn
+
+
+def test_a_folder_is_needed():
+    with pytest.raises(ValueError, match="no folder was given; write crumb report"):
+        report()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere", "nowhere does not exist; crumb report takes folders"),
+        ("file", "file is a file; crumb report takes folders"),
+        ("empty", r"there is no result\.json.*Nor is there a config\.yaml"),
+    ],
+)
+def test_folders_without_a_run_are_refused(tmp_path, name, words):
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
-    for folders, words in (
-        ([], "no folder was given; write crumb report FOLDER"),
-        ([tmp_path / "nowhere"], "nowhere does not exist; crumb report takes folders"),
-        ([tmp_path / "file"], "file is a file; crumb report takes folders"),
-        (
-            [tmp_path / "empty"],
-            r"no finished run: there is no result\.json.*Nor is there a config\.yaml",
-        ),
-    ):
-        with pytest.raises(ValueError, match=words):
-            report(*folders)
+    with pytest.raises(ValueError, match=words):
+        report(tmp_path / name)
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path):
     folder = fake_run(tmp_path / "a")
     (folder / "result.json").unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"Started but not finished: .*a\. To go on: crumb run --config .*a/config",
-    ):
+    words = "Started but not finished: .*a. To go on: crumb run --config .*a/config"
+    with pytest.raises(ValueError, match=words):
         report(folder)
 
 
-def test_one_damaged_run_among_others_does_not_stop_the_report(tmp_path, capsys):
+@pytest.fixture
+def damaged(tmp_path, capsys):
+    """The error of a report on runs of which three are damaged, and what it printed."""
     sweep(tmp_path)
     (tmp_path / "crumb/run2/result.json").write_text("{")
     fake_run(tmp_path / "odd", rows=["0,x,", "1,9,9"])
-    fake_run(tmp_path / "text", result=dict(final_accuracy="x"))
-    words = r"the rest is written:\n.*run2/result\.json is not what the run wrote"
-    with pytest.raises(ValueError, match=words) as error:
+    fake_run(tmp_path / "text", result={"final_accuracy": "x"})
+    with pytest.raises(ValueError) as error:
         report(tmp_path)
-    assert "odd holds settings, a ledger or a matrix that no run writes" in str(
-        error.value
-    )
-    assert (
-        "text/result.json is not what the run wrote: final_accuracy is 'x', but has to be"
-        in str(error.value)
-    )
+    return str(error.value), lines_of(capsys)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "the rest is written",
+        "run2/result.json is not what the run wrote",
+        "odd holds settings, a ledger or a matrix that no run writes",
+        "text/result.json is not what the run wrote: final_accuracy is 'x', but has "
+        "to be",
+    ],
+)
+def test_damaged_runs_are_named(damaged, words):
+    error, _ = damaged
+    assert words in error
+
+
+def test_damaged_runs_do_not_stop_the_report(damaged, tmp_path):
+    _, lines = damaged
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
-    assert "crumb 2 65.00 +- 7.07" in " ".join(capsys.readouterr().out.split())
-    check_pictures(tmp_path)
+    assert any(line.startswith("crumb 2 65.00 +- 7.07") for line in lines)
+    check_files(tmp_path)
 
 
-def test_one_line_for_each_run(tmp_path):
+@pytest.fixture
+def sweep_lines(tmp_path):
+    """The lines of a sweep's ``report.csv``."""
     report(sweep(tmp_path / "runs"), output=tmp_path / "out")
-    lines = csv_of(tmp_path / "out")
-    assert [line["run"] for line in lines] == ["0", "1", "2", "0"]
-    assert [line["final_accuracy"] for line in lines] == [
-        "60.00",
-        "70.00",
-        "80.00",
-        "25.00",
-    ]
-    first, last = lines[0], lines[-1]
-    assert (first["accuracy_after_1"], first["accuracy_after_2"]) == ("100.00", "60.00")
-    assert (first["memory_bytes"], first["train_seconds"]) == (
-        "1000",
-        "10.0",
-    )  # no thousands separator
-    assert (last["strategy"], last["group"], last["folder"]) == (
-        "finetune",
-        "finetune",
-        "../runs/finetune",
-    )
-    assert (
-        "threads" not in first and "replay_weight" not in first
-    )  # no part of the result; the same in all
+    return csv_of(tmp_path / "out")
 
 
-def test_what_was_not_run_is_empty(tmp_path):
+def test_a_line_for_each_run(sweep_lines):
+    finals = [line["final_accuracy"] for line in sweep_lines]
+    assert finals == ["60.00", "70.00", "80.00", "25.00"]
+    assert [line["run"] for line in sweep_lines] == ["0", "1", "2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("column", "first", "last"),
+    [
+        ("accuracy_after_1", "100.00", "100.00"),
+        ("accuracy_after_2", "60.00", "25.00"),
+        ("memory_bytes", "1000", "0"),  # no thousands separator
+        ("train_seconds", "10.0", "10.0"),
+        ("strategy", "crumb", "finetune"),
+        ("group", "crumb", "finetune"),
+        ("folder", "../runs/crumb/run0", "../runs/finetune"),
+    ],
+)
+def test_columns_of_runs(sweep_lines, column, first, last):
+    assert (sweep_lines[0][column], sweep_lines[-1][column]) == (first, last)
+
+
+@pytest.mark.parametrize("setting", ["threads", "replay_weight"])
+def test_equal_settings_have_no_column(sweep_lines, setting):
+    assert setting not in sweep_lines[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "after"),
+    [
+        ("crumb", ["100.00", "80.00", "70.00"]),
+        ("finetune", ["100.00", "70.00", ""]),
+        ("offline", ["", "70.00", ""]),
+    ],
+)
+def test_what_was_not_run_is_empty(tmp_path, strategy, after):
     """Of 3, 2 and 1 experiences; the joint learner stands where a stream of two ends."""
-    after = dict(accuracy_after=[100.0, 80.0, 70.0])
-    fake_run(tmp_path / "long", result=after, rows=["0,9,,", "1,9,9,", "2,9,9,9"])
+    long = {"accuracy_after": [100.0, 80.0, 70.0]}
+    fake_run(tmp_path / "long", result=long, rows=["0,9,,", "1,9,9,", "2,9,9,9"])
     fake_run(tmp_path / "short", strategy="finetune")
     fake_run(tmp_path / "joint", strategy="offline")
     report(tmp_path)
+    lines = {line["strategy"]: line for line in csv_of(tmp_path)}
     names = [f"accuracy_after_{number}" for number in (1, 2, 3)]
-    after = {
-        line["strategy"]: [line[name] for name in names] for line in csv_of(tmp_path)
-    }
-    assert after["crumb"] == ["100.00", "80.00", "70.00"]
-    assert after["finetune"] == ["100.00", "70.00", ""] and after["offline"] == [
-        "",
-        "70.00",
-        "",
-    ]
+    assert [lines[strategy][name] for name in names] == after
 
 
 def test_csv_gives_back_what_went_in():
@@ -302,175 +370,3 @@ def test_csv_gives_back_what_went_in():
         [nasty, "1, 2"],
         ["1234", ""],
     ]
-
-
-def classes(**right):
-    """Classes of 5 objects, 100 images and 40 test images of 2 objects each."""
-    return [
-        ClassCounts(name, 5, 10, 100, 40, number, 2) for name, number in right.items()
-    ]
-
-
-def test_a_good_run_gets_no_advice():
-    assert advice(classes(cup=40, mug=39), 1) == []
-
-
-def test_the_worst_class_with_fewer_objects_is_named_first():
-    few = ClassCounts("pen", 1, 2, 12, 40, 10, 2)
-    better = ClassCounts("jar", 2, 2, 100, 40, 20, 2)
-    right = ClassCounts("key", 1, 1, 10, 40, 40, 2)  # few objects are no harm here
-    lines = advice([*classes(cup=40, mug=40), better, few, right], 50)
-    shown = [line for line in lines if line.startswith("Show other objects")]
-    assert [line.split(": ")[0] for line in shown] == [
-        "Show other objects of pen",
-        "Show other objects of jar",
-    ]
-    assert all(
-        part in shown[0]
-        for part in (
-            "10 of 40",
-            "1 object in 2 clips",
-            "12 images",
-            "median",
-            "2 objects",
-        )
-    )
-
-
-@pytest.mark.parametrize(("unread", "said"), [(0, False), (14, False), (15, True)])
-def test_unread_files_are_named_from_a_twentieth(unread, said):
-    lines = advice(
-        classes(a=40, b=40), 0, unread, preset="paper"
-    )  # 280 files were read
-    assert (f"{unread} of {280 + unread}" in "".join(lines)) == said
-
-
-def test_a_test_on_few_images_is_not_trusted():
-    (line,) = advice([*classes(a=40), ClassCounts("b", 5, 5, 100, 19, 19, 2)], 0)
-    assert "1 of 2" in line and "b (19 images of 2 objects)" in line
-    assert (
-        "b (90 images of 1 object)"
-        in advice([ClassCounts("b", 5, 5, 100, 90, 90, 1)], 0)[0]
-    )
-
-
-@pytest.fixture
-def table(tmp_path):
-    """Two classes of 2 + 1 objects with an image each clip; the second clip of the test object of b is missing."""
-    frames = []
-    for name in ("a", "b"):
-        for number in range(6):
-            path, split = f"{name}{number}.png", "test" if number > 3 else "train"
-            frames.append(
-                Frame(path, name, f"o{number // 2}", f"s{number % 2}", 0, split)
-            )
-            if path != "b5.png":
-                Image.new("RGB", (30, 20), (number, 99, 0)).save(tmp_path / path)
-    return FrameTable(frames, tmp_path, classes=[*"ab"])
-
-
-def predictions(table, answers, confidence):
-    rows = table.rows("test")
-    values = {
-        "row": rows,
-        "label": table.labels[rows],
-        "answer": answers,
-        "confidence": confidence,
-    }
-    return {name: np.asarray(column) for name, column in values.items()}
-
-
-def test_the_page_lists_mistakes_with_the_most_confident_first(table, tmp_path):
-    write_mistakes(
-        tmp_path,
-        table,
-        predictions(table, [1, 0, 0, 0], [0.5, 0.9, 0.7, 0.8]),
-        "paper",
-        ATTACK,
-        2,
-    )
-    page = Page((tmp_path / MISTAKES).read_text())
-    assert (
-        "1 of 4 test images right (25.0 %)" in page.text
-        and "2 files could not be read" in page.text
-    )
-    places = [
-        page.text.rindex(f"{path}.png") for path in ("b5", "b4", "a4")
-    ]  # 80 %, 70 % and 50 % sure
-    assert (
-        places == sorted(places)
-        and "a5.png" not in page.text
-        and "80\u00a0%" in "".join(page.texts)
-    )
-    sources = [
-        value for tag, key, value in page.attributes if (tag, key) == ("img", "src")
-    ]
-    assert len(sources) == 10 and all(
-        uri.startswith("data:image/jpeg") for uri in sources
-    )  # b5 is missing
-    assert (
-        page.text.index("b taken for a")
-        < page.text.index("a0.png")
-        < page.text.index("a taken for b")
-    )
-    (line,) = page.tables["places-table"]
-    assert [line[name]["text"] for name in line] == [
-        "other objects than were learned",
-        "25.0",
-        "4",
-    ]
-    worst = page.tables["classes-table"][0]
-    shown = {
-        name: worst[name]["text"]
-        for name in ("class", "accuracy", "tested", "objects", "clips", "images")
-    }
-    assert shown == {
-        "class": "b",
-        "accuracy": "0.0",
-        "tested": "2",
-        "objects": "2",
-        "clips": "4",
-        "images": "4",
-    }
-    assert page.tags["script"] == 1 and "--preset recommended" in page.text
-
-
-def test_held_out_objects_clips_and_rests_of_clips_are_told_apart():
-    names = [
-        ("o0", "s0", "train"),
-        ("o0", "s0", "test"),
-        ("o0", "s1", "test"),
-        ("o0", "s2", "test"),
-        ("o1", "s0", "test"),
-    ]
-    frames = [
-        Frame(f"a{n}.png", "a", one, clip, n, split)
-        for n, (one, clip, split) in enumerate(names)
-    ]
-    table = FrameTable(
-        [*frames, Frame("b.png", "b", "o0", "s1", 0, "train")], classes=[*"ab"]
-    )
-    rows = places_table(table, predictions(table, [0, 0, 1, 1], [1] * 4)).rows
-    assert [[cell.text for cell in row[1:]] for row in rows] == [
-        ["0.0", "1"],
-        ["50.0", "2"],
-        ["100.0", "1"],
-    ]
-
-
-def test_a_frame_of_a_video_is_named_by_clip_and_second():
-    assert (
-        place_of(".crumb_frames/2fps/mug/kitchen.mp4/000004.png")
-        == "mug/kitchen.mp4, second 1.5"
-    )
-    assert place_of("mug/kitchen/000004.png") == "mug/kitchen/000004.png"
-
-
-def test_the_pair_that_is_confused_most_is_to_be_filmed_next():
-    (line,) = film_next(
-        Counter({("mug", "mug"): 9, ("mug", "bowl"): 3, ("bowl", "mug"): 1})
-    )
-    assert line.startswith("Film mug next") and line.endswith(
-        "3 of 4 mistakes are mug taken for bowl."
-    )
-    assert film_next(Counter({("mug", "bowl"): 1})) == film_next(Counter()) == []
