@@ -1,7 +1,8 @@
-"""REMIND against a plain loop, its memory under the cap, and the traps of the paper's port."""
+"""REMIND against a plain loop, its memory, and the traps of the paper's port."""
 
 import copy
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ from crumb_avalanche.methods.remind import EvictLargest, PQCodeBuffer, some_loca
 from crumb_avalanche.models.backbones import split_backbone
 
 REMIND = STRATEGIES["remind"]
-BATCH, RATE = 5, 0.002
+BATCH = 5
+RATE = 0.002
 PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
+BUDGET = 15 * 3 * 224**2  # bytes
 
 
 def learn(experiences=3, mem_size=24, **method):
-    """A strategy of six classes after some experiences of 20 images, and the stream."""
+    """A strategy after some experiences of 20 images of two classes, and the stream."""
     settings = dict(learning_rate=RATE, eval_batch_size=128, first_epochs=3)
     return taught(
         "remind", experiences, SIX, mem_size=mem_size, settings=settings, method=method
@@ -30,34 +33,51 @@ def learn(experiences=3, mem_size=24, **method):
 
 
 def images_of(experience):
-    return torch.stack([item[0] for item in experience.dataset])
+    return torch.stack([image for image, *_ in experience.dataset])
 
 
-def test_every_memory_is_the_code_of_an_image_of_its_label_and_inference_is_on_decoded_maps():
+def labels_of(experience):
+    return torch.tensor(list(experience.dataset.targets))
+
+
+def codes_of(buffer, model, images):
+    """``(B, H * W * groups)``, in the order of a row of the buffer."""
+    codes = buffer.quantizer.encode(model.features(images))
+    return codes.permute(0, 2, 3, 1).flatten(1)
+
+
+def test_a_memory_is_the_code_of_an_image():
     strategy, stream = learn(mem_size=30)
-    buffer, model = strategy.storage_policy, strategy.model
+    buffer = strategy.storage_policy
     images = torch.cat([images_of(experience) for experience in stream.train_stream])
-    labels = torch.cat(
-        [
-            torch.tensor(list(experience.dataset.targets))
-            for experience in stream.train_stream
-        ]
-    )
-    codes = (
-        buffer.quantizer.encode(model.features(images)).permute(0, 2, 3, 1).flatten(1)
-    )
+    labels = torch.cat([labels_of(experience) for experience in stream.train_stream])
+    codes = codes_of(buffer, strategy.model, images)
     stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
     same = (stored[:, None] == codes[None]).all(2)  # (memories, images)
-    assert (same.sum(1) == 1).all() and same.sum(
-        0
-    ).max() == 1  # one image each, none twice
+    assert (same.sum(1) == 1).all()
+    assert same.sum(0).max() == 1  # none twice
     assert torch.equal(labels[same.long().argmax(1)], buffer.labels.long())
+
+
+def test_answers_are_of_decoded_maps():
+    strategy, stream = learn(mem_size=30)
+    quantizer = strategy.storage_policy.quantizer
     outputs, images = outputs_of(strategy, stream.test_stream)
-    maps = model.eval().features(images)
+    model = strategy.model.eval()
+    maps = model.features(images)
     with torch.no_grad():
-        decoded = buffer.quantizer.decode(buffer.quantizer.encode(maps))
+        decoded = quantizer.decode(quantizer.encode(maps))
         assert torch.allclose(outputs, model.classify(decoded), atol=1e-4)
         assert not torch.allclose(outputs, model.classify(maps), atol=1e-2)
+
+
+@dataclass
+class Draw:
+    """What was drawn from a buffer: rows and labels, and how many were asked for."""
+
+    rows: torch.Tensor
+    labels: torch.Tensor
+    count: int
 
 
 class LoggedBuffer(PQCodeBuffer):
@@ -65,241 +85,312 @@ class LoggedBuffer(PQCodeBuffer):
 
     def draw(self, count):
         slots = super().draw(count)
-        self.drawn.append((self.rows[slots].clone(), self.labels[slots].long(), count))
+        labels = self.labels[slots].long()
+        self.drawn.append(Draw(self.rows[slots].clone(), labels, count))
         return slots
+
+
+def logged(strategy):
+    """The buffer of a strategy, which keeps what is drawn from now on."""
+    buffer = strategy.storage_policy
+    buffer.__class__ = LoggedBuffer
+    buffer.drawn = []
+    return buffer
+
+
+def nearest_codes(maps, centroids):
+    """``(B, H, W, groups)``, by distances to all centroids ``(groups, rows, d)``."""
+    groups = maps.permute(0, 2, 3, 1).unflatten(3, (centroids.shape[0], -1))
+    return (groups.unsqueeze(4) - centroids).square().sum(5).argmin(4)
+
+
+def decoded_maps(codes, centroids):
+    """``(B, C, H, W)`` of ``(B, H, W, groups)`` codes."""
+    of_groups = [centroids[group][codes[..., group]] for group in range(8)]
+    return torch.stack(of_groups, 3).flatten(3).permute(0, 3, 1, 2)
 
 
 @pytest.mark.parametrize("replays", [1, 3])
 def test_steps_are_those_of_a_plain_loop(replays):
-    strategy, stream = learn(experiences=1, batch_replays=replays, mem_size=24, **PLAIN)
-    buffer = strategy.storage_policy
-    buffer.__class__, buffer.drawn = LoggedBuffer, []
+    strategy, stream = learn(experiences=1, batch_replays=replays, **PLAIN)
+    buffer = logged(strategy)
     plastic = copy.deepcopy(strategy.model.plastic_layers).train()
     strategy.train(stream.train_stream[1])
 
     optimizer = torch.optim.SGD(
         plastic.parameters(), lr=RATE, momentum=0.9, weight_decay=1e-5
     )
-    images, labels = (
-        images_of(stream.train_stream[1]),
-        list(stream.train_stream[1].dataset.targets),
-    )
+    images = images_of(stream.train_stream[1])
+    labels = labels_of(stream.train_stream[1])
     centroids = buffer.quantizer.centroids
-    seen = sorted(
-        {
-            label
-            for experience in stream.train_stream[:2]
-            for label in experience.dataset.targets
-        }
-    )
-    for start, (rows, old_labels, count) in zip(
-        range(0, len(images), BATCH), buffer.drawn
-    ):
-        assert count == replays * BATCH and len(rows) == count
-        maps = strategy.model.features(images[start : start + BATCH])
-        slices = (
-            maps.permute(0, 2, 3, 1).unflatten(3, (centroids.shape[0], -1)).unsqueeze(4)
-        )  # (B, H, W, m, 1, d)
-        codes = (slices - centroids).square().sum(5).argmin(4)
-        old = unpack(rows, buffer.quantizer.bits, 4 * 4 * 8).view(-1, 4, 4, 8)
-        every = torch.cat([codes, old.long()])
-        rebuilt = torch.stack(
-            [centroids[group][every[..., group]] for group in range(8)], 3
-        ).flatten(3)
-        targets = torch.cat([torch.tensor(labels[start : start + BATCH]), old_labels])
-        places = torch.tensor([seen.index(label) for label in targets.tolist()])
-        loss = cross_entropy(plastic(rebuilt.permute(0, 3, 1, 2))[:, seen], places)
+    seen = sorted({*labels_of(stream.train_stream[0]).tolist(), *labels.tolist()})
+    assert len(buffer.drawn) == 4
+    for step, draw in enumerate(buffer.drawn):
+        assert draw.count == replays * BATCH == len(draw.rows)
+        batch = slice(step * BATCH, (step + 1) * BATCH)
+        new = nearest_codes(strategy.model.features(images[batch]), centroids)
+        old = unpack(draw.rows, buffer.quantizer.bits, 4 * 4 * 8).view(-1, 4, 4, 8)
+        maps = decoded_maps(torch.cat([new, old.long()]), centroids)
+        targets = torch.cat([labels[batch], draw.labels]).tolist()
+        columns = torch.tensor([seen.index(label) for label in targets])
+        loss = cross_entropy(plastic(maps)[:, seen], columns)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert len(buffer.drawn) == 4
     for ours, theirs in zip(
-        strategy.model.plastic_layers.parameters(), plastic.parameters()
+        strategy.model.plastic_layers.parameters(), plastic.parameters(), strict=True
     ):
         assert torch.allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("held", "new", "rows"), [(20, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)]
-)
-def test_replayed_rows_are_mixtures_of_different_memories_however_few_there_are(
-    held, new, rows
-):
-    strategy, stream = learn(
-        experiences=1, mem_size=held if held > 1 else 2, batch_replays=2, crop_scale=1.0
-    )
-    buffer = strategy.storage_policy
-    if held == 1:
-        buffer.labels[buffer.slots.release(min(buffer.slots.by_class))] = -1
-    buffer.__class__, buffer.drawn = LoggedBuffer, []
+def release_all_but(buffer, count):
+    """Give up memories until so many are left."""
+    while len(buffer) > count:
+        label = max(buffer.slots.by_class, key=buffer.slots.count)
+        buffer.labels[buffer.slots.release(label)] = -1
+
+
+FEW = [(20, 5, 10), (7, 5, 3), (2, 5, 1), (1, 5, 0)]
+
+
+@pytest.mark.parametrize(("stored", "new", "rows"), FEW)
+def test_mixtures_are_of_different_memories(stored, new, rows):
+    strategy, _ = learn(experiences=1, batch_replays=2, crop_scale=1.0)
+    buffer = logged(strategy)
+    release_all_but(buffer, stored)
     memories = strategy._mixed_memories(new)
-    maps, targets = memories.maps, memories.targets
-    drawn, labels, _ = buffer.drawn[0]
-    assert maps.shape == (rows, 8, 4, 4) and targets.shape == (rows, 6)
-    assert len(drawn) == 2 * rows == len(drawn.unique(dim=0))
-    seen = sorted(set(stream.train_stream[0].dataset.targets))
-    assert all(
-        torch.allclose(one.sum(1), torch.ones(rows))
-        for one in (targets, targets[:, seen])
+    (draw,) = buffer.drawn
+    assert memories.maps.shape == (rows, 8, 4, 4)
+    assert memories.targets.shape == (rows, 6)
+    assert len(draw.rows) == 2 * rows == len(draw.rows.unique(dim=0))
+
+
+@pytest.mark.parametrize(("stored", "new", "rows"), FEW)
+def test_targets_are_shares_of_seen_classes(stored, new, rows):
+    strategy, stream = learn(experiences=1, batch_replays=2, crop_scale=1.0)
+    release_all_but(strategy.storage_policy, stored)
+    targets = strategy._mixed_memories(new).targets
+    seen = sorted(set(labels_of(stream.train_stream[0]).tolist()))
+    assert torch.allclose(targets.sum(1), torch.ones(rows))
+    assert torch.allclose(targets[:, seen].sum(1), torch.ones(rows))
+
+
+@pytest.mark.parametrize(("stored", "new", "rows"), FEW)
+def test_maps_and_targets_are_mixed_alike(stored, new, rows):
+    strategy, _ = learn(experiences=1, batch_replays=2, crop_scale=1.0)
+    buffer = logged(strategy)
+    release_all_but(buffer, stored)
+    memories = strategy._mixed_memories(new)
+    (draw,) = buffer.drawn
+    decoded = buffer.to_maps(draw.rows, strategy.model)
+    first, second = decoded[:rows], decoded[rows:]
+    difference = first - second
+    along = ((memories.maps - second) * difference).sum((1, 2, 3))
+    shares = along / difference.square().sum((1, 2, 3))
+    assert ((shares >= -1e-5) & (shares <= 1 + 1e-5)).all()
+    of_maps = shares.view(-1, 1, 1, 1)
+    mixed = of_maps * first + (1 - of_maps) * second
+    assert torch.allclose(memories.maps, mixed, atol=1e-4)
+    one_hot = torch.eye(6)[draw.labels]
+    targets = (
+        shares.view(-1, 1) * one_hot[:rows]
+        + (1 - shares).view(-1, 1) * (one_hot[rows:])
     )
-    decoded = buffer.to_maps(drawn, strategy.model)
-    for number, (map_, target) in enumerate(zip(maps, targets)):
-        first, second = decoded[number], decoded[number + rows]
-        share = float(
-            ((map_ - second) * (first - second)).sum() / (first - second).square().sum()
-        )
-        assert -1e-5 <= share <= 1 + 1e-5
-        assert torch.allclose(map_, share * first + (1 - share) * second, atol=1e-4)
-        mixed = torch.zeros(6)
-        mixed[labels[number]] += share
-        mixed[labels[number + rows]] += 1 - share
-        assert torch.allclose(target, mixed, atol=1e-4)
+    assert torch.allclose(memories.targets, targets, atol=1e-4)
 
 
 def test_new_and_replayed_maps_are_cropped(monkeypatch):
     strategy, stream = learn(experiences=1, batch_replays=2)
     sizes = []
-
-    def crops(maps, scale, random):
-        sizes.append(len(maps))
-        assert scale == 4 / 13
-        return torch.zeros_like(maps)
-
-    monkeypatch.setattr("crumb_avalanche.methods.remind.random_resized_crops", crops)
     inputs = []
     classify = strategy.model.classify
-    strategy.model.classify = lambda maps: inputs.append(maps) or classify(maps)
+
+    def crops(maps, scale, random):
+        assert scale == 4 / 13
+        sizes.append(len(maps))
+        return torch.zeros_like(maps)
+
+    def noted(maps):
+        inputs.append(maps)
+        return classify(maps)
+
+    monkeypatch.setattr(remind, "random_resized_crops", crops)
+    strategy.model.classify = noted
     strategy.train(stream.train_stream[1], eval_streams=[])
-    assert (
-        sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 3
-    )  # 2 memories are mixed for each of the 10 replayed maps
-    assert (
-        len(inputs) == 4
-        and not any(maps.any() for maps in inputs)
-        and len(inputs[-1]) == BATCH + 10
-    )
+    # Two memories are mixed for each of the ten replayed maps.
+    assert sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 3
+    assert not any(maps.any() for maps in inputs)
+    assert [len(maps) for maps in inputs] == [BATCH + 10] * 4
 
 
-def test_bytes_at_the_papers_cut():
-    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
-    settings = REMIND.settings()
-    assert (
-        PQCodeBuffer.item_bytes(model) == REMIND.bytes_of_item(model, settings) == 5_408
-    )
-    assert REMIND.fixed_bytes(model, settings, 10) == 524_288
-    assert (
-        REMIND.memories_in_budget(model, 15 * 3 * 224**2, 10) == 320
-    )  # 417, the table not counted
-    assert remind.make_quantizer(8).centroids.shape == (
-        8,
-        16,
-        1,
-    ) and remind.make_quantizer(64).centroids.shape == (
-        32,
-        256,
-        2,
-    )
+@pytest.fixture(scope="module")
+def squeezenet():
+    return split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
+
+
+def test_bytes_of_a_memory_at_the_papers_cut(squeezenet):
+    assert PQCodeBuffer.item_bytes(squeezenet) == 5_408
+    assert REMIND.bytes_of_item(squeezenet, REMIND.settings()) == 5_408
+
+
+def test_the_table_is_charged_to_the_budget(squeezenet):
+    assert REMIND.fixed_bytes(squeezenet, REMIND.settings(), 10) == 524_288
+    # 417, the table not counted.
+    assert REMIND.memories_in_budget(squeezenet, BUDGET, 10) == 320
+
+
+@pytest.mark.parametrize(("channels", "shape"), [(8, (8, 16, 1)), (64, (32, 256, 2))])
+def test_tables_by_the_number_of_channels(channels, shape):
+    assert remind.make_quantizer(channels).centroids.shape == shape
+
+
+def chosen(labels, count, seed=0):
+    return remind.balanced_choice(labels, count, np.random.default_rng(seed))
 
 
 def test_a_balanced_choice_by_hand():
     labels = [0] * 3 + [1] * 50 + [2] * 50
-    chosen = remind.balanced_choice(labels, 23, np.random.default_rng(0))
-    assert Counter(labels[place] for place in chosen) == {0: 3, 1: 10, 2: 10}
-    assert chosen == sorted(set(chosen))
-    assert chosen != remind.balanced_choice(labels, 23, np.random.default_rng(1))
-    assert remind.balanced_choice([3, 3], 9, np.random.default_rng(0)) == [0, 1]
-    # No place of a class is preferred.
-    often = Counter(
-        place
-        for seed in range(300)
-        for place in remind.balanced_choice([0] * 6, 2, np.random.default_rng(seed))
-    )
-    assert min(often.values()) > 60
+    positions = chosen(labels, 23)
+    assert Counter(labels[position] for position in positions) == {0: 3, 1: 10, 2: 10}
+    assert positions == sorted(set(positions))
+    assert positions != chosen(labels, 23, seed=1)
 
 
-def test_eviction_is_from_the_largest_class_with_equal_chances_for_the_new_image():
+def test_a_choice_of_more_than_there_are():
+    assert chosen([3, 3], 9) == [0, 1]
+
+
+def test_no_position_of_a_class_is_preferred():
+    drawn = Counter()
+    for seed in range(300):
+        drawn.update(chosen([0] * 6, 2, seed))
+    assert min(drawn.values()) > 60
+
+
+def test_eviction_has_equal_chances():
+    """The memories of the largest class, and the new image of it."""
     gone = Counter()
     for seed in range(2000):
-        rule, slots = EvictLargest(), Slots(4, seed)
-        assert rule.choose(slots, [0, 0, 0, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
-        chosen = rule.choose(slots, [0])
-        gone[chosen[0][1] if chosen else "new"] += 1
-        assert len(slots) == 4 and slots.count(1) == 1 and slots.count(0) == 3
-    assert set(gone) == {0, 1, 2, "new"} and min(gone.values()) > 400
+        rule = EvictLargest()
+        slots = Slots(4, seed)
+        rule.choose(slots, [0, 0, 0, 1])
+        stored = rule.choose(slots, [0])
+        gone[stored[0][1] if stored else "new"] += 1
+    assert set(gone) == {0, 1, 2, "new"}
+    assert min(gone.values()) > 400
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_eviction_is_from_the_largest_class(seed):
+    rule = EvictLargest()
+    slots = Slots(4, seed)
+    assert rule.choose(slots, [0, 0, 0, 1]) == [(0, 0), (1, 1), (2, 2), (3, 3)]
+    rule.choose(slots, [0])
+    assert len(slots) == 4
+    assert slots.count(1) == 1
+    assert slots.count(0) == 3
+
+
+def test_eviction_balances_the_classes():
     slots = Slots(3, 0)
-    assert len(EvictLargest().choose(slots, [0, 0, 0, 1, 2, 2, 2, 2])) >= 6
+    stored = EvictLargest().choose(slots, [0, 0, 0, 1, 2, 2, 2, 2])
+    assert len(stored) >= 6
     assert sorted(slots.count(label) for label in (0, 1, 2)) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("most", "rows"), [(10, 10), (25, 30), (1000, 90)])
-def test_locations_are_of_all_images_and_no_more_than_asked_for(most, rows):
-    """Each vector names its image and its place, and all channels of a location stay together."""
+def test_locations_are_of_all_images(most, rows):
+    """Each vector names its image and its location; its channels stay together."""
     numbers = torch.arange(90.0).view(10, 1, 3, 3)
     maps = torch.cat([numbers, -numbers], 1)
-    held = some_locations(maps.split(3), 10, most, np.random.default_rng(0))
-    assert held.shape == (rows, 2)
-    assert torch.equal(held[:, 0], -held[:, 1]) and len(held.unique(dim=0)) == rows
-    of_image = Counter((held[:, 0] // 9).int().tolist())
-    assert set(of_image.values()) == {rows // 10} and len(of_image) == 10
-    places = Counter((held[:, 0] % 9).int().tolist())
-    assert len(places) > 2  # at random inside an image
+    vectors = some_locations(maps.split(3), 10, most, np.random.default_rng(0))
+    assert vectors.shape == (rows, 2)
+    assert torch.equal(vectors[:, 0], -vectors[:, 1])
+    assert len(vectors.unique(dim=0)) == rows
+    of_image = Counter((vectors[:, 0] // 9).int().tolist())
+    assert of_image == dict.fromkeys(range(10), rows // 10)
+    locations = Counter((vectors[:, 0] % 9).int().tolist())
+    assert len(locations) > 2  # at random inside an image
 
 
 @pytest.mark.parametrize(
     ("most", "images"), [(5, [0, 4, 8, 12, 16]), (40, list(range(20)))]
 )
-def test_the_tables_are_fitted_to_images_that_are_spread_over_the_first_experience(
-    most, images, monkeypatch
-):
-    shown = []
+def test_tables_are_fitted_to_spread_images(most, images, monkeypatch):
+    fitted_to = []
 
     def watched(maps, *arguments):
-        shown.append(torch.cat([*maps]))
-        return some_locations(shown[0].split(3), *arguments)
+        fitted_to.append(torch.cat([*maps]))
+        return some_locations(fitted_to[0].split(3), *arguments)
 
-    monkeypatch.setattr("crumb_avalanche.methods.remind.some_locations", watched)
+    monkeypatch.setattr(remind, "some_locations", watched)
     strategy, stream = learn(experiences=1, fit_vectors=most, centroids=4)
-    assert torch.equal(
-        shown[0], strategy.model.features(images_of(stream.train_stream[0])[images])
-    )
+    expected = images_of(stream.train_stream[0])[images]
+    assert torch.equal(fitted_to[0], strategy.model.features(expected))
 
 
-@pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])
-def test_crops_are_those_of_interpolate(height, width):
+def crops_and_boxes(height, width):
     random = np.random.default_rng(0)
-    maps = torch.randn(40, 3, height, width)
+    maps = torch.randn(40, 3, height, width, generator=torch.Generator().manual_seed(0))
     boxes = remind.random_boxes(40, height, width, 0.1, random)
     boxes[0] = [0, 0, height, width]
     boxes[1] = [1, 2, 1, 1]
     boxes[2] = [0, 0, 1, width]
-    ours = remind.crop_and_resize(maps, boxes)
-    for map_, (top, left, rows, columns), crop in zip(maps, boxes, ours):
-        part = map_[None, :, top : top + rows, left : left + columns]
-        assert torch.allclose(
-            crop, interpolate(part, (height, width), mode="bilinear")[0], atol=1e-5
-        )
-    assert torch.equal(ours[0], maps[0])
-    assert ours.shape == maps.shape and ours.is_contiguous(
-        memory_format=torch.channels_last
-    )
+    return maps, boxes
 
 
-def test_boxes_lie_inside_and_have_the_areas_and_ratios_asked_for():
-    boxes = remind.random_boxes(4000, 13, 13, 4 / 13, np.random.default_rng(1))
-    top, left, rows, columns = boxes.T
-    assert min(top.min(), left.min()) == 0
-    assert (
-        (top + rows).max() == 13
-        and (left + columns).max() == 13
-        and boxes.min(axis=0)[2:].min() >= 6
-    )
+@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])
+def test_a_crop_is_that_of_interpolate(height, width, number):
+    maps, boxes = crops_and_boxes(height, width)
+    crop = remind.crop_and_resize(maps, boxes)[number]
+    top, left, rows, columns = boxes[number]
+    box = maps[[number], :, top : top + rows, left : left + columns]
+    expected = interpolate(box, (height, width), mode="bilinear")[0]
+    assert torch.allclose(crop, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(13, 13), (4, 6)])
+def test_the_whole_map_stays_as_it_is(height, width):
+    maps, boxes = crops_and_boxes(height, width)
+    crops = remind.crop_and_resize(maps, boxes)
+    assert torch.equal(crops[0], maps[0])
+    assert crops.shape == maps.shape
+    assert crops.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture(scope="module")
+def boxes():
+    """Top, left, rows and columns of 4,000 boxes."""
+    return remind.random_boxes(4000, 13, 13, 4 / 13, np.random.default_rng(1)).T
+
+
+def test_boxes_lie_inside(boxes):
+    top, left, rows, columns = boxes
+    assert top.min() == left.min() == 0
+    assert (top + rows).max() == (left + columns).max() == 13
+    assert min(rows.min(), columns.min()) >= 6
+
+
+def test_boxes_have_the_areas(boxes):
+    _, _, rows, columns = boxes
     area = rows * columns / 169
-    assert (
-        area.min() > 4 / 13 - 0.08 and area.max() == 1
-    )  # rows and columns are rounded
-    assert (columns / rows).min() > 0.6 and (columns / rows).max() < 1.6
+    assert area.min() > 4 / 13 - 0.08  # rows and columns are rounded
+    assert area.max() == 1
     # Uniform over the area but for boxes that do not fit.
     assert abs(np.median(area) - 0.6) < 0.1
-    assert len(np.unique(boxes, axis=0)) > 300
-    never_fits = remind.random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
-    assert never_fits.tolist() == [[0, 0, 2, 20]] * 3
+
+
+def test_boxes_have_the_ratios(boxes):
+    _, _, rows, columns = boxes
+    ratio = columns / rows
+    assert 0.6 < ratio.min() < ratio.max() < 1.6
+
+
+def test_boxes_are_different(boxes):
+    assert len(np.unique(boxes, axis=1).T) > 300
+
+
+def test_a_box_that_never_fits_is_the_map():
+    whole = remind.random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
+    assert whole.tolist() == [[0, 0, 2, 20]] * 3

@@ -1,4 +1,7 @@
-"""What methods share that replay images: herding, rules, draws, the old network; by hand and against the host's."""
+"""What methods share that replay images, by hand and against the host's.
+
+Herding, rules, draws, and the old network.
+"""
 
 from collections import Counter
 
@@ -34,130 +37,184 @@ def test_trimming_keeps_the_first_of_each_list():
     for label in (0, 0, 0, 1, 2, 2):
         slots.take(label)
     assert trim(slots, {0: 2, 2: 0, 7: 3}) == [2, 4, 5]
-    assert slots.by_class == {0: [0, 1], 1: [3], 2: []} and sorted(slots.free) == [
-        2,
-        4,
-        5,
-    ]
+    assert slots.by_class == {0: [0, 1], 1: [3], 2: []}
+    assert sorted(slots.free) == [2, 4, 5]
 
 
-def test_all_slots_are_allotted_and_none_twice():
-    assert allot(12, [5, 3, 8]) == {5: 4, 3: 4, 8: 4}
-    assert allot(11, [5, 3, 8]) == {5: 4, 3: 4, 8: 3} and allot(2, [5, 3, 8]) == {
-        5: 1,
-        3: 1,
-        8: 0,
-    }
-    before = dict.fromkeys(range(40), 99)
-    for count in range(1, 40):
-        quotas = allot(15, range(count))
-        assert sum(quotas.values()) == 15
-        assert all(
-            quota <= before[label] for label, quota in quotas.items()
-        )  # lists are cut, never filled up
-        before |= quotas
+@pytest.mark.parametrize(
+    ("capacity", "quotas"),
+    [(12, [4, 4, 4]), (11, [4, 4, 3]), (2, [1, 1, 0])],
+)
+def test_slots_are_allotted_by_hand(capacity, quotas):
+    assert allot(capacity, [5, 3, 8]) == dict(zip([5, 3, 8], quotas))
 
 
-def test_the_hook_goes_away_whatever_happens(model, pixels):
+@pytest.mark.parametrize("count", range(1, 40))
+def test_all_slots_are_allotted(count):
+    assert sum(allot(15, range(count)).values()) == 15
+
+
+@pytest.mark.parametrize("count", range(1, 39))
+def test_quotas_never_grow(count):
+    """Lists are cut, never filled up."""
+    before = allot(15, range(count))
+    after = allot(15, range(count + 1))
+    assert all(after[label] <= before[label] for label in before)
+
+
+def hooks_of(model):
+    return model.plastic_layers.head._forward_pre_hooks
+
+
+def test_the_hook_goes_away(model):
     head = HeadInput()
     head.attach(model)
     head.attach(model)
-    assert len(model.plastic_layers.head._forward_pre_hooks) == 1
-    assert head.release() is None and not model.plastic_layers.head._forward_pre_hooks
+    assert len(hooks_of(model)) == 1
+    assert head.release() is None
+    assert not hooks_of(model)
+
+
+def test_the_hook_goes_away_after_an_error(model):
     with pytest.raises(RuntimeError):
         penultimate(model, torch.zeros(2, 3, 4, 4))
-    assert not model.plastic_layers.head._forward_pre_hooks
+    assert not hooks_of(model)
+
+
+class OldAndNew:
+    """An old network, the answers that it had, and the model that went on."""
+
+    def __init__(self, half, pixels):
+        self.model = conv_head_model()
+        self.maps = self.model.features(pixels)
+        self.old = OldNetwork(half)
+        self.old.take(self.model)
+        self.answers = self.model.eval().classify(self.maps).detach()
+        self.model.train()
+        with torch.no_grad():
+            for weight in self.model.plastic_layers.parameters():
+                weight.add_(1.0)
+        self.model.classify(self.maps + 3)  # moves the statistics
+
+
+def test_the_old_network_answers_as_it_did(pixels):
+    twins = OldAndNew(half=False, pixels=pixels)
+    answers = twins.old.logits(twins.model, twins.maps)
+    assert torch.equal(answers, twins.answers)
+
+
+def test_half_the_precision_answers_nearly_so(pixels):
+    twins = OldAndNew(half=True, pixels=pixels)
+    answers = twins.old.logits(twins.model, twins.maps)
+    assert torch.allclose(answers, twins.answers, rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_the_old_network_answers_as_it_did(half, pixels):
+def test_the_old_network_changes_nothing(half, pixels):
+    twins = OldAndNew(half, pixels)
+    layers = twins.model.plastic_layers
+    statistics = layers.bn.running_mean.clone()
+    answers = twins.old.logits(twins.model, twins.maps)
+    assert torch.equal(layers.bn.running_mean, statistics)
+    assert layers.drop.training
+    assert answers.dtype == torch.float32
+    assert not answers.requires_grad
+
+
+@pytest.mark.parametrize(("half", "width"), [(False, 4), (True, 2)])
+def test_bytes_of_the_old_network(half, width):
     model = conv_head_model()
-    maps = model.features(pixels)
     old = OldNetwork(half)
     assert not old.state
     old.take(model)
-    wanted = model.eval().classify(maps).detach()
-    model.train()
-    with torch.no_grad():
-        for weight in model.plastic_layers.parameters():
-            weight.add_(1.0)
-    model.classify(maps + 3)  # moves the statistics
-    moved = model.plastic_layers.bn.running_mean.clone()
-    answers = old.logits(model, maps)
-    assert torch.equal(model.plastic_layers.bn.running_mean, moved)
-    assert (
-        torch.equal(answers, wanted)
-        if not half
-        else torch.allclose(answers, wanted, rtol=1e-2, atol=2e-3)
-    )
-    assert answers.dtype == torch.float32 and not answers.requires_grad
-    assert model.plastic_layers.drop.training  # back to what it was
-    values = sum(p.numel() for p in model.plastic_layers.parameters()) + 2 * 6
-    size = values * (2 if half else 4) + 8  # and a number of batches
-    assert (
-        tensor_bytes(old.state.values()) == size
-        and OldNetwork.bytes_of(model) == 2 * values + 8
-    )
+    weights = sum(weight.numel() for weight in model.plastic_layers.parameters())
+    values = weights + 2 * 6  # with the statistics
+    size = values * width + 8  # and a number of batches
+    assert tensor_bytes(old.state.values()) == size
 
 
-def test_the_reservoir_holds_each_frame_with_the_same_chance():
-    capacity, frames, seeds = 4, 40, 3000
-    labels = [0] * 30 + [1] * 7 + [2] * 3  # rare classes have no better chance
-    held_count = np.zeros(frames)
+def test_bytes_of_an_old_network_to_come():
+    model = conv_head_model()
+    weights = sum(weight.numel() for weight in model.plastic_layers.parameters())
+    assert OldNetwork.bytes_of(model) == 2 * (weights + 2 * 6) + 8
+
+
+def filled(rule, slots, labels, size=7):
+    """Offer frames in batches; return the number of the frame in each slot."""
+    frames = {}
+    for start in range(0, len(labels), size):
+        for position, slot in rule.choose(slots, labels[start : start + size]):
+            frames[slot] = start + position
+    return frames
+
+
+# Rare classes have no better chance.
+SKEWED = [0] * 30 + [1] * 7 + [2] * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_reservoir_knows_its_classes(seed):
+    slots = Slots(4, seed)
+    frames = filled(Reservoir(), slots, SKEWED)
+    assert sorted(frames) == [0, 1, 2, 3]
+    by_class = {
+        slot: label for label, members in slots.by_class.items() for slot in members
+    }
+    assert by_class == {slot: SKEWED[frame] for slot, frame in frames.items()}
+
+
+def test_the_reservoir_gives_equal_chances():
+    capacity, seeds = 4, 3000
+    counts = np.zeros(len(SKEWED))
     for seed in range(seeds):
-        rule, slots, held = Reservoir(), Slots(capacity, seed), {}
-        for start in range(0, frames, 7):
-            for place, slot in rule.choose(slots, labels[start : start + 7]):
-                held[slot] = start + place
-        assert sorted(held) == [0, 1, 2, 3]
-        assert all(
-            labels[held[slot]] == label
-            for label, members in slots.by_class.items()
-            for slot in members
-        )
-        held_count[list(held.values())] += 1
-    expected = seeds * capacity / frames  # 300, standard deviation 16
-    assert abs(held_count - expected).max() < 5 * np.sqrt(
-        expected * (1 - capacity / frames)
-    )
+        frames = filled(Reservoir(), Slots(capacity, seed), SKEWED)
+        counts[list(frames.values())] += 1
+    share = capacity / len(SKEWED)
+    expected = seeds * share  # 300, standard deviation 16
+    assert abs(counts - expected).max() < 5 * np.sqrt(expected * (1 - share))
 
 
-def test_rings_by_hand():
-    rule, slots, held = RingBuffer(), Slots(3), {}
+RINGS = [
+    # One class has all slots: its latest frames.
+    ([0, 0, 0, 0], {0: [1, 2, 3]}),
+    # Another takes the oldest of the largest.
+    ([1], {0: [2, 3], 1: [4]}),
+    # 2 gives way to 5, and then 4 to 6.
+    ([1, 0], {0: [3, 6], 1: [5]}),
+    ([2], {0: [6], 1: [5], 2: [7]}),
+    # Each class has its ring of one.
+    ([1, 1], {0: [6], 1: [9], 2: [7]}),
+]
 
-    def holds(first, labels):
-        for place, slot in rule.choose(slots, labels):
-            held[slot] = first + place
-        return {
-            label: [held[slot] for slot in members]
-            for label, members in slots.by_class.items()
-            if members
-        }
 
-    assert holds(0, [0, 0, 0, 0]) == {
-        0: [1, 2, 3]
-    }  # one class has all places: its latest frames
-    assert holds(4, [1]) == {
-        0: [2, 3],
-        1: [4],
-    }  # another takes the oldest of the largest
-    assert holds(5, [1, 0]) == {0: [3, 6], 1: [5]}  # 2 gives way to 5, and then 4 to 6
-    assert holds(7, [2]) == {0: [6], 1: [5], 2: [7]}
-    assert holds(8, [1, 1]) == {
-        0: [6],
-        1: [9],
-        2: [7],
-    }  # each class has its ring of one
-    with pytest.raises(
-        ValueError, match="mem_size=3 cannot hold a memory of each of the 4 classes"
-    ):
+@pytest.mark.parametrize("steps", range(1, len(RINGS) + 1))
+def test_rings_by_hand(steps):
+    rule = RingBuffer()
+    slots = Slots(3)
+    labels = [label for batch, _ in RINGS[:steps] for label in batch]
+    frames = filled(rule, slots, labels, size=1)
+    rings = {
+        label: [frames[slot] for slot in members]
+        for label, members in slots.by_class.items()
+        if members
+    }
+    assert rings == RINGS[steps - 1][1]
+
+
+def test_rings_need_a_slot_for_each_class():
+    slots = Slots(3)
+    rule = RingBuffer()
+    rule.choose(slots, [0, 1, 2])
+    words = "mem_size=3 cannot hold a memory of each of the 4 classes"
+    with pytest.raises(ValueError, match=words):
         rule.begin_experience(slots, {3: 5}, 2)
 
 
 SETTINGS = dict(batch_size=6, epochs=2)
-BATCHES = 4  # of an epoch of 20 images
-# Epochs and batches of the last of them that are trained on.
-PLACES = {
+FRAMES = 20  # of an experience
+BATCHES = 4  # of an epoch
+# Epochs, and batches of the last of them, that are trained on.
+STOPS = {
     "at once": (0, 0),
     "within": (1, 2),
     "between": (1, BATCHES),
@@ -178,11 +235,11 @@ OFFERING = [
 
 
 class Stop(SupervisedPlugin):
-    """Stops every experience at a place; counts the images trained on in each experience."""
+    """Stops every experience; counts the images trained on in each of them."""
 
-    def __init__(self, place):
+    def __init__(self, when):
         super().__init__()
-        self.epochs, self.batches = PLACES[place]
+        self.epochs, self.batches = STOPS[when]
         self.images = []
 
     def before_training_exp(self, strategy, **kwargs):
@@ -191,130 +248,156 @@ class Stop(SupervisedPlugin):
             strategy.stop_training()
 
     def before_training_iteration(self, strategy, **kwargs):
-        clock = strategy.clock
         self.images[-1] += len(strategy.mb_y)
-        if (clock.train_exp_epochs + 1, clock.train_epoch_iterations + 1) == (
-            self.epochs,
-            self.batches,
-        ):
+        epoch = strategy.clock.train_exp_epochs + 1
+        batch = strategy.clock.train_epoch_iterations + 1
+        if (epoch, batch) == (self.epochs, self.batches):
             strategy.stop_training()
 
 
 class Offers:
-    """Keeps the maps and labels of the images offered in each experience."""
+    """Keeps maps and labels of the images that a strategy offers to its buffer."""
 
     def __init__(self, strategy):
-        self.experiences, self.offer = [[]], strategy.memory.offer
+        self.maps = []
+        self.labels = []
+        self.offer = strategy.memory.offer
         strategy.memory.offer = self
 
+    def clear(self):
+        self.maps.clear()
+        self.labels.clear()
+
     def __call__(self, strategy, batch):
-        self.experiences[-1] += list(zip(batch.feature_map, batch.labels.tolist()))
+        self.maps += batch.feature_map
+        self.labels += batch.labels.tolist()
         self.offer(strategy, batch)
 
 
 def build(name, make_model, *plugins, mem_size=8):
     torch.manual_seed(0)
     np.random.seed(0)
-    return built(
-        name,
-        make_model(codebook=STRATEGIES[name].codebook),
-        mem_size,
-        SETTINGS,
-        plugins=plugins,
-    )
+    model = make_model(codebook=STRATEGIES[name].codebook)
+    return built(name, model, mem_size, SETTINGS, plugins=plugins)
 
 
-def assert_in_order(offered, experience, model):
+def images_of(experience):
+    return torch.stack([image for image, *_ in experience.dataset])
+
+
+def assert_in_order(offers, experience, model):
     """Each image of the experience was offered once, in the order of the data set."""
-    maps = model.features(torch.stack([image for image, *_ in experience.dataset]))
-    assert [label for _, label in offered] == list(experience.dataset.targets)
-    torch.testing.assert_close(torch.stack([one for one, _ in offered]), maps)
+    assert offers.labels[:FRAMES] == list(experience.dataset.targets)
+    maps = torch.stack(offers.maps[:FRAMES])
+    torch.testing.assert_close(maps, model.features(images_of(experience)))
 
 
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        *(("er", place) for place in PLACES),
-        *((name, "within the last") for name in OFFERING),
-    ],
-)
-def test_each_image_is_offered_once(name, place, make_model, make_stream):
-    stop, stream = Stop(place), make_stream()
-    strategy = build(name, make_model, stop)
+EACH_STOP = [("er", when) for when in STOPS]
+EACH_STOP += [(name, "within the last") for name in OFFERING]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("name", "when"), EACH_STOP)
+def test_each_image_is_offered_once(name, when, number, make_model, make_stream):
+    stream = make_stream()
+    strategy = build(name, make_model, Stop(when))
     offers = Offers(strategy)
-    for experience in stream.train_stream:
-        offers.experiences.append([])
+    for experience in stream.train_stream[: number + 1]:
+        offers.clear()
         strategy.train(experience)
-        assert_in_order(offers.experiences[-1], experience, strategy.model)
-    epochs, batches = PLACES[place]
-    trained = max(0, epochs - 1) * 20 + min(20, 6 * batches) * (epochs > 0)
-    assert stop.images == [trained, trained]
-    assert (
-        set(strategy.storage_policy.classes) == {0, 1}
-        if name == "gem"
-        else {0, 1, 2, 3}
-    )
+    assert len(offers.labels) == FRAMES
+    assert_in_order(offers, stream.train_stream[number], strategy.model)
+
+
+# Images of an experience that are trained on.
+TRAINED = {
+    "at once": 0,
+    "within": 12,
+    "between": FRAMES,
+    "within the last": FRAMES + 12,
+    "never": 2 * FRAMES,
+}
+
+
+@pytest.mark.parametrize(("name", "when"), EACH_STOP)
+def test_so_many_images_are_trained_on(name, when, make_model, make_stream):
+    stop = Stop(when)
+    strategy = build(name, make_model, stop)
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    assert stop.images == [TRAINED[when]] * 2
+
+
+@pytest.mark.parametrize(("name", "when"), EACH_STOP)
+def test_memories_are_of_all_classes(name, when, make_model, make_stream):
+    stream = make_stream()
+    strategy = build(name, make_model, Stop(when))
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    groups = {0, 1, 2, 3}
+    if name == "gem":  # its groups are experiences
+        groups = {0, 1}
+    assert set(strategy.storage_policy.classes) == groups
     strategy.eval(stream.test_stream)
 
 
-@pytest.mark.parametrize("place", ["at once", "within the last"])
+@pytest.mark.parametrize("when", ["at once", "within the last"])
 @pytest.mark.parametrize("name", ["icarl", "aanets", "rainbow_memory"])
-def test_methods_that_choose_from_all_images_do_so(
-    name, place, make_model, make_stream
-):
-    stream, strategy = make_stream(), build(name, make_model, Stop(place))
-    for experience in stream.train_stream:
+def test_choosing_methods_see_all_images(name, when, make_model, make_stream):
+    strategy = build(name, make_model, Stop(when))
+    for experience in make_stream().train_stream:
         strategy.train(experience)
-    assert (
-        set(strategy.storage_policy.classes) == {0, 1, 2, 3}
-        and len(strategy.storage_policy) == 8
-    )
+    assert set(strategy.storage_policy.classes) == {0, 1, 2, 3}
+    assert len(strategy.storage_policy) == 8
 
 
-@pytest.mark.parametrize("place", ["at once", "within the last"])
-def test_remind_fits_and_stores_all_images(place, make_model, make_stream):
-    stream, strategy = (
-        make_stream(),
-        build("remind", make_model, Stop(place), mem_size=40),
-    )
-    offers, buffer = Offers(strategy), strategy.storage_policy
-    for stored, experience in zip((20, 40), stream.train_stream):
-        offers.experiences.append([])
-        strategy.train(experience)
-        if (
-            stored > 20
-            # of the first experience, which fits the tables, images are stored without
-            # being offered
-        ):
-            assert_in_order(offers.experiences[-1][:20], experience, strategy.model)
-        assert buffer.quantizer.fitted and len(buffer) == stored
-    # Every epoch that is begun stores its images.
-    assert len(offers.experiences[-1]) == (20 if place == "at once" else 20 + 2 * 6)
+@pytest.mark.parametrize("when", ["at once", "within the last"])
+def test_remind_fits_and_stores_all_images(when, make_model, make_stream):
+    first, _ = make_stream().train_stream
+    strategy = build("remind", make_model, Stop(when), mem_size=40)
+    strategy.train(first)
+    assert strategy.storage_policy.quantizer.fitted
+    assert len(strategy.storage_policy) == FRAMES
 
 
-def test_after_a_shuffled_epoch_as_many_of_each_class_are_offered(
-    make_model, make_stream
-):
-    experience, strategy = (
-        make_stream().train_stream[0],
-        build("er", make_model, Stop("within the last")),
-    )
-    offers, targets = Offers(strategy), list(experience.dataset.targets)
+@pytest.mark.parametrize(
+    ("when", "offered"), [("at once", FRAMES), ("within the last", FRAMES + 12)]
+)
+def test_remind_stores_each_epoch(when, offered, make_model, make_stream):
+    """Every epoch that is begun stores its images."""
+    first, second = make_stream().train_stream
+    strategy = build("remind", make_model, Stop(when), mem_size=40)
+    offers = Offers(strategy)
+    strategy.train(first)
+    offers.clear()
+    strategy.train(second)
+    assert_in_order(offers, second, strategy.model)
+    assert len(offers.labels) == offered
+    assert len(strategy.storage_policy) == 2 * FRAMES
+
+
+def shuffled_offers(make_model, make_stream):
+    """What is offered of an experience whose last epoch is shuffled and stopped."""
+    experience = make_stream().train_stream[0]
+    strategy = build("er", make_model, Stop("within the last"))
+    offers = Offers(strategy)
     strategy.train(experience, shuffle=True)
-    labels = [label for _, label in offers.experiences[0]]
-    assert Counter(labels) == Counter(targets) and labels[:12] != targets[:12]
-    # The rest are the last ones of each class, in the order of the data set.
-    left = Counter(targets) - Counter(labels[:12])
-    places = {
-        label: [place for place, other in enumerate(targets) if other == label]
-        for label in left
-    }
-    last = sorted(
-        place for label, count in left.items() for place in places[label][-count:]
-    )
-    maps = strategy.model.features(
-        torch.stack([experience.dataset[place][0] for place in last])
-    )
-    torch.testing.assert_close(
-        torch.stack([one for one, _ in offers.experiences[0][12:]]), maps
-    )
+    return offers, experience, strategy.model
+
+
+def test_as_many_of_each_class_are_offered(make_model, make_stream):
+    offers, experience, _ = shuffled_offers(make_model, make_stream)
+    targets = list(experience.dataset.targets)
+    assert Counter(offers.labels) == Counter(targets)
+    assert offers.labels[:12] != targets[:12]
+
+
+def test_the_rest_are_the_last_of_each_class(make_model, make_stream):
+    offers, experience, model = shuffled_offers(make_model, make_stream)
+    targets = list(experience.dataset.targets)
+    rest = []
+    for label, count in (Counter(targets) - Counter(offers.labels[:12])).items():
+        positions = [index for index, other in enumerate(targets) if other == label]
+        rest += positions[-count:]
+    expected = model.features(images_of(experience)[sorted(rest)])
+    torch.testing.assert_close(torch.stack(offers.maps[12:]), expected)
