@@ -61,10 +61,10 @@ def ppp_loss(
     to_samples = embeddings @ embeddings.detach().t() / temperature
     to_prototypes = embeddings @ prototypes.t() / temperature
     to_prototypes = to_prototypes.masked_fill(~known, -torch.inf)
-    others = _log_sum_of_other_classes(to_prototypes, labels)
+    of_others = _log_sum_of_other_classes(to_prototypes, labels)
     # P is the sigmoid of these.
-    of_samples = to_samples - others
-    of_prototypes = to_prototypes[:, labels] - others
+    of_samples = to_samples - of_others
+    of_prototypes = to_prototypes[:, labels] - of_others
 
     same = labels.unsqueeze(1) == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
@@ -88,8 +88,8 @@ def _log_sum_of_other_classes(to_prototypes: Tensor, labels: Tensor) -> Tensor:
         ``(B, B)``; ``[i, j]`` is of sample ``i``, without the class of ``j``.
     """
     classes, index = labels.unique(return_inverse=True)
-    own = one_hot(classes, to_prototypes.shape[1]).bool()
-    without_one = to_prototypes.unsqueeze(1).masked_fill(own, -torch.inf)
+    own_class = one_hot(classes, to_prototypes.shape[1]).bool()
+    without_one = to_prototypes.unsqueeze(1).masked_fill(own_class, -torch.inf)
     return without_one.logsumexp(2)[:, index]
 
 

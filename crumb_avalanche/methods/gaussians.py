@@ -673,8 +673,8 @@ class BlendedGaussians(ClassGaussians):
         stored = torch.zeros_like(scatters.outside).index_add_(0, owners, energies)
         traces = scatters.outside + stored
         left_out = scatters.outside / traces.clamp_min(1e-300)
-        own, isotropic = self._blend(counts, left_out)
-        spreads = (own / counts).sqrt()[owners, None] * rows
+        of_class, isotropic = self._blend(counts, left_out)
+        spreads = (of_class / counts).sqrt()[owners, None] * rows
         return grouped(spreads, scatters.counts, points, isotropic)
 
     def _answers(self, features, solution):

@@ -188,11 +188,11 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     column = int(random.integers(width))
     rows = _around(row, int(height * side), height)
     columns = _around(column, int(width * side), width)
-    others = torch.from_numpy(random.permutation(len(images))).to(images.device)
+    sources = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
-    mixed[..., rows, columns] = images[others][..., rows, columns]
+    mixed[..., rows, columns] = images[sources][..., rows, columns]
     replaced = (rows.stop - rows.start) * (columns.stop - columns.start)
-    return MixedImages(mixed, others, own=1 - replaced / (height * width))
+    return MixedImages(mixed, sources, own=1 - replaced / (height * width))
 
 
 def _around(middle: int, size: int, length: int) -> slice:

@@ -212,8 +212,8 @@ class RegularizedDiscriminant(BlendedGaussians):
         common.diagonal().add_(shrinkage * variances)
 
     def _blend(self, counts, left_out):
-        own = self.own * counts / (counts + self.own_images)
-        return own, 1 - own + own * left_out
+        of_class = self.own * counts / (counts + self.own_images)
+        return of_class, 1 - of_class + of_class * left_out
 
     def _solve(self, seen):
         solution = super()._solve(seen)

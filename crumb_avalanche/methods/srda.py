@@ -53,9 +53,9 @@ class StreamingRda(BlendedGaussians):
         common.diagonal().add_(self.shrinkage * variance)
 
     def _blend(self, counts, left_out):
-        own = (1 - self.shrinkage) * self.own
+        of_class = (1 - self.shrinkage) * self.own
         of_common = (1 - self.shrinkage) * (1 - self.own)
-        return torch.full_like(counts, own), 1 + own / of_common * left_out
+        return torch.full_like(counts, of_class), 1 + of_class / of_common * left_out
 
     def _solve(self, seen):
         solution = super()._solve(seen)

@@ -72,8 +72,8 @@ class Reference:
         return torch.stack([self.mean(label) for label in sorted(self.images)])
 
     def scatter(self, label):
-        rest = self.group(label) - self.mean(label)
-        return rest.T @ rest
+        difference = self.group(label) - self.mean(label)
+        return difference.T @ difference
 
     def covariances(self):
         """``(D, D)`` of each class with images."""
@@ -203,8 +203,8 @@ class MahalanobisReference(Reference):
         correlation = EYE
         if variance > 1e-10 * mean.square().mean():
             correlation = shrunk / deviations / deviations[:, None]
-        rest = functional.normalize(points) - functional.normalize(mean, dim=0)
-        return ((rest @ torch.linalg.inv(correlation)) * rest).sum(1)
+        difference = functional.normalize(points) - functional.normalize(mean, dim=0)
+        return ((difference @ torch.linalg.inv(correlation)) * difference).sum(1)
 
 
 class RidgeReference(Reference):

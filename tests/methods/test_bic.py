@@ -232,9 +232,9 @@ def test_the_second_stage_fits_the_newest_scalars():
 
 def test_the_second_stage_fits_nothing_else():
     stages = Stages(2)
-    others = [label for label in range(6) if label not in stages.classes(1)]
-    assert torch.equal(stages.bic.alpha[others], torch.ones(4))
-    assert not stages.bic.beta[others].any()
+    not_fitted = [label for label in range(6) if label not in stages.classes(1)]
+    assert torch.equal(stages.bic.alpha[not_fitted], torch.ones(4))
+    assert not stages.bic.beta[not_fitted].any()
 
 
 @pytest.mark.parametrize("number", [0, 1])

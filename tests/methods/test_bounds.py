@@ -28,19 +28,19 @@ def guesses(make_model, make_stream, seed, evaluations):
 
 
 def test_seen_classes_are_guessed_equally_often(make_model, make_stream):
-    given, seen = guesses(make_model, make_stream, seed=0, evaluations=50)
-    deviation = (len(given) * 2 / 9) ** 0.5  # binomial with p = 1/3
-    assert set(given) == seen
-    assert len(given) >= 1500
-    counts = torch.tensor([given.count(label) for label in seen])
-    assert ((counts - len(given) / 3).abs() < 5 * deviation).all()
+    answers_given, seen = guesses(make_model, make_stream, seed=0, evaluations=50)
+    deviation = (len(answers_given) * 2 / 9) ** 0.5  # binomial with p = 1/3
+    assert set(answers_given) == seen
+    assert len(answers_given) >= 1500
+    counts = torch.tensor([answers_given.count(label) for label in seen])
+    assert ((counts - len(answers_given) / 3).abs() < 5 * deviation).all()
 
 
 def test_the_seed_decides_the_guesses(make_model, make_stream):
     first, _ = guesses(make_model, make_stream, seed=0, evaluations=2)
     again, _ = guesses(make_model, make_stream, seed=0, evaluations=2)
-    other, _ = guesses(make_model, make_stream, seed=1, evaluations=2)
-    assert first == again != other
+    with_other_seed, _ = guesses(make_model, make_stream, seed=1, evaluations=2)
+    assert first == again != with_other_seed
 
 
 class TorchCycle:
@@ -65,8 +65,8 @@ class TorchCycle:
 def test_the_cycle_is_torchs(steps):
     ours = [astuple(one_cycle(step, steps, 0.02)) for step in range(steps)]
     expected = torch.tensor(TorchCycle(steps).values, dtype=torch.float64)
-    found = torch.tensor(ours, dtype=torch.float64)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+    cycle = torch.tensor(ours, dtype=torch.float64)
+    torch.testing.assert_close(cycle, expected, rtol=1e-9, atol=0)
 
 
 class Rates(SupervisedPlugin):

@@ -125,9 +125,9 @@ def with_and_without_class_2(name):
     never = made(name)
     for start in range(0, 120, 7):
         batch = slice(start, start + 7)
-        others = labels[batch] != 2
+        not_class_2 = labels[batch] != 2
         forgetful.update(features[batch], labels[batch])
-        never.update(features[batch][others], labels[batch][others])
+        never.update(features[batch][not_class_2], labels[batch][not_class_2])
     forgetful.scores(fresh())  # a solution that removing must drop
     forgetful.forget(2)
     return forgetful, never
@@ -435,14 +435,14 @@ SURROUNDINGS = {
 @each_form
 def test_surroundings_change_nothing(name, surroundings):
     features, labels = images(60, 4)
-    others = images(30, 4, seed=3)
+    to_merge = images(30, 4, seed=3)
     points = fresh()
     with SURROUNDINGS[surroundings]():
         statistics = feed(made(name), features, labels)
-        statistics.merge(feed(made(name), *others))
+        statistics.merge(feed(made(name), *to_merge))
         scores = statistics.scores(points)
     usual = taught(name)
-    usual.merge(feed(made(name), *others))
+    usual.merge(feed(made(name), *to_merge))
     assert equal(held(statistics), held(usual))
     assert torch.equal(scores, usual.scores(points))
 

@@ -329,25 +329,25 @@ def test_the_answer_state_holds_no_more(name, tmp_path):
     ],
 )
 def test_a_state_of_another_is_refused(name, facts):
-    other = built_anew(name).strategy
-    before = weights(other)
+    strategy = built_anew(name).strategy
+    before = weights(strategy)
     with pytest.raises(StateError, match=facts):
-        other.load_state_dict(learned("er").strategy.state_dict())
-    after = weights(other)
+        strategy.load_state_dict(learned("er").strategy.state_dict())
+    after = weights(strategy)
     assert all(torch.equal(after[key], before[key]) for key in before)
 
 
 def test_a_state_with_a_buffer_is_refused():
-    other = built_anew("finetune").strategy
+    strategy = built_anew("finetune").strategy
     with pytest.raises(StateError, match=r"1 replay buffers, the strategy has 0"):
-        other.load_state_dict(learned("er").strategy.state_dict(), strict=False)
+        strategy.load_state_dict(learned("er").strategy.state_dict(), strict=False)
 
 
 def test_a_state_is_loaded_loosely():
     saved = learned("er").strategy.state_dict()
-    other = built_anew("rainbow_memory").strategy
-    other.load_state_dict(saved, strict=False)
-    assert other.seen_classes.seen == saved["plugins"]["SeenClassesPlugin"]["seen"]
+    strategy = built_anew("rainbow_memory").strategy
+    strategy.load_state_dict(saved, strict=False)
+    assert strategy.seen_classes.seen == saved["plugins"]["SeenClassesPlugin"]["seen"]
 
 
 def plugins_of_the_package():
@@ -459,8 +459,8 @@ from crumb_avalanche.methods.registry import STRATEGIES
 print(*STRATEGIES, "torch" in sys.modules)
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    *names, has_torch = done.stdout.split()
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    *names, has_torch = process.stdout.split()
     assert has_torch == "False"
     assert len(names) > 30
     assert {"crumb", "rda", "klda", "icarl"} <= {*names}
@@ -561,8 +561,8 @@ def test_a_learner_with_a_toy_is_exported(one_file, tmp_path):
     learner.teach(images[0], "a")
     learner.teach(images[1], "b")
     learner.teach(images[2], "c")
-    shown = list(images.reshape(-1, 32, 32, 3))
-    export = export_onnx(learner, tmp_path / "toy.onnx", shown)
+    samples = list(images.reshape(-1, 32, 32, 3))
+    export = export_onnx(learner, tmp_path / "toy.onnx", samples)
     assert export.score_error < 1e-4
 
 

@@ -32,13 +32,13 @@ class SlowLoss:
 
     def chance(self, f, proxy, c):
         """``P(c | f, p)``."""
-        own = self.similarity(f, proxy.detach())
-        others = [
+        of_proxy = self.similarity(f, proxy.detach())
+        of_prototypes = [
             self.similarity(f, self.p[k])
             for k in range(len(self.p))
             if self.known[k] and k != c
         ]
-        return own / (own + sum(others))
+        return of_proxy / (of_proxy + sum(of_prototypes))
 
     def attraction(self, i):
         c = self.labels[i]

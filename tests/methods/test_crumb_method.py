@@ -1,5 +1,6 @@
-"""CRUMB's readout in closed form: what it is fitted to, what it answers, what it keeps."""
+"""CRUMB's readout in closed form: what it is fitted to, what it answers and keeps."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,166 +18,211 @@ from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.ledger import LedgerMetric
 
 CRUMB = STRATEGIES["crumb"]
+each_readout = pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
+
+
+@dataclass
+class Learned:
+    """A strategy after some experiences, and its stream."""
+
+    strategy: object
+    stream: object
 
 
 def taught(readout, experiences=2, plugins=()):
-    """A learner after some experiences, and its stream."""
     torch.manual_seed(0)
     np.random.seed(0)
     stream = make_stream(classes=SIX)
     model = calibrate(make_model(n_classes=6), stream.train_stream[0].dataset)
-    return learned(
-        "crumb",
-        model,
-        stream,
-        12,
-        experiences,
-        method={"readout": readout},
-        plugins=plugins,
-    ), stream
+    method = {"readout": readout}
+    strategy = learned(
+        "crumb", model, stream, 12, experiences, method=method, plugins=plugins
+    )
+    return Learned(strategy, stream)
 
 
 def test_a_line_by_hand():
     # Means 1 and 5, variance (1 + 1 + 1 + 1) / 4 = 1, increased by min(1, D / N) = 1/4
     # of itself. The weights are (1 - 3) / 1.25 and (5 - 3) / 1.25, and both scores are
     # equal in the middle, at 3.
-    readout = LinearReadout.fit(
-        torch.tensor([[0.0], [2], [4], [6]]), torch.tensor([1, 1, 3, 3]), 5
-    )
+    features = torch.tensor([[0.0], [2], [4], [6]])
+    readout = LinearReadout.fit(features, torch.tensor([1, 1, 3, 3]), 5)
     assert readout.labels.tolist() == [1, 3]
     torch.testing.assert_close(readout.weights, torch.tensor([[-1.6, 1.6]]))
     torch.testing.assert_close(readout.offsets, torch.tensor([3.2, -6.4]))
 
 
-def slow_features(model, codes):
-    """Features of one memory, ``(D,)`` float64, location by location."""
+def decoded(model, codes):
+    """``(C, H, W)`` of ``(G, H, W)`` codes, location by location."""
     groups, height, width = codes.shape
     blocks = model.codebook.blocks.detach()
-    decoded = torch.empty(groups * blocks.shape[1], height, width)
+    maps = torch.empty(groups * blocks.shape[1], height, width)
     for y, x in np.ndindex(height, width):
-        decoded[:, y, x] = torch.cat(
-            [blocks[int(codes[g, y, x])] for g in range(groups)]
-        )
+        of_groups = [blocks[int(codes[group, y, x])] for group in range(groups)]
+        maps[:, y, x] = torch.cat(of_groups)
+    return maps
+
+
+def slow_features(model, codes):
+    """Features of one memory, ``(D,)`` float64."""
+    maps = decoded(model, codes)
     layers = model.plastic_layers
-    head = layers.flatten(
-        layers.pool(layers.relu(layers.conv(decoded[None])))
-    ).detach()[0]
-    kinds = []
-    for values in (
-        decoded.flatten(1).mean(1),
-        decoded.flatten(1).std(1, correction=0),
-        head,
-    ):
+    pooled = layers.pool(layers.relu(layers.conv(maps[None])))
+    head = layers.flatten(pooled).detach()[0]
+    means = maps.flatten(1).mean(1)
+    deviations = maps.flatten(1).std(1, correction=0)
+    features = []
+    for values in (means, deviations, head):
         raised = values.double().abs() ** 0.7 * values.sign()
-        kinds.append(raised / max(float(raised.norm()), 1e-12) * len(raised) ** 0.5)
-    return torch.cat(kinds).numpy()
+        length = max(float(raised.norm()), 1e-12)
+        features.append(raised / length * len(raised) ** 0.5)
+    return torch.cat(features).numpy()
 
 
-@pytest.mark.parametrize("readout", ["closed_form", "closed_form_stock"])
-def test_answers_of_a_slow_twin(readout):
-    strategy, stream = taught(readout)
-    model, storage = strategy.model.eval(), strategy.storage_policy
-    outputs, images = outputs_of(strategy, stream.test_stream)
-    memories, labels = [], []
-    for label, slots in storage.slots.by_class.items():
-        for slot in slots:
-            maps = storage.to_maps(storage.rows[[slot]], model)
-            codes = model.encode(maps)[0]
-            assert torch.equal(model.codebook.decode(codes[None]), maps)
-            memories.append(slow_features(model, codes))
-            labels.append(label)
-    features, labels = np.stack(memories), np.array(labels)
-    seen = sorted(set(labels.tolist()))
-    means = np.stack([features[labels == label].mean(0) for label in seen])
-    apart = features - means[[seen.index(label) for label in labels]]
-    covariance = apart.T @ apart / len(features)
-    size = features.shape[1]
-    covariance += (
-        min(1, size / len(features)) * covariance.trace() / size * np.eye(size)
+class SlowReadout:
+    """A linear discriminant of all memories, computed with numpy."""
+
+    def __init__(self, strategy):
+        self.model = strategy.model.eval()
+        self.buffer = strategy.storage_policy
+        self.features = []
+        self.labels = []
+        for label, slots in self.buffer.slots.by_class.items():
+            self.labels += [label] * len(slots)
+            self.features += [
+                slow_features(self.model, self.codes_of(s)) for s in slots
+            ]
+        self.seen = sorted(set(self.labels))
+
+    def codes_of(self, slot):
+        maps = self.buffer.to_maps(self.buffer.rows[[slot]], self.model)
+        codes = self.model.encode(maps)[0]
+        assert torch.equal(self.model.codebook.decode(codes[None]), maps)
+        return codes
+
+    def scores(self, images):
+        features = np.stack(self.features)
+        labels = np.array(self.labels)
+        means = np.stack([features[labels == label].mean(0) for label in self.seen])
+        difference = features - means[np.searchsorted(self.seen, labels)]
+        covariance = difference.T @ difference / len(features)
+        size = features.shape[1]
+        shrinkage = min(1, size / len(features))
+        covariance += shrinkage * covariance.trace() / size * np.eye(size)
+        weights = np.linalg.solve(covariance, means.T)
+        codes = self.model.encode(self.model.features(images))
+        new = np.stack([slow_features(self.model, of_image) for of_image in codes])
+        scores = new @ weights - (means.T * weights).sum(0) / 2
+        return scores - scores.max(1, keepdims=True)
+
+
+@each_readout
+def test_answers_are_those_of_a_slow_twin(readout):
+    result = taught(readout)
+    slow = SlowReadout(result.strategy)
+    outputs, images = outputs_of(result.strategy, result.stream.test_stream)
+    assert len(slow.seen) == 4
+    np.testing.assert_allclose(
+        outputs[:, slow.seen].numpy(), slow.scores(images), rtol=1e-2, atol=1e-2
     )
-    weights = np.linalg.solve(covariance, means.T)
-    new = np.stack(
-        [slow_features(model, codes) for codes in model.encode(model.features(images))]
-    )
-    scores = new @ weights - (means.T * weights).sum(0) / 2
-    scores -= scores.max(1, keepdims=True)
-    np.testing.assert_allclose(outputs[:, seen].numpy(), scores, rtol=1e-2, atol=1e-2)
+
+
+@each_readout
+def test_unseen_classes_are_never_answered(readout):
+    result = taught(readout)
+    outputs, _ = outputs_of(result.strategy, result.stream.test_stream)
+    seen = sorted(result.strategy.storage_policy.classes)
     unseen = [label for label in range(6) if label not in seen]
-    assert (
-        len(seen) == 4
-        and (outputs[:, unseen] < outputs[:, seen].amin(1, keepdim=True) + 20).all()
-    )
-    assert (outputs[:, unseen] < 0).all() and set(outputs.argmax(1).tolist()) <= set(
-        seen
-    )
+    worst = outputs[:, seen].amin(1, keepdim=True)
+    assert (outputs[:, unseen] < worst + 20).all()
+    assert (outputs[:, unseen] < 0).all()
+    assert set(outputs.argmax(1).tolist()) <= set(seen)
 
 
-def test_stock_layers_stay_and_each_image_is_seen_once():
-    shown = Losses(lambda strategy: len(strategy.mb_x))
-    strategy, stream = taught("closed_form_stock", experiences=0, plugins=[shown])
-    before = {
-        name: value.clone() for name, value in strategy.model.state_dict().items()
-    }
-    for experience in stream.train_stream[:2]:
-        strategy.train(experience)
-    assert all(
-        torch.equal(value, before[name])
-        for name, value in strategy.model.state_dict().items()
-    )
-    assert not strategy.optimizer.state and all(
-        weight.grad is None for weight in strategy.model.parameters()
-    )
-    assert sum(shown.expected) == sum(
-        len(one.dataset) for one in stream.train_stream[:2]
-    )
+def state_of(strategy):
+    return {key: value.clone() for key, value in strategy.model.state_dict().items()}
+
+
+def test_stock_layers_stay():
+    result = taught("closed_form_stock", experiences=0)
+    before = state_of(result.strategy)
+    for experience in result.stream.train_stream[:2]:
+        result.strategy.train(experience)
+    after = state_of(result.strategy)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert not result.strategy.optimizer.state
+    weights = result.strategy.model.parameters()
+    assert all(weight.grad is None for weight in weights)
+
+
+def test_stock_layers_see_each_image_once():
+    sizes = Losses(lambda strategy: len(strategy.mb_x))
+    stream = taught("closed_form_stock", plugins=[sizes]).stream
+    images = [len(experience.dataset) for experience in stream.train_stream[:2]]
+    assert sum(sizes.expected) == sum(images)
 
 
 def test_trained_layers_end_as_those_of_crumb():
-    ours, plain = (taught(readout)[0] for readout in ("closed_form", "head"))
-    expected = plain.model.state_dict()
-    assert all(
-        torch.equal(value, expected[name])
-        for name, value in ours.model.state_dict().items()
-    )
+    ours = taught("closed_form").strategy
+    plain = taught("head").strategy
+    weights = state_of(ours)
+    expected = state_of(plain)
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
     assert torch.equal(ours.storage_policy.rows, plain.storage_policy.rows)
 
 
-def test_bytes_are_those_of_crumb_and_the_readout_is_derived():
-    strategy, stream = taught("closed_form_stock")
-    ours, plain = (LedgerMetric().count(one) for one in (strategy, taught("head")[0]))
-    for name in (
-        "buffer_items",
-        "buffer_bytes",
-        "label_bytes",
-        "codebook_bytes",
-        "memory_bytes",
-    ):
-        assert ours[name] == plain[name] > 0
-    assert plain["derived_bytes"] == 0
+SAME_BYTES = [
+    "buffer_items",
+    "buffer_bytes",
+    "label_bytes",
+    "codebook_bytes",
+    "memory_bytes",
+]
+
+
+@pytest.mark.parametrize("name", SAME_BYTES)
+def test_bytes_are_those_of_crumb(name):
+    ours = LedgerMetric().count(taught("closed_form_stock").strategy)
+    plain = LedgerMetric().count(taught("head").strategy)
+    assert ours[name] == plain[name] > 0
+
+
+def test_crumb_derives_nothing():
+    assert LedgerMetric().count(taught("head").strategy)["derived_bytes"] == 0
+
+
+def test_the_readout_is_derived():
+    result = taught("closed_form_stock")
+    strategy = result.strategy
     # Four classes seen: 24 weights and an offset of float32 each, and an int64 label.
-    assert ours["derived_bytes"] == 4 * (4 * (24 + 1) + 8)
-    outputs_of(strategy, stream.test_stream)
-    assert (
-        ours["derived_bytes"]
-        == tensor_bytes(strategy._fitted().state_dict().values())
-        == strategy.derived_bytes
-    )
+    size = 4 * (4 * (24 + 1) + 8)
+    assert LedgerMetric().count(strategy)["derived_bytes"] == size
+    outputs_of(strategy, result.stream.test_stream)
+    assert tensor_bytes(strategy._fitted().state_dict().values()) == size
+    assert strategy.derived_bytes == size
 
 
-def test_without_memories_there_is_no_answer_and_no_error():
-    strategy, stream = taught("closed_form", experiences=0)
-    assert (
-        strategy.derived_bytes == 0
-        and not outputs_of(strategy, stream.test_stream)[0].any()
-    )
+def test_without_memories_there_is_no_answer():
+    result = taught("closed_form", experiences=0)
+    outputs, _ = outputs_of(result.strategy, result.stream.test_stream)
+    assert result.strategy.derived_bytes == 0
+    assert not outputs.any()
 
 
-def test_a_rate_is_tuned_only_for_layers_that_are_trained_and_by_their_head():
+def test_no_rate_is_tuned_where_nothing_is_trained():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
-    assert rate_trials(SimpleNamespace(plan=plan, entry=CRUMB)) == []  # needs no stream
-    own = {
-        name: CRUMB.own_rate(CrumbSettings(readout=name))
-        for name in ("head", "closed_form", "closed_form_stock")
-    }
-    assert own == {"head": False, "closed_form": False, "closed_form_stock": True}
-    assert CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning}).readout == "head"
+    session = SimpleNamespace(plan=plan, entry=CRUMB)
+    assert rate_trials(session) == []  # needs no stream
+
+
+@pytest.mark.parametrize(
+    ("readout", "own"),
+    [("head", False), ("closed_form", False), ("closed_form_stock", True)],
+)
+def test_a_rate_is_needed_by_trained_layers(readout, own):
+    assert CRUMB.own_rate(CrumbSettings(readout=readout)) == own
+
+
+def test_a_rate_is_tuned_by_the_head():
+    settings = CrumbSettings(**{"readout": "closed_form", **CRUMB.tuning})
+    assert settings.readout == "head"

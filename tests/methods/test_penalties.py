@@ -10,15 +10,17 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 from watched import built, make
 
-from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.replay import distillation_loss
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.feature_cache import FeatureCache
+from crumb_avalanche.training.replay_step import memory_step
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
-EWC, SI, MAS, LWF = (STRATEGIES[name] for name in ("ewc", "si", "mas", "lwf"))
-RATE, MOMENTUM, BATCH, EPOCHS = 0.05, 0.9, 3, 3
+RATE = 0.05
+MOMENTUM = 0.9
+BATCH = 3
+EPOCHS = 3  # on the first experience
 
 
 class Brightness(nn.Module):
@@ -37,53 +39,46 @@ def tiny_model(weights):
     return model
 
 
+def dataset_of(numbers, labels):
+    images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
+    data = TensorDataset(images, torch.tensor(labels))
+    targets = DataAttribute(labels, "targets")
+    return AvalancheDataset([data], data_attributes=[targets])
+
+
 def stream_of(*pairs):
-    data = []
-    for numbers, labels in pairs:
-        images = torch.tensor(numbers).view(-1, 1, 1, 1).expand(-1, 3, 2, 2).clone()
-        attributes = [DataAttribute(labels, "targets")]
-        data.append(
-            AvalancheDataset(
-                [TensorDataset(images, torch.tensor(labels))],
-                data_attributes=attributes,
-            )
-        )
-    return benchmark_from_datasets(train=data).train_stream
+    """Experiences of numbers and labels."""
+    datasets = [dataset_of(numbers, labels) for numbers, labels in pairs]
+    return benchmark_from_datasets(train=datasets).train_stream
 
 
 def learn(model, stream, *plugins, rate=RATE, **arguments):
-    optimizer = torch.optim.SGD(
-        [w for w in model.parameters() if w.requires_grad], lr=rate, momentum=MOMENTUM
-    )
-    settings = (
-        dict(
-            train_mb_size=BATCH,
-            first_epochs=EPOCHS,
-            evaluator=EvaluationPlugin(loggers=[]),
-        )
-        | arguments
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM)
+    settings = dict(
+        train_mb_size=BATCH,
+        first_epochs=EPOCHS,
+        evaluator=EvaluationPlugin(loggers=[]),
     )
     strategy = StreamStrategy(
-        model=model, optimizer=optimizer, plugins=plugins, **settings
+        model=model, optimizer=optimizer, plugins=plugins, **settings | arguments
     )
     for experience in stream:
         strategy.train(experience)
     return strategy
 
 
-def plugin_of(entry, **settings):
-    return built(entry.name, tiny_model(START), 0, method=settings).plugins[
-        2
-    ]  # after the mask and the epochs
+def plugin_of(name, **settings):
+    strategy = built(name, tiny_model(START), 0, method=settings)
+    return strategy.plugins[2]  # after the mask and the epochs
 
 
 def weights_of(model):
-    return torch.cat(
-        [weight.detach().flatten() for weight in model.plastic_layers.parameters()]
-    )
+    weights = model.plastic_layers.parameters()
+    return torch.cat([weight.detach().flatten() for weight in weights])
 
 
-# Against a loop.
+# Against a loop
 
 STREAM = (
     ([1.0, -0.5, 2.0, 0.3, -1.2, 0.8, 1.5], [0, 1, 0, 1, 1, 0, 0]),
@@ -91,186 +86,342 @@ STREAM = (
     ([0.5, 1.4, -0.7, -1.0] * 6, [5, 4, 4, 5] * 6),
 )
 START = [0.4, -0.2, 0.9, 0.1, -0.5, 0.3]
+WEIGHT = "plastic_layers.1.weight"
+
+
+def loss_of(weights, numbers, labels, seen):
+    """Cross-entropy over the classes seen."""
+    logits = torch.tensor(numbers).unsqueeze(1) * weights
+    columns = torch.tensor([seen.index(label) for label in labels])
+    return cross_entropy(logits[:, seen], columns)
+
+
+def gradient_of(loss, weights):
+    return torch.autograd.grad(loss, weights)[0]
 
 
 def fisher(weights, numbers, labels, seen):
     total = torch.zeros_like(weights)
-    for x, label in zip(numbers, labels):
-        loss = cross_entropy(
-            (weights * x)[seen].unsqueeze(0), torch.tensor([seen.index(label)])
-        )
-        total += torch.autograd.grad(loss, weights)[0] ** 2
+    for number, label in zip(numbers, labels):
+        loss = loss_of(weights, [number], [label], seen)
+        total += gradient_of(loss, weights) ** 2
     return total / len(numbers)
 
 
 def sensitivity(weights, numbers, labels, seen):
     total = torch.zeros_like(weights)
-    for x in numbers:
-        total += torch.autograd.grad((weights * x)[seen].square().sum(), weights)[
-            0
-        ].abs()
+    for number in numbers:
+        squared_length = (weights * number)[seen].square().sum()
+        total += gradient_of(squared_length, weights).abs()
     return total / len(numbers)
 
 
-def plain_loop(strength, measure=None, damping=None, summed=False):
-    """EWC (one penalty an experience), MAS (``summed``) or SI (``damping``) without any of the library's code."""
-    weights = torch.tensor(START, requires_grad=True)
-    speed, total, seen, penalties = torch.zeros(6), torch.zeros(6), [], []
-    for number, (numbers, labels) in enumerate(STREAM):
-        seen = sorted(set(seen) | set(labels))
-        path, start = torch.zeros(6), weights.detach().clone()
-        for _ in range(EPOCHS if number == 0 else 1):
-            for first in range(0, len(numbers), BATCH):
-                x, y = (
-                    torch.tensor(numbers[first : first + BATCH]),
-                    labels[first : first + BATCH],
-                )
-                logits = x.unsqueeze(1) * weights.unsqueeze(0)
-                loss = cross_entropy(
-                    logits[:, seen], torch.tensor([seen.index(label) for label in y])
-                )
-                gradient = torch.autograd.grad(loss, weights)[0]
-                with torch.no_grad():
-                    pull = sum(
-                        2 * strength * held * (weights - old) for held, old in penalties
-                    )
-                    speed = MOMENTUM * speed + gradient + pull
-                    weights -= RATE * speed
-                    path += gradient * RATE * speed
-        now = weights.detach().clone()
-        if damping is not None:
-            total += path / ((now - start) ** 2 + damping)
-            penalties = [(total.clamp(min=0), now)]
-        elif summed:
-            total = total + measure(weights, numbers, labels, seen)
-            penalties = [(total, now)]
-        else:
-            penalties.append((measure(weights, numbers, labels, seen), now))
-    return weights.detach()
+class PlainLoop:
+    """SGD with penalties, without any of the library's code.
+
+    Attributes:
+        penalties: pairs of importances and old weights.
+    """
+
+    def __init__(self, strength):
+        self.strength = strength
+        self.weights = torch.tensor(START, requires_grad=True)
+        self.speed = torch.zeros(6)
+        self.seen = []
+        self.penalties = []
+
+    def pull(self):
+        total = torch.zeros(6)
+        for importance, old in self.penalties:
+            total = total + 2 * self.strength * importance * (self.weights - old)
+        return total
+
+    def step(self, numbers, labels):
+        loss = loss_of(self.weights, numbers, labels, self.seen)
+        gradient = gradient_of(loss, self.weights)
+        with torch.no_grad():
+            self.speed = MOMENTUM * self.speed + gradient + self.pull()
+            self.weights -= RATE * self.speed
+            self.follow(gradient, RATE * self.speed)
+
+    def follow(self, gradient, step):
+        """See a step and the gradient of the loss alone."""
+
+    def begin(self):
+        """Begin an experience."""
+
+    def end(self, numbers, labels):
+        """Measure importances after an experience."""
+
+    def run(self):
+        for number, (numbers, labels) in enumerate(STREAM):
+            self.seen = sorted({*self.seen, *labels})
+            self.begin()
+            epochs = EPOCHS if number == 0 else 1
+            for first in [*range(0, len(numbers), BATCH)] * epochs:
+                batch = slice(first, first + BATCH)
+                self.step(numbers[batch], labels[batch])
+            self.end(numbers, labels)
+        return self.weights.detach()
+
+
+class EWCLoop(PlainLoop):
+    """One penalty for each experience."""
+
+    def end(self, numbers, labels):
+        importance = fisher(self.weights, numbers, labels, self.seen)
+        self.penalties.append((importance, self.weights.detach().clone()))
+
+
+class MASLoop(PlainLoop):
+    """One penalty of summed importances."""
+
+    total = torch.zeros(6)
+
+    def end(self, numbers, labels):
+        latest = sensitivity(self.weights, numbers, labels, self.seen)
+        self.total = self.total + latest
+        self.penalties = [(self.total, self.weights.detach().clone())]
+
+
+class SILoop(PlainLoop):
+    """One penalty of path integrals."""
+
+    def __init__(self, strength, damping):
+        super().__init__(strength)
+        self.damping = damping
+        self.total = torch.zeros(6)
+
+    def begin(self):
+        self.path = torch.zeros(6)
+        self.start = self.weights.detach().clone()
+
+    def follow(self, gradient, step):
+        self.path += gradient * step
+
+    def end(self, numbers, labels):
+        now = self.weights.detach().clone()
+        self.total += self.path / ((now - self.start) ** 2 + self.damping)
+        self.penalties = [(self.total.clamp(min=0), now)]
 
 
 CASES = {
-    "ewc": (EWC, dict(weight=1.5), dict(strength=1.5, measure=fisher)),
-    "mas": (
-        MAS,
-        dict(weight=0.1),
-        dict(strength=0.1, measure=sensitivity, summed=True),
-    ),
-    "si": (SI, dict(weight=0.7, damping=0.05), dict(strength=0.7, damping=0.05)),
+    "ewc": (dict(weight=1.5), lambda: EWCLoop(1.5)),
+    "mas": (dict(weight=0.1), lambda: MASLoop(0.1)),
+    "si": (dict(weight=0.7, damping=0.05), lambda: SILoop(0.7, damping=0.05)),
 }
+each_penalty = pytest.mark.parametrize("name", CASES)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_weights_are_those_of_a_plain_loop(case):
-    entry, settings, loop = CASES[case]
+def learned_weights(name):
+    settings, _ = CASES[name]
     model = tiny_model(START)
-    plugin = plugin_of(entry, **settings)
-    strategy = learn(model, stream_of(*STREAM), plugin)
-    assert strategy.clock.train_iterations == EPOCHS * 3 + 8 + 8
-    torch.testing.assert_close(
-        weights_of(model), plain_loop(**loop), rtol=1e-5, atol=1e-6
-    )
-    # It matters: without a penalty they are others.
-    assert (weights_of(model) - plain_loop(0.0, fisher)).abs().max() > 0.01
+    learn(model, stream_of(*STREAM), plugin_of(name, **settings))
+    return weights_of(model)
 
 
-def test_importances_end_where_a_step_would_pass_the_old_weight():
+@each_penalty
+def test_weights_are_those_of_a_plain_loop(name):
+    _, loop = CASES[name]
+    expected = loop().run()
+    torch.testing.assert_close(learned_weights(name), expected, rtol=1e-5, atol=1e-6)
+
+
+@each_penalty
+def test_a_penalty_matters(name):
+    without = PlainLoop(0.0).run()
+    assert (learned_weights(name) - without).abs().max() > 0.01
+
+
+def test_a_step_at_the_limit_returns():
+    """Importances end where a step would pass the old weight."""
     strategy = learn(tiny_model(START), (), rate=0.05)
-    limit = plugin_of(MAS, weight=4.0).limit(strategy)
+    limit = plugin_of("mas", weight=4.0).limit(strategy)
     shift = torch.tensor(3.0, requires_grad=True)
-    slope = torch.autograd.grad(4.0 * limit * shift**2, shift)[0]
+    slope = gradient_of(4.0 * limit * shift**2, shift)
     assert (shift - 0.05 * slope).item() == pytest.approx(0)
-    assert plugin_of(MAS, weight=0.0).limit(strategy) == float("inf")
-    for entry in (EWC, SI, MAS):
-        plugin = plugin_of(entry, weight=500.0)
-        learn(tiny_model(START), stream_of(*STREAM), plugin)
-        kept = torch.stack(
-            [importance["plastic_layers.1.weight"] for importance, _ in plugin.held]
-        )
-        assert len(kept) == (3 if entry is EWC else 1) and kept.min() >= 0
-        found = kept.sum(0)  # the penalties of EWC add up
-        assert found.max().item() == pytest.approx(0.5 / (500 * RATE))
 
 
-@pytest.mark.parametrize("name", ["ewc", "mas"])
-def test_importances_are_measured_image_by_image_in_evaluation_mode(
-    name, tmp_path, make_model, make_stream
-):
-    model, stream, passes = make_model(codebook=False), make_stream(), []
-    cache = FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))
-    plugin = plugin_of(STRATEGIES[name])
-    strategy = make(StreamStrategy, model, cache, plugin)
-    images = len(stream.train_stream[0].dataset)
-    model.register_forward_pre_hook(
-        lambda module, given: passes.append((module.training, len(given[0])))
+def test_without_a_weight_there_is_no_limit():
+    strategy = learn(tiny_model(START), (), rate=0.05)
+    assert plugin_of("mas", weight=0.0).limit(strategy) == float("inf")
+
+
+@pytest.mark.parametrize(("name", "penalties"), [("ewc", 3), ("si", 1), ("mas", 1)])
+def test_importances_end_at_the_limit(name, penalties):
+    plugin = plugin_of(name, weight=500.0)
+    learn(tiny_model(START), stream_of(*STREAM), plugin)
+    importances = torch.stack([anchor.importance[WEIGHT] for anchor in plugin.held])
+    assert len(importances) == penalties
+    assert importances.min() >= 0
+    largest = importances.sum(0).max().item()  # the penalties of EWC add up
+    assert largest == pytest.approx(0.5 / (500 * RATE))
+
+
+class StepsOfItsOwn(SupervisedPlugin):
+    """Takes a step on memories that changes no weight after each new batch."""
+
+    def after_update(self, strategy, **kwargs):
+        if not getattr(strategy, "replaying", False):
+            memory_step(strategy, 0 * strategy.model(strategy.mb_x).sum(), **kwargs)
+
+
+def test_si_follows_new_batches_alone():
+    """The gradient of a step on memories is not that of the loss."""
+    plugin = plugin_of("si", weight=0.7, damping=0.05)
+    model = tiny_model(START)
+    weights = list(model.plastic_layers.parameters())
+    optimizer = torch.optim.SGD(weights, lr=RATE)
+    watched = plugin_of("si", weight=0.7, damping=0.05)
+    watched_model = tiny_model(START)
+    same_optimizer = torch.optim.SGD(
+        list(watched_model.plastic_layers.parameters()), lr=RATE
     )
-    strategy.train(stream.train_stream[0])
-    assert passes[-images:] == [(False, 1)] * images and cache.store.filled == images
-    assert model.training and not model.feature_extractor.training
-    (importance, _), *_ = plugin.held
-    learned = {
-        name: weight
-        for name, weight in model.named_parameters()
-        if weight.requires_grad
-    }
-    assert importance.keys() == learned.keys() and all(
-        weight.grad is None for weight in learned.values()
+    experience = stream_of(STREAM[0])[0]
+    make_plain(model, optimizer, plugin).train(experience)
+    make_plain(watched_model, same_optimizer, watched, StepsOfItsOwn()).train(
+        experience
     )
-    unseen = [
-        label
-        for label in range(4)
-        if label not in stream.train_stream[0].classes_in_this_experience
-    ]
-    bias = importance["plastic_layers.head.bias"]
+    torch.testing.assert_close(plugin.total[WEIGHT], watched.total[WEIGHT])
+
+
+def make_plain(model, optimizer, *plugins):
+    return StreamStrategy(
+        model=model,
+        optimizer=optimizer,
+        train_mb_size=BATCH,
+        plugins=plugins,
+        evaluator=EvaluationPlugin(loggers=[]),
+    )
+
+
+class Measured:
+    """A strategy of the small model that measured importances, and its passes."""
+
+    def __init__(self, name, tmp_path, make_model, make_stream):
+        self.model = make_model(codebook=False)
+        self.experience = make_stream().train_stream[0]
+        self.passes = []
+        store = MapStore(tmp_path, self.model, 200, "toy", progress=False)
+        self.cache = FeatureCache(store)
+        self.plugin = plugin_of(name)
+        strategy = make(StreamStrategy, self.model, self.cache, self.plugin)
+        self.model.register_forward_pre_hook(self.note)
+        strategy.train(self.experience)
+
+    def note(self, module, arguments):
+        self.passes.append((module.training, len(arguments[0])))
+
+
+@pytest.fixture(params=["ewc", "mas"])
+def measured(request, tmp_path, make_model, make_stream):
+    return Measured(request.param, tmp_path, make_model, make_stream)
+
+
+def test_importances_are_measured_image_by_image(measured):
+    """In evaluation mode."""
+    images = len(measured.experience.dataset)
+    assert measured.passes[-images:] == [(False, 1)] * images
+    assert measured.cache.store.filled == images
+
+
+def test_measuring_leaves_the_model_as_it_was(measured):
+    model = measured.model
+    assert model.training
+    assert not model.feature_extractor.training
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_importances_are_of_what_learns(measured):
+    importance = measured.plugin.held[0].importance
+    weights = measured.model.named_parameters()
+    assert importance.keys() == {name for name, w in weights if w.requires_grad}
+
+
+def test_unseen_classes_have_no_importance(measured):
+    bias = measured.plugin.held[0].importance["plastic_layers.head.bias"]
+    seen = set(measured.experience.classes_in_this_experience)
+    unseen = [label for label in range(4) if label not in seen]
     assert bias[unseen].max() == 0 < bias.max()
 
 
-def test_distillation_loss_is_a_loop_over_images_and_old_classes():
+# Distillation
+
+
+def slow_distillation(new, old, classes, temperature):
+    """A loop over images and old classes."""
+    total = 0.0
+    for new_logits, old_logits in zip(new[:, classes], old[:, classes]):
+        p = (new_logits / temperature).softmax(0)
+        q = (old_logits / temperature).softmax(0)
+        for c in range(len(classes)):
+            total += float(q[c] * (q[c] / p[c]).log()) / len(new)
+    return total
+
+
+def test_distillation_is_a_loop():
     generator = torch.Generator().manual_seed(1)
-    new, old = (3 * torch.randn(5, 6, generator=generator) for _ in range(2))
-    classes, temperature, wanted = [4, 0, 3], 2.0, 0.0
-    for i in range(5):
-        p = [float(torch.exp(new[i, c] / temperature)) for c in classes]
-        q = [float(torch.exp(old[i, c] / temperature)) for c in classes]
-        for a, b in zip(p, q):
-            wanted += (
-                b
-                / sum(q)
-                * float(torch.log(torch.tensor((b / sum(q)) / (a / sum(p)))))
-                / 5
-            )
-    assert distillation_loss(new, old, classes, temperature).item() == pytest.approx(
-        wanted, rel=1e-5
-    )
-    assert distillation_loss(old, old, classes, temperature).item() == 0
+    new = 3 * torch.randn(5, 6, generator=generator)
+    old = 3 * torch.randn(5, 6, generator=generator)
+    loss = distillation_loss(new, old, [4, 0, 3], 2.0).item()
+    expected = slow_distillation(new, old, [4, 0, 3], 2.0)
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
-def test_lwf_adds_alpha_times_the_distillation_from_the_old_layers():
-    plugin, found, expected = plugin_of(LWF, alpha=0.5, temperature=3.0), [], []
+def test_nothing_forgotten_is_no_loss():
+    logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    assert distillation_loss(logits, logits, [4, 0, 3], 2.0).item() == 0
 
-    class Watch(SupervisedPlugin):
-        def __init__(self, after):
-            super().__init__()
-            self.after = after
 
-        @torch.no_grad()
-        def before_backward(self, strategy, **kwargs):
-            found.append(strategy.loss.item() * (1 if self.after else -1))
-            if self.after:
-                old = strategy.mb_x[:, :1, 0, 0] * plugin.old_network.state.get(
-                    "1.weight", torch.zeros(6)
-                ).view(1, -1)
-                loss = (
-                    distillation_loss(strategy.mb_output, old, plugin.old_classes, 3.0)
-                    if plugin.old_classes
-                    else 0
-                )
-                expected.append(0.5 * float(loss))
+class Watch(SupervisedPlugin):
+    """The loss of every step, and what LwF is to add to it."""
 
-    strategy = learn(
-        tiny_model(START), stream_of(*STREAM)[:2], Watch(False), plugin, Watch(True)
-    )
-    added = [before + after for before, after in zip(found[::2], found[1::2])]
-    assert added[:9] == [0.0] * 9, "nothing to distil in the first experience"
-    assert added == pytest.approx(expected, abs=1e-6) and max(added) > 0
-    assert plugin.old_classes == [0, 1, 2, 3] == sorted(strategy.seen_classes.seen)
+    def __init__(self, lwf):
+        super().__init__()
+        self.lwf = lwf
+        self.losses = []
+        self.added = []
+
+    @torch.no_grad()
+    def before_backward(self, strategy, **kwargs):
+        self.losses.append(strategy.loss.item())
+        self.added.append(0.5 * self.distillation(strategy))
+
+    def distillation(self, strategy):
+        if not self.lwf.old_classes:
+            return 0.0
+        numbers = strategy.mb_x[:, :1, 0, 0]
+        old = numbers * self.lwf.old_network.state["1.weight"].view(1, -1)
+        classes = self.lwf.old_classes
+        return float(distillation_loss(strategy.mb_output, old, classes, 3.0))
+
+
+class Distilled:
+    """LwF after two experiences, watched before and after it adds to the loss."""
+
+    def __init__(self):
+        self.plugin = plugin_of("lwf", alpha=0.5, temperature=3.0)
+        before = Watch(self.plugin)
+        after = Watch(self.plugin)
+        stream = stream_of(*STREAM)[:2]
+        model = tiny_model(START)
+        self.strategy = learn(model, stream, before, self.plugin, after)
+        self.expected = after.added
+        pairs = zip(before.losses, after.losses)
+        self.added = [loss - old_loss for old_loss, loss in pairs]
+
+
+def test_lwf_adds_alpha_times_the_distillation():
+    distilled = Distilled()
+    assert distilled.added == pytest.approx(distilled.expected, abs=1e-6)
+    assert max(distilled.added) > 0
+
+
+def test_lwf_distils_nothing_at_first():
+    assert Distilled().added[:9] == [0.0] * 9
+
+
+def test_lwf_knows_its_old_classes():
+    distilled = Distilled()
+    seen = sorted(distilled.strategy.seen_classes.seen)
+    assert distilled.plugin.old_classes == [0, 1, 2, 3] == seen

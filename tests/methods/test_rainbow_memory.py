@@ -94,8 +94,8 @@ COPIES = [partial(brighten, factor=factor) for factor in (1.0, 0.5, 1.5, 2.0)]
 )
 def test_uncertainty_is_the_share_of_other_votes(copies, expected):
     images = GREYS.view(3, 1, 1, 1).expand(3, 3, 8, 8)
-    found = uncertainties(images, Rounds(), copies)
-    assert found.tolist() == pytest.approx(expected)
+    shares = uncertainties(images, Rounds(), copies)
+    assert shares.tolist() == pytest.approx(expected)
 
 
 @pytest.fixture
@@ -164,9 +164,9 @@ def foreign_boxes():
 def test_cutmix_takes_the_others():
     images, mixed = mixes()
     for mix in mixed:
-        others = images[mix.others]
+        sources = images[mix.others]
         foreign = mix.images != images
-        assert torch.equal(mix.images[foreign], others[foreign])
+        assert torch.equal(mix.images[foreign], sources[foreign])
 
 
 def test_cutmix_tells_the_area():

@@ -392,5 +392,5 @@ def test_boxes_are_different(boxes):
 
 
 def test_a_box_that_never_fits_is_the_map():
-    whole = remind.random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
-    assert whole.tolist() == [[0, 0, 2, 20]] * 3
+    boxes_drawn = remind.random_boxes(3, 2, 20, 1.0, np.random.default_rng(0))
+    assert boxes_drawn.tolist() == [[0, 0, 2, 20]] * 3

@@ -395,9 +395,9 @@ def test_as_many_of_each_class_are_offered(make_model, make_stream):
 def test_the_rest_are_the_last_of_each_class(make_model, make_stream):
     offers, experience, model = shuffled_offers(make_model, make_stream)
     targets = list(experience.dataset.targets)
-    rest = []
+    last = []
     for label, count in (Counter(targets) - Counter(offers.labels[:12])).items():
         positions = [index for index, other in enumerate(targets) if other == label]
-        rest += positions[-count:]
-    expected = model.features(images_of(experience)[sorted(rest)])
+        last += positions[-count:]
+    expected = model.features(images_of(experience)[sorted(last)])
     torch.testing.assert_close(torch.stack(offers.maps[12:]), expected)
