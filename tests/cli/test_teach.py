@@ -1,4 +1,4 @@
-"""``crumb teach`` and ``learner`` as a person uses them."""
+"""``crumb teach`` and ``crumb learner`` as a person uses them."""
 
 import json
 import re
@@ -15,379 +15,478 @@ from crumb_avalanche.system.tensor_file import write_tensors
 
 QUIET = ("--progress", "false")
 NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", *QUIET]
+NEW_LEARNER = "new learner with small_cnn, the file weights.safetensors\n"
 
 
 def names_of(path):
-    return [one.name for one in Learner.load(path).classes]
+    return [info.name for info in Learner.load(path).classes]
 
 
-def test_a_wrong_lesson_is_asked_about_found_and_taken_back(
-    place, new, tmp_path, done, refused
-):
-    path, photos = tmp_path / "mine.safetensors", tmp_path / "pictures"
-    for label, folder in (
-        ("red", "red"),
-        ("blue", "blue"),
-        ("red", "red"),
-        ("blue", "red"),
-        ("blue", "blue"),
-    ):
-        options = ("--label", label, "--keep-pictures", *(() if path.exists() else new))
-        out = done("teach", path, place / "tree" / folder, *options)
-        doubt = r"0 of 6 images looked like blue, 6 like red: is the label right\? If not: .* blue RIGHT --lesson 4"
-        assert bool(re.search(doubt, out)) == (label != folder), out
-    out = done("learner", "lessons", path, "--pictures", photos)
-    assert re.search(
-        r"(?m)^lesson 4  \S+  blue \(6 images\), red\n  0 of 6 images looked like blue",
-        out,
-    )
-    assert sorted(one.name for one in photos.iterdir()) == [
-        f"lesson-{number}.jpg" for number in range(1, 6)
-    ]
-    for arguments, said in (
-        (
-            ["move", path, "blue", "red", "--lesson", 4],
-            "moved the images of blue of lesson 4 to red\n",
-        ),
-        (["undo", path, "--lesson", 4], "took back lesson 4: red (6 images)\n"),
-        (["move", path, "red", "crimson"], "moved the images of red to crimson\n"),
-    ):
-        assert done("learner", *arguments) == said
-    assert [lesson.images for lesson in Learner.load(path).lessons] == [
-        {"crimson": 6},
-        {"blue": 6},
-    ] * 2
-    refused(
-        "there is no lesson 4; only 1, 2, 3, 5 can be taken back",
-        "learner",
-        "undo",
-        path,
-        "--lesson",
-        4,
-    )
+@pytest.fixture
+def images(place):
+    """Folders of six images of a colour, by name."""
+    return {name: place / "tree" / name for name in ("red", "green", "blue")}
 
 
-def test_teach_makes_a_learner_and_goes_on_with_it(place, new, tmp_path, done):
+@pytest.fixture
+def teach(done):
+    """A function that teaches, and returns what is printed."""
+
+    def taught(path, *words):
+        return done("teach", path, *words, *QUIET)
+
+    return taught
+
+
+@pytest.fixture
+def fill(mine, place, tmp_path):
+    """A function that fills paths into the words of a command."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "photo.jpg").write_bytes(b"no image")
+    shutil.copytree(place / "test", tmp_path / "splits" / "train")
+    shutil.copytree(place / "test", tmp_path / "splits" / "valid")
+    paths = {
+        "mine": mine,
+        "photos": place / "photos",
+        "green": place / "tree" / "green",
+        "splits": tmp_path / "splits",
+        "empty": tmp_path / "empty",
+        "bad": tmp_path / "bad",
+        "tmp": tmp_path,
+    }
+
+    def filled(command):
+        words = command.split(" ") if isinstance(command, str) else command
+        return [word.format_map(paths) for word in words]
+
+    return filled
+
+
+# Lessons
+
+
+@pytest.fixture
+def wrong_lesson(images, new, tmp_path, done):
+    """A learner whose fourth lesson of five has the wrong name, and what was printed."""
     path = tmp_path / "mine.safetensors"
-    out = done("teach", path, place / "tree" / "red", "--label", "red", *new)
-    assert "learned red: 6 images" in out and "1 class," in out
-    assert (
-        "known from unknown until a second class, and then clips of 5 more objects"
-        in out
-    )
-    out = done(
-        "teach", path, *(place / "tree" / "blue").rglob("*.*"), "--label", "sky", *QUIET
-    )
-    assert "learned sky: 6 images" in out and "2 classes" in out
-    assert "known from unknown until clips of 4 more objects" in out
-    assert "blue.png  sky" in done("predict", path, place / "photos" / "blue.png")
 
+    def lesson(colour, label, *more):
+        return done(
+            "teach", path, images[colour], "--label", label, "--keep-pictures", *more
+        )
 
-def test_what_ran_the_network_is_said_and_kept(
-    place, new, tmp_path, crumb, done, refused, monkeypatch
-):
-    faster = f"onnxruntime {pytest.importorskip('onnxruntime').__version__}"
-    model, photos = tmp_path / "mine.safetensors", place / "photos"
-    made = "new learner with small_cnn, the file weights.safetensors\n"
-    assert crumb("teach", model, place / "tree", *new)[::2] == (0, made), (
-        "torch, by the environment of the tests"
-    )
-    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
-    assert crumb("teach", model, place / "tree", *QUIET)[::2] == (0, ""), (
-        "nothing is said of what was not asked for"
-    )
-    assert [lesson.runtime for lesson in Learner.load(model).lessons] == [
-        str(TORCH),
-        faster,
+    printed = [
+        lesson("red", "red", *new),
+        lesson("blue", "blue"),
+        lesson("red", "red"),
+        lesson("red", "blue"),
+        lesson("blue", "blue"),
     ]
-    assert done("learner", "show", model).count(f", by {faster}") == 1
-    code, table, err = crumb("predict", model, photos)
-    assert code == 0 and err == ""
-    err = crumb("predict", model, photos, "--runtime", "onnxruntime")[2]
-    assert f"runtime {faster}, " in err and "of torch's (allowed 1e-04)" in err
-    assert crumb("predict", model, photos, "--runtime", "torch") == (0, table, ""), (
-        "the same to a percent"
+    return path, printed
+
+
+def test_a_doubtful_label_is_asked_about(wrong_lesson):
+    _, printed = wrong_lesson
+    doubt = r"0 of 6 images looked like blue, 6 like red: is the label right\?"
+    cure = "If not: .* blue RIGHT --lesson 4"
+    assert re.search(f"{doubt} {cure}", printed.pop(3))
+    assert not any("is the label right" in out for out in printed)
+
+
+def test_lessons_are_listed_with_pictures(wrong_lesson, tmp_path, done):
+    photos = tmp_path / "pictures"
+    out = done("learner", "lessons", wrong_lesson[0], "--pictures", photos)
+    lesson = r"lesson 4  \S+  blue \(6 images\), red\n  0 of 6 images looked like blue"
+    assert re.search(f"(?m)^{lesson}", out)
+    names = sorted(picture.name for picture in photos.iterdir())
+    assert names == [f"lesson-{number}.jpg" for number in range(1, 6)]
+
+
+def test_a_lesson_is_moved_and_taken_back(wrong_lesson, done, refused):
+    path = wrong_lesson[0]
+    out = done("learner", "move", path, "blue", "red", "--lesson", 4)
+    assert out == "moved the images of blue of lesson 4 to red\n"
+    out = done("learner", "undo", path, "--lesson", 4)
+    assert out == "took back lesson 4: red (6 images)\n"
+    out = done("learner", "move", path, "red", "crimson")
+    assert out == "moved the images of red to crimson\n"
+    images = [lesson.images for lesson in Learner.load(path).lessons]
+    assert images == [{"crimson": 6}, {"blue": 6}] * 2
+    words = "there is no lesson 4; only 1, 2, 3, 5 can be taken back"
+    refused(words, "learner", "undo", path, "--lesson", 4)
+
+
+def test_teach_makes_a_learner(images, new, tmp_path, done):
+    out = done("teach", tmp_path / "new", images["red"], "--label", "red", *new)
+    assert "learned red: 6 images" in out
+    assert "1 class," in out
+    missing = (
+        "known from unknown until a second class, and then clips of 5 more objects"
     )
-    refused("'tpu'.*onnxruntime", "predict", model, photos, "--runtime", "tpu")
+    assert missing in out
 
 
-def test_the_empty_scene_is_shown_as_nothing(mine, place, done):
+def test_teach_goes_on(images, place, new, tmp_path, done):
+    path = tmp_path / "mine.safetensors"
+    done("teach", path, images["red"], "--label", "red", *new)
+    files = images["blue"].rglob("*.*")
+    out = done("teach", path, *files, "--label", "sky", *QUIET)
+    assert "learned sky: 6 images" in out
+    assert "2 classes" in out
+    assert "known from unknown until clips of 4 more objects" in out
+    answer = done("predict", path, place / "photos" / "blue.png")
+    assert "blue.png  sky" in answer
+
+
+def test_null_is_the_name_of_a_class(mine, images, teach):
+    teach(mine, images["red"], "--label", "null")
+    assert names_of(mine) == ["blue", "green", "red", "null"]
+
+
+def test_the_empty_scene_is_nothing(mine, place, teach, done):
     before = names_of(mine)
-    out = done("teach", mine, "--nothing", place / "tree" / "green", *QUIET)
-    assert "learned that 6 images show nothing\n" in out and "--nothing" not in out
-    assert names_of(mine) == before and Learner.load(mine).nothing == 6
-    assert (
-        json.loads(done("predict", mine, place / "photos" / "green.png", "--json"))[
-            "known"
-        ]
-        is False
+    out = teach(mine, "--nothing", place / "tree" / "green")
+    assert "learned that 6 images show nothing\n" in out
+    assert "--nothing" not in out
+    assert names_of(mine) == before
+    assert Learner.load(mine).nothing == 6
+    answer = done("predict", mine, place / "photos" / "green.png", "--json")
+    assert json.loads(answer)["known"] is False
+
+
+def test_the_empty_scene_is_taken_back(mine, images, teach, done):
+    teach(mine, "--nothing", images["green"])
+    assert "nothing (6 images)" in done("learner", "undo", mine)
+    assert Learner.load(mine).nothing == 0
+
+
+def test_a_folder_one_level_too_high(place, new, tmp_path, crumb):
+    top = tmp_path / "top"
+    shutil.copytree(place / "test", top / "data")
+    code, out, err = crumb("teach", tmp_path / "a.safetensors", top, *new)
+    assert code == 0
+    assert "learned data: 3 images" in out
+    assert err == (
+        f"all of {top} is taken as one class, data; if blue, green, red are the "
+        f"classes, give {top / 'data'}\n{NEW_LEARNER}"
     )
-    assert (
-        "nothing (6 images)" in done("learner", "undo", mine)
-        and Learner.load(mine).nothing == 0
-    )
 
 
-def test_learner_commands(mine, place, new, tmp_path, done, refused):
-    other, both = tmp_path / "other.safetensors", tmp_path / "both.safetensors"
-    done("teach", other, place / "tree" / "green", "--label", "green", *new)
-    done("teach", mine, place / "tree" / "red", "--label", "extra", *QUIET)
-    for arguments, words in (
-        (
-            ["show", mine],
-            "(?s)small_cnn at 32 pixels.*SHA-256.*red: 6 images.*no images",
-        ),
-        (
-            ["rename", mine, "red", "<img src=x onerror=alert(1)>"],
-            "^renamed red to <img src=x onerror=alert.1.>\n$",
-        ),
-        (
-            ["forget", mine, "green"],
-            "^forgot green; nothing of it remains\n$",
-        ),  # no room for a common scatter
-        (["merge", mine, other, "--output", both], "4 classes"),
-        (["forget", mine, "extra"], "^forgot extra"),
-        (["show", mine], r"\+00:00  classes that were forgotten"),
-        (["undo", mine], "^took back lesson 2: classes that were forgotten\n$"),
-        (["undo", other], r"took back lesson 1: green \(6 images\)"),
-    ):
-        out = done("learner", *arguments)
-        assert re.search(words, out), (arguments, out)
-    assert "green.png  green" in done("predict", both, place / "photos" / "green.png")
-    answer = json.loads(done("predict", mine, place / "photos" / "red.png", "--json"))
-    assert answer["label"] == "<img src=x onerror=alert(1)>", "html in a name is text"
-    refused("nothing was taught", "predict", other, place / "photos" / "green.png")
+@pytest.mark.parametrize("words", ["top/data", "top --label data"])
+def test_a_folder_of_the_right_level(place, new, tmp_path, crumb, words):
+    shutil.copytree(place / "test", tmp_path / "top" / "data")
+    source, *label = words.split()
+    path = tmp_path / "mine.safetensors"
+    code, _, err = crumb("teach", path, tmp_path / source, *label, *new)
+    assert (code, err) == (0, NEW_LEARNER)
 
 
-def test_an_existing_learner_keeps_its_settings(
-    mine, place, new, tmp_path, done, refused
+# Runtimes, settings and weights
+
+
+@pytest.fixture
+def onnxruntime():
+    """The name of the runtime."""
+    return f"onnxruntime {pytest.importorskip('onnxruntime').__version__}"
+
+
+def test_the_runtime_is_kept(
+    place, new, tmp_path, crumb, done, monkeypatch, onnxruntime
 ):
-    path, before = tmp_path / "cut.safetensors", mine.read_bytes()
-    lesson = [place / "tree" / "red", "--label", "red", *QUIET]
-    for other in (
+    path = tmp_path / "mine.safetensors"
+    # Torch, by the environment of the tests.
+    code, _, err = crumb("teach", path, place / "tree", *new)
+    assert (code, err) == (0, NEW_LEARNER)
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    code, _, err = crumb("teach", path, place / "tree", *QUIET)
+    assert (code, err) == (0, ""), "nothing is said of what was not asked for"
+    runtimes = [lesson.runtime for lesson in Learner.load(path).lessons]
+    assert runtimes == [str(TORCH), onnxruntime]
+    assert done("learner", "show", path).count(f", by {onnxruntime}") == 1
+
+
+def test_a_runtime_that_is_asked_for_is_said(mine, place, crumb, onnxruntime):
+    photos = place / "photos"
+    err = crumb("predict", mine, photos, "--runtime", "onnxruntime")[2]
+    assert f"runtime {onnxruntime}, " in err
+    assert "of torch's (allowed 1e-04)" in err
+
+
+def test_runtimes_answer_alike(mine, place, crumb, monkeypatch, onnxruntime):
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    code, table, err = crumb("predict", mine, place / "photos")
+    assert (code, err) == (0, "")
+    torch_answer = crumb("predict", mine, place / "photos", "--runtime", "torch")
+    assert torch_answer == (0, table, ""), "the same to a percent"
+
+
+def test_an_unknown_runtime(mine, place, refused):
+    photos = place / "photos"
+    refused("'tpu'.*onnxruntime", "predict", mine, photos, "--runtime", "tpu")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
         "--method slda",
         "--backbone resnet18",
         "--image-size 64",
         "--budget-bytes 9000",
         "--cut-layer 2",
-    ):
-        refused(
-            f"leave {other} out, or name a new file",
-            "teach",
-            mine,
-            *lesson,
-            *other.split(),
-        )
+    ],
+)
+def test_a_learner_keeps_its_settings(mine, images, refused, setting):
+    before = mine.read_bytes()
+    words = f"leave {setting} out, or name a new file"
+    lesson = [images["red"], "--label", "red", *QUIET]
+    refused(words, "teach", mine, *lesson, *setting.split())
     assert mine.read_bytes() == before
-    for more in ([*new, "--cut-layer", "8"], ["--cut-layer", "8"], []):
-        done("teach", path, *lesson, *more)
-    words = "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a new file"
-    refused(words, "teach", path, *lesson, "--cut-layer", "9")
-    err = refused(
-        "was made with --cut-layer", "teach", mine, *lesson, "--cut-layer", "2"
+
+
+def test_a_learner_keeps_its_cut(images, new, tmp_path, teach, refused):
+    path = tmp_path / "cut.safetensors"
+    lesson = [images["red"], "--label", "red"]
+    teach(path, *lesson, *new, "--cut-layer", "8")
+    teach(path, *lesson, "--cut-layer", "8")
+    teach(path, *lesson)
+    words = (
+        "was made with --cut-layer 8 and keeps it: leave --cut-layer 9 out, or name a "
+        "new file"
     )
-    made = [
-        "--method",
-        "recommended",
-        "--backbone",
-        "small_cnn",
-        "--image-size",
-        "32",
-        "--cut-layer",
-    ]
-    done(
-        "teach", mine, *lesson, *made, re.search(r"with --cut-layer (\d+)", err)[1]
-    )  # the usual one, not in the file
+    refused(words, "teach", path, *lesson, "--cut-layer", "9", *QUIET)
 
 
-def test_a_folder_one_level_too_high_is_taken_as_one_class_and_said(
-    place, new, tmp_path, crumb
-):
-    top = tmp_path / "top"
-    shutil.copytree(place / "test", top / "data")
-    code, out, err = crumb("teach", tmp_path / "a.safetensors", top, *new)
-    assert code == 0 and "learned data: 3 images" in out
-    made = "new learner with small_cnn, the file weights.safetensors\n"
-    assert err == (
-        f"all of {top} is taken as one class, data; if blue, green, red are the classes, give {top / 'data'}\n{made}"
-    )
-    for number, source in enumerate([[top / "data"], [top, "--label", "data"]]):
-        assert crumb("teach", tmp_path / f"{number}.safetensors", *source, *new)[
-            ::2
-        ] == (0, made)
+def test_the_usual_settings_may_be_given(mine, images, teach, refused):
+    lesson = [images["red"], "--label", "red"]
+    words = "was made with --cut-layer"
+    err = refused(words, "teach", mine, *lesson, "--cut-layer", "2", *QUIET)
+    usual_cut = re.search(r"with --cut-layer (\d+)", err)[1]  # not in the file
+    settings = ["--method", "recommended", "--backbone", "small_cnn"]
+    settings += ["--image-size", "32", "--cut-layer", usual_cut]
+    assert "learned red" in teach(mine, *lesson, *settings)
 
 
-def test_a_file_without_weights_stays_so_until_told_otherwise(place, tmp_path, done):
-    path, weights = (
-        tmp_path / "lean.safetensors",
-        ["--weights", place / "weights.safetensors"],
-    )
-    teach = ["teach", path, place / "tree" / "red", "--label", "red", *weights, *QUIET]
-    held = []
-    for more in (
-        [*NEW[:4], "--without-weights"],
-        [],
-        ["--without-weights", "false"],
-        [],
-        ["--without-weights"],
-    ):
-        done(*teach, *more)
-        held.append(holds_weights(path))
-    assert held == [False, False, True, True, False]
+def test_weights_stay_in_or_out_of_a_file(images, place, tmp_path, teach):
+    path = tmp_path / "lean.safetensors"
+    weights = ["--weights", place / "weights.safetensors"]
+    lesson = [images["red"], "--label", "red", *weights]
+    teach(path, *lesson, *NEW[:4], "--without-weights")
+    assert not holds_weights(path)
+    teach(path, *lesson)
+    assert not holds_weights(path)
+    teach(path, *lesson, "--without-weights", "false")
+    assert holds_weights(path)
+    teach(path, *lesson)
+    assert holds_weights(path)
+    teach(path, *lesson, "--without-weights")
+    assert not holds_weights(path)
 
+
+# crumb learner
+
+
+def test_show(mine, done):
+    words = "(?s)small_cnn at 32 pixels.*SHA-256.*red: 6 images.*no images"
+    assert re.search(words, done("learner", "show", mine))
+
+
+def test_a_name_with_html_is_text(mine, place, done):
+    name = "<img src=x onerror=alert(1)>"
+    out = done("learner", "rename", mine, "red", name)
+    assert out == f"renamed red to {name}\n"
+    answer = done("predict", mine, place / "photos" / "red.png", "--json")
+    assert json.loads(answer)["label"] == name
+
+
+def test_forget(mine, done):
+    # There is no room for a common scatter.
+    out = done("learner", "forget", mine, "green")
+    assert out == "forgot green; nothing of it remains\n"
+    assert names_of(mine) == ["blue", "red"]
+
+
+def test_a_lesson_of_a_forgotten_class(mine, images, teach, done):
+    teach(mine, images["red"], "--label", "extra")
+    assert done("learner", "forget", mine, "extra").startswith("forgot extra")
+    shown = done("learner", "show", mine)
+    assert "+00:00  classes that were forgotten" in shown
+    out = done("learner", "undo", mine)
+    assert out == "took back lesson 2: classes that were forgotten\n"
+
+
+def test_the_only_lesson_is_taken_back(images, place, new, tmp_path, done, refused):
+    path = tmp_path / "other.safetensors"
+    done("teach", path, images["green"], "--label", "green", *new)
+    out = done("learner", "undo", path)
+    assert "took back lesson 1: green (6 images)" in out
+    refused("nothing was taught", "predict", path, place / "photos" / "green.png")
+
+
+def test_merge(mine, images, place, new, tmp_path, done):
+    other = tmp_path / "other.safetensors"
+    both = tmp_path / "both.safetensors"
+    done("teach", other, images["green"], "--label", "lawn", *new)
+    assert "4 classes" in done("learner", "merge", mine, other, "--output", both)
+    assert names_of(both) == ["blue", "green", "red", "lawn"]
+    done("learner", "forget", both, "green")
+    answer = done("predict", both, place / "photos" / "green.png")
+    assert "green.png  lawn" in answer
+
+
+# Refusals
 
 RULE = "1 to 200 characters without slashes.* Choose another name"
 
 
-def test_bad_input_is_a_line_and_nothing_is_lost(
-    mine, place, tmp_path, done, refused, monkeypatch
-):
-    before, photos, green = (
-        mine.read_bytes(),
-        place / "photos",
-        place / "tree" / "green",
-    )
-    for name in ("train", "valid"):
-        shutil.copytree(place / "test", tmp_path / "splits" / name)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "photo.jpg").write_bytes(b"no image")
-    early = [  # before the network is loaded
-        (["teach", mine, "absent.jpg", "--label", "x"], "no file or folder absent.jpg"),
-        (["teach", mine, photos / "red.png"], "has no class: give"),
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("teach {mine} absent.jpg --label x", "no file or folder absent.jpg"),
+        ("teach {mine} {photos}/red.png", "has no class: give"),
+        ("teach {mine} {photos}/red.png {photos}/blue.png", "has no class: give"),
+        ("teach {mine} {photos} --label a/b", f"class name 'a/b'.*{RULE}"),
+        (["teach", "{mine}", "{photos}", "--label", "two\nlines"], RULE),
         (
-            ["teach", mine, photos / "red.png", photos / "blue.png"],
-            "has no class: give",
-        ),
-        (["teach", mine, photos, "--label", "a/b"], f"class name 'a/b'.*{RULE}"),
-        (["teach", mine, photos, "--label", "two\nlines"], RULE),
-        (
-            ["teach", mine, photos],
+            "teach {mine} {photos}",
             "has no class: give .* and no photo or video beside them",
         ),
-        (["teach", mine], "give a source"),
-        (["teach", mine, green, "--nothing", green], "give a source"),
+        ("teach {mine}", "give a source"),
+        ("teach {mine} {green} --nothing {green}", "give a source"),
+        ("teach {mine} --nothing {green} --label green", "an empty scene has no class"),
         (
-            ["teach", mine, "--nothing", green, "--label", "green"],
-            "an empty scene has no class",
-        ),
-        (
-            ["teach", mine, tmp_path / "splits"],
+            "teach {mine} {splits}",
             "looks like the splits of a data set.*--new-class",
         ),
-        (["predict", mine], "give images"),
-        (["predict", mine, photos, "--json", "--csv"], "give one of them"),
+        ("predict {mine}", "give images"),
+        ("predict {mine} {photos} --json --csv", "give one of them"),
         (
-            ["predict", mine, photos, "--html", photos / "red.png"],
+            "predict {mine} {photos} --html {photos}/red.png",
             r"red.png is the page to write; .* ends in \.html",
         ),
-        (["learner", "show", mine, "--lesson", 4], "only undo and move have --lesson"),
+        ("learner show {mine} --lesson 4", "only undo and move have --lesson"),
+        ("learner undo {mine} --pictures {photos}", "only lessons has --pictures"),
+        ("learner merge {mine} {mine}", "merge needs --output"),
         (
-            ["learner", "undo", mine, "--pictures", photos],
-            "only lessons has --pictures",
-        ),
-        (["learner", "merge", mine, mine], "merge needs --output"),
-        (
-            ["learner", "merge", mine, mine, "--output", tmp_path / "both"],
+            "learner merge {mine} {mine} --output {tmp}/both",
             "cannot be merged with itself",
         ),
-    ]
-    late = [
-        (["teach", mine, tmp_path / "empty", "--label", "x"], "no photo and no video"),
+    ],
+)
+def test_bad_input_before_a_file_is_read(
+    mine, fill, refused, monkeypatch, command, words
+):
+    before = mine.read_bytes()
+    monkeypatch.setattr(Learner, "load", lambda *_: pytest.fail("loaded"))
+    assert refused(words, *fill(command)).count("\n") == 1
+    assert mine.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("teach {mine} {empty} --label x", "no photo and no video"),
         (
-            ["teach", mine, tmp_path / "bad", "--label", "x"],
+            "teach {mine} {bad} --label x",
             "no image to learn, 1 file could not .*; .*photo.jpg",
         ),
+        ("teach {mine} {bad} --label x --on-bad-frame raise", "photo.jpg"),
         (
-            [
-                "teach",
-                mine,
-                tmp_path / "bad",
-                "--label",
-                "x",
-                "--on-bad-frame",
-                "raise",
-            ],
-            "photo.jpg",
-        ),
-        (
-            ["teach", mine, photos, "--label", "RED"],
+            "teach {mine} {photos} --label RED",
             "is nearly the name of class 'red'.*--new-class",
         ),
-        (["predict", mine, tmp_path / "empty"], "no photo and no video"),
-        (["predict", tmp_path / "absent.safetensors", photos], "there is no file"),
-        (["learner", "forget", mine, "nobody"], "no class 'nobody'"),
+        ("predict {mine} {empty}", "no photo and no video"),
+        ("predict {tmp}/absent.safetensors {photos}", "there is no file"),
+        ("learner forget {mine} nobody", "no class 'nobody'"),
         (
-            ["learner", "rename", mine, "blue", "Red"],
+            "learner rename {mine} blue Red",
             "is nearly the name of class 'red'.*--new-class",
         ),
-        *(
-            (["learner", "rename", mine, "red", name], RULE)
-            for name in ("a/b", "a\nb", "x" * 300, " ", "<b>a</b>")
-        ),
-    ]
-    for cases in (early, late):
-        with monkeypatch.context() as patch:
-            if cases is early:
-                patch.setattr(Learner, "load", lambda *_: pytest.fail("loaded"))
-            for arguments, words in cases:
-                err = refused(words, *arguments)
-                assert cases is late or err.count("\n") == 1, arguments
+        (["learner", "rename", "{mine}", "red", "a/b"], RULE),
+        (["learner", "rename", "{mine}", "red", "a\nb"], RULE),
+        (["learner", "rename", "{mine}", "red", "x" * 300], RULE),
+        (["learner", "rename", "{mine}", "red", " "], RULE),
+        (["learner", "rename", "{mine}", "red", "<b>a</b>"], RULE),
+    ],
+)
+def test_bad_input_loses_nothing(mine, fill, refused, command, words):
+    before = mine.read_bytes()
+    refused(words, *fill(command))
     assert mine.read_bytes() == before
-    done("learner", "rename", mine, "blue", "Red", "--new-class")
-    done("teach", mine, photos, "--label", "RED", "--new-class")
-    done("teach", mine, tmp_path / "splits", "--new-class")
+
+
+def test_new_classes_of_near_names(mine, fill, done):
+    done(*fill("learner rename {mine} blue Red --new-class"))
+    done(*fill("teach {mine} {photos} --label RED --new-class"))
+    done(*fill("teach {mine} {splits} --new-class"))
     assert names_of(mine) == ["Red", "green", "red", "RED", "train", "valid"]
 
 
-def test_other_networks_methods_and_weights_are_refused_with_the_cure(
-    mine, place, tmp_path, done, refused
-):
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory):
+    """A weight file of the same network with other weights."""
+    path = tmp_path_factory.mktemp("others") / "others.safetensors"
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        write_tensors(tmp_path / "others.safetensors", SmallCNN().state_dict(), {})
+        write_tensors(path, SmallCNN().state_dict(), {})
+    return path
+
+
+@pytest.fixture
+def other_learners(place, tmp_path, other_weights, done):
+    """Learners that do not go together with the usual one, by what is different."""
+    weights = place / "weights.safetensors"
     options = {
-        "others": ["--weights", tmp_path / "others.safetensors", *NEW],
+        "others": ["--weights", other_weights, *NEW],
         "squeezenet": ["--weights", "none", "--backbone", "squeezenet1_0", *NEW[2:]],
-        "slda": ["--weights", place / "weights.safetensors", "--method", "slda", *NEW],
-        "bare": ["--weights", place / "weights.safetensors", "--without-weights", *NEW],
+        "slda": ["--weights", weights, "--method", "slda", *NEW],
+        "bare": ["--weights", weights, "--without-weights", *NEW],
     }
-    files = {name: tmp_path / f"{name}_learner.safetensors" for name in options}
-    for name, some in options.items():
-        done("teach", files[name], place / "photos", "--label", "x", *some)
-    before = {path: path.read_bytes() for path in (mine, *files.values())}
-    merged, wrong = (
-        ["--output", tmp_path / "merged.safetensors"],
-        ["--weights", tmp_path / "others.safetensors"],
-    )
-    more, taught = (
-        [place / "photos", "--label", "y", *wrong, *QUIET],
-        "SHA-256.*was taught with.*give the weight file",
-    )
-    cases = [
-        (
-            ["learner", "merge", mine, files["others"], *merged],
-            "different networks.*teach one of them again",
-        ),
-        (
-            ["learner", "merge", mine, files["squeezenet"], *merged],
-            "small_cnn.*squeezenet1_0.*same network",
-        ),
-        (
-            ["learner", "merge", mine, files["slda"], *merged],
-            "slda cannot be merged into one of rda.*method=rda",
-        ),
-        (
-            ["learner", "merge", mine, files["bare"], *merged],
-            r"no weights.*SHA-256 \w{12}.*--weights",
-        ),
-        (["predict", files["bare"], place / "photos", *wrong], taught),
-        (["teach", mine, *more], taught),
-        (["learner", "undo", files["bare"], *wrong], taught),
-    ]
-    for arguments, words in cases:
-        assert refused(words, *arguments).count("\n") == 1, arguments
-    assert {path: path.read_bytes() for path in before} == before
-    assert not (tmp_path / "merged.safetensors").exists() and not list(
-        tmp_path.glob(".*")
-    )
+
+    def make(name):
+        path = tmp_path / f"{name}_learner.safetensors"
+        done("teach", path, place / "photos", "--label", "x", *options[name])
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("others", "different networks.*teach one of them again"),
+        ("squeezenet", "small_cnn.*squeezenet1_0.*same network"),
+        ("slda", "slda cannot be merged into one of rda.*method=rda"),
+        ("bare", r"no weights.*SHA-256 \w{12}.*--weights"),
+    ],
+)
+def test_learners_that_cannot_be_merged(
+    mine, other_learners, tmp_path, refused, name, words
+):
+    other = other_learners(name)
+    before = [mine.read_bytes(), other.read_bytes()]
+    merged = tmp_path / "merged.safetensors"
+    err = refused(words, "learner", "merge", mine, other, "--output", merged)
+    assert err.count("\n") == 1
+    assert [mine.read_bytes(), other.read_bytes()] == before
+    assert not merged.exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict {bare} {photos}",
+        "teach {mine} {photos} --label y",
+        "learner undo {bare}",
+    ],
+)
+def test_weights_of_another_network(
+    mine, place, other_learners, other_weights, refused, command
+):
+    paths = {"mine": mine, "bare": other_learners("bare"), "photos": place / "photos"}
+    before = [mine.read_bytes(), paths["bare"].read_bytes()]
+    words = [word.format_map(paths) for word in command.split()]
+    cure = "SHA-256.*was taught with.*give the weight file"
+    assert refused(cure, *words, "--weights", other_weights).count("\n") == 1
+    assert [mine.read_bytes(), paths["bare"].read_bytes()] == before
