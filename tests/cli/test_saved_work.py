@@ -1,8 +1,9 @@
-"""What a command reports is saved, what is saved is reported, and no output replaces a file of another kind."""
+"""What a command reports is saved, and no output replaces a file of another kind."""
 
 import os
 import stat
 import sys
+from pathlib import Path
 
 import pytest
 from fake_runs import fake_run
@@ -32,291 +33,342 @@ def output_that_takes_nothing(kind):
     return open(writing, "w")
 
 
+TAKES_NO_MORE = "standard output takes no more"
+OUTPUTS = pytest.mark.parametrize(
+    ("kind", "code"), [("full", OUTPUT_LOST), ("pipe", 141)]
+)
+
+
 @posix
-@pytest.mark.parametrize(("kind", "code"), [("full", OUTPUT_LOST), ("pipe", 141)])
-def test_a_lesson_that_cannot_be_reported_is_said_to_be_saved(
-    mine, place, capsys, monkeypatch, kind, code
-):
+@OUTPUTS
+def test_a_lesson_that_cannot_be_reported(mine, place, capsys, monkeypatch, kind, code):
     output = output_that_takes_nothing(kind)
     monkeypatch.setattr(sys, "stdout", output)
-    assert (
-        main(
-            [
-                "teach",
-                str(mine),
-                str(place / "tree" / "red"),
-                "--label",
-                "red",
-                "--progress",
-                "false",
-            ]
-        )
-        == code
-    )
+    red = str(place / "tree" / "red")
+    words = ["teach", str(mine), red, "--label", "red", "--progress", "false"]
+    assert main(words) == code
     assert sys.stdout is output
     output.close()  # without an error
     err = capsys.readouterr().err
-    assert (
-        "standard output takes no more" in err
-        and err.endswith("what it saves is saved\n")
-        and err.count("\n") == 1
-    )
+    assert TAKES_NO_MORE in err
+    assert err.endswith("what it saves is saved\n")
+    assert err.count("\n") == 1
     assert len(Learner.load(mine).lessons) == 2
-    # Answers that nobody reads end the command; of a reader that has read enough, as
-    # before ``| head``, without a word.
-    of_mine = (
-        ["predict", str(mine), str(place / "photos")],
-        ["learner", "show", str(mine)],
-    )
-    for asked in (*of_mine, ["--help"], ["run", "--help"]):
-        monkeypatch.setattr(sys, "stdout", output_that_takes_nothing(kind))
-        assert main(asked) == code
-        assert capsys.readouterr().err.count("takes no more") == (kind != "pipe")
 
 
-def test_a_name_that_standard_output_cannot_encode_is_no_error(
-    mine, tmp_path, monkeypatch
+@posix
+@OUTPUTS
+@pytest.mark.parametrize(
+    "command",
+    ["predict {mine} {photos}", "learner show {mine}", "--help", "run --help"],
+)
+def test_an_answer_that_nobody_reads(
+    mine, place, capsys, monkeypatch, kind, code, command
 ):
-    with (
-        open(tmp_path / "said", "w", encoding="ascii") as output,
-        monkeypatch.context() as patch,
-    ):
-        patch.setattr(sys, "stdout", output)
+    # A reader that has read enough, as of ``| head``, ends the command without a word.
+    words = command.format(mine=mine, photos=place / "photos").split()
+    monkeypatch.setattr(sys, "stdout", output_that_takes_nothing(kind))
+    assert main(words) == code
+    said = TAKES_NO_MORE in capsys.readouterr().err
+    assert said == (kind == "full")
+
+
+def test_a_name_that_an_output_cannot_encode(mine, tmp_path, monkeypatch):
+    output = open(tmp_path / "said", "w", encoding="ascii")  # noqa: SIM115
+    with output, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", output)
         assert main(["learner", "rename", str(mine), "red", "grün"]) == 0
     assert (tmp_path / "said").read_text() == "renamed red to gr\\xfcn\n"
 
 
 @posix
-def test_a_change_that_cannot_be_saved_is_not_reported(mine, crumb):
+def test_a_change_that_cannot_be_saved(mine, crumb):
     import resource
 
-    before, limits = mine.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = mine.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         code, out, err = crumb("learner", "forget", mine, "red")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (
-        (code, out) == (1, "")
-        and "takes no file that large" in err
-        and err.count("\n") == 1
-    )
-    assert mine.read_bytes() == before and os.listdir(mine.parent) == [mine.name]
+    assert (code, out) == (1, "")
+    assert "takes no file that large" in err
+    assert err.count("\n") == 1
+    assert mine.read_bytes() == before
+    assert os.listdir(mine.parent) == [mine.name]
 
 
-def test_what_is_written_is_locked_from_before_it_is_read_until_it_is_saved(
-    mine, place, tmp_path, done, monkeypatch
-):
-    other, held = tmp_path / "other.safetensors", []
-    other.write_bytes(mine.read_bytes())
-    for name in ("red", "green", "blue"):
-        done("learner", "forget", other, name)
+@pytest.fixture
+def under_lock(mine, monkeypatch):
+    """A list of the calls that read and save a learner, each while its file is locked."""
+    calls = []
 
     def watched(function):
-        def call(*given, **named):
+        def call(*arguments, **keywords):
             with pytest.raises(FolderInUseError), locked_file(mine):
                 pass
-            held.append(function.__name__)
-            return function(*given, **named)
+            calls.append(function.__name__)
+            return function(*arguments, **keywords)
 
         return call
 
     monkeypatch.setattr(Learner, "load", classmethod(watched(Learner.load.__func__)))
     monkeypatch.setattr(Learner, "save", watched(Learner.save))
-    assert "3 classes" in done(
-        "learner", "merge", mine, other, "--output", mine
-    ) and held == ["load", "load", "save"]
-    for action in (["rename", mine, "red", "rot"], ["forget", mine, "rot"]):
-        done("learner", *action)
-    done(
-        "teach", mine, place / "tree" / "blue", "--label", "blue", "--progress", "false"
-    )
-    assert held[3:] == ["load", "save"] * 3
+    return calls
 
 
-def test_an_output_of_another_kind_stays_as_it_is(
-    mine, place, clips, tiny, tmp_path, refused
-):
-    pytest.importorskip("onnxruntime")
-    names = ("folder", "notes.txt", "a.html", "a.safetensors", "network.safetensors")
-    folder, notes, page, pretrained, network = (tmp_path / name for name in names)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "learner rename {mine} red rot",
+        "learner forget {mine} red",
+        "teach {mine} {blue} --label blue --progress false",
+    ],
+)
+def test_a_change_is_locked_as_a_whole(mine, place, done, under_lock, command):
+    blue = place / "tree" / "blue"
+    done(*command.format(mine=mine, blue=blue).split())
+    assert under_lock == ["load", "save"]
+
+
+@pytest.fixture
+def empty_learner(mine, tmp_path, done):
+    """A learner of the same network that knows nothing any more."""
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(mine.read_bytes())
+    done("learner", "forget", other, "red")
+    done("learner", "forget", other, "green")
+    done("learner", "forget", other, "blue")
+    return other
+
+
+def test_a_merge_is_locked_as_a_whole(mine, empty_learner, done, under_lock):
+    out = done("learner", "merge", mine, empty_learner, "--output", mine)
+    assert "3 classes" in out
+    assert under_lock == ["load", "load", "save"]
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """Files of other programs, where a command would write its own."""
+    folder = tmp_path / "folder"
     folder.mkdir()
-    kept = [folder / name for name in ("config.yaml", "report.csv", "summary.json")]
-    files = [notes, page, pretrained, network, *kept]
+    names = ["notes.txt", "a.html", "a.safetensors", "network.safetensors"]
+    names += ["folder/config.yaml", "folder/report.csv", "folder/summary.json"]
+    files = [tmp_path / name for name in names]
     for path in files:
         path.write_text("mine")
-    other, run = tmp_path / "other.safetensors", fake_run(tmp_path / "run")
-    other.write_bytes(mine.read_bytes())
-    pretrain = [
-        "pretrain",
-        "--data",
-        clips,
-        *NEW,
-        "--weights",
-        "none",
-        "--overwrite",
-        "true",
-    ]
-    cases = [
+    return files
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
         (
-            ["export", mine, "--output", mine],
+            "export {mine} --output {mine}",
             "mine.safetensors exists and is not an ONNX file of crumb export",
         ),
         (
-            ["learner", "merge", mine, other, "--output", notes],
+            "learner merge {mine} {other} --output {tmp}/notes.txt",
             "notes.txt exists and is not a learner",
         ),
-        (["predict", mine, place / "photos", "--html", page], "not a page of this"),
-        ([*pretrain, "--output", pretrained], "not of crumb pretrain"),
+        ("predict {mine} {photos} --html {tmp}/a.html", "not a page of this"),
         (
-            ["demo", "--overwrite", "true", "--output", tmp_path],
+            "PRETRAIN --overwrite true --output {tmp}/a.safetensors",
+            "not of crumb pretrain",
+        ),
+        (
+            "demo --overwrite true --output {tmp}",
             "network.safetensors exists and is not of a demo",
         ),
         (
-            ["report", run, "--output", folder],
+            "report {run} --output {tmp}/folder",
             "report.csv exists and is of another program",
         ),
-        ([*tiny, "--output", folder], "config.yaml exists and is of another program"),
         (
-            [*tiny, "--output", folder, "--runs", "2"],
+            "RUN --output {tmp}/folder",
+            "config.yaml exists and is of another program",
+        ),
+        (
+            "RUN --output {tmp}/folder --runs 2",
             "summary.json exists and is of another program",
         ),
-    ]
-    before = {path: path.read_bytes() for path in (mine, *files)}
-    for arguments, words in cases:
-        err = refused(f"{words}.*stays as it is: choose another --", *arguments)
-        assert (
-            err.count("\n") == 1
-            and {path: path.read_bytes() for path in before} == before
-        )
-    assert sorted(folder.iterdir()) == kept
-
-
-def test_an_output_of_the_same_kind_is_replaced_and_a_report_locked_meanwhile(
-    mine, place, tmp_path, done, monkeypatch
+    ],
+)
+def test_an_output_of_another_kind_stays(
+    mine, fill, tmp_path, foreign, refused, command, words
 ):
-    run, page, replace, held = (
-        fake_run(tmp_path / "run"),
-        tmp_path / "page.html",
-        os.replace,
-        [],
-    )
-    page.touch()  # as mktemp leaves it
-    monkeypatch.setattr(
-        os,
-        "replace",
-        lambda *paths: held.append((paths[1].parent, in_use(run))) or replace(*paths),
-    )
-    for arguments in (
-        ["predict", mine, place / "photos", "--html", page],
-        ["report", run],
-    ):
-        for _ in range(2):
-            done(*arguments)
-    assert set(held) == {(tmp_path, False), (run, True)}
+    if command.startswith("export"):
+        pytest.importorskip("onnxruntime")
+    before = {path: path.read_bytes() for path in (mine, *foreign)}
+    arguments = fill(command)
+    err = refused(f"{words}.*stays as it is: choose another --", *arguments)
+    assert err.count("\n") == 1
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted((tmp_path / "folder").iterdir()) == foreign[4:]
 
 
-def test_what_another_process_holds_is_refused_and_stays(
-    mine, place, clips, tiny, tmp_path, refused, monkeypatch
-):
+@pytest.fixture
+def fill(mine, place, clips, tiny, tmp_path):
+    """A function that fills paths into a command; RUN and PRETRAIN are small ones."""
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(mine.read_bytes())
+    paths = {
+        "mine": mine,
+        "other": other,
+        "photos": place / "photos",
+        "tree": place / "tree",
+        "run": fake_run(tmp_path / "run"),
+        "tmp": tmp_path,
+        "out": tmp_path / "out",
+    }
+    pretrain = ["pretrain", "--data", clips, *NEW, "--weights", "none", "--epochs", "1"]
+    small = {"RUN": [*tiny, "--strategy", "ncm"], "PRETRAIN": pretrain}
+
+    def filled(command):
+        first, *words = command.split()
+        return [*small.get(first, [first]), *(word.format_map(paths) for word in words)]
+
+    return filled
+
+
+@pytest.fixture
+def replaced(tmp_path, monkeypatch):
+    """The folders in which files were replaced, each with whether the run was locked."""
+    folders = set()
+    replace = os.replace
+
+    def noted(source, target):
+        folders.add((Path(target).parent, in_use(tmp_path / "run")))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", noted)
+    return folders
+
+
+def test_a_page_is_replaced(fill, tmp_path, done, replaced):
+    (tmp_path / "page.html").touch()  # as mktemp leaves it
+    command = fill("predict {mine} {photos} --html {tmp}/page.html")
+    done(*command)
+    done(*command)
+    assert replaced == {(tmp_path, False)}
+
+
+def test_a_report_is_replaced_under_a_lock(fill, tmp_path, done, replaced):
+    done(*fill("report {run}"))
+    done(*fill("report {run}"))
+    assert replaced == {(tmp_path / "run", True)}
+
+
+@pytest.fixture
+def no_long_work(monkeypatch):
+    """What takes long or does not end, fails."""
+
     def unlocked(*_):
         raise ValueError("the command went on without the lock")
 
-    for name in ("cli.serve.run", "runs.demo.shapes"):  # which take long, or do not end
-        monkeypatch.setattr(f"crumb_avalanche.{name}", unlocked)
-    folder, other, before = (
-        tmp_path / "out",
-        tmp_path / "other.safetensors",
-        mine.read_bytes(),
+    monkeypatch.setattr("crumb_avalanche.cli.serve.run", unlocked)
+    monkeypatch.setattr("crumb_avalanche.runs.demo.shapes", unlocked)
+
+
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        ("", "RUN --output {out}"),
+        ("run3", "RUN --output {out} --runs 3"),
+        ("p.safetensors.checkpoints", "PRETRAIN --output {out}/p.safetensors"),
+        ("", "report {run} --output {out}"),
+        ("", "demo --output {out}"),
+        ("", "prepare core50 --dataset-root {out}"),
+    ],
+)
+def test_a_folder_in_use(fill, tmp_path, refused, no_long_work, folder, command):
+    held = tmp_path / "out" / folder
+    words = (
+        f"{held} is in use by another process.*wait for its end, or choose another "
+        "--(output|dataset-root)"
     )
-    other.write_bytes(before)
-    run = [*tiny, "--strategy", "ncm", "--output", folder]
-    pretrained = [
-        "pretrain",
-        "--data",
-        clips,
-        *NEW,
-        "--weights",
-        "none",
-        "--epochs",
-        "1",
-    ]
-    for held, arguments in (
-        (folder, run),
-        (folder / "run3", [*run, "--runs", "3"]),
-        (
-            folder / "p.safetensors.checkpoints",
-            [*pretrained, "--output", folder / "p.safetensors"],
-        ),
-        (folder, ["report", fake_run(tmp_path / "run"), "--output", folder]),
-        (folder, ["demo", "--output", folder]),
-        (folder, ["prepare", "core50", "--dataset-root", folder]),
-    ):
-        with locked(held):
-            words = f"{held} is in use by another process.*wait for its end, or choose another --(output|dataset-root)"
-            refused(words, *arguments)
-        assert not [path for path in folder.rglob("*") if path.is_file()], arguments
-    for arguments in (
-        ["teach", mine, place / "tree"],
-        *(
-            ["learner", *words]
-            for words in (
-                ("forget", mine, "red"),
-                ("undo", mine),
-                ("rename", mine, "red", "rot"),
-            )
-        ),
-        ["learner", "merge", other, mine, "--output", mine],
-        ["export", mine, "--output", mine],
-        ["serve", mine, "--port", "0"],
-    ):
-        with locked_file(mine):
-            refused(f"{mine} is being changed by another process", *arguments)
+    with locked(held):
+        refused(words, *fill(command))
+    left = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "teach {mine} {tree}",
+        "learner forget {mine} red",
+        "learner undo {mine}",
+        "learner rename {mine} red rot",
+        "learner merge {other} {mine} --output {mine}",
+        "export {mine} --output {mine}",
+        "serve {mine} --port 0",
+    ],
+)
+def test_a_learner_in_use(mine, fill, refused, no_long_work, command):
+    before = mine.read_bytes()
+    with locked_file(mine):
+        refused(f"{mine} is being changed by another process", *fill(command))
     assert mine.read_bytes() == before
 
 
 @posix
-def test_a_learner_keeps_its_link_and_its_permissions(
-    mine, place, tmp_path, done, refused
-):
-    (tmp_path / "link").symlink_to(mine.name)
+def test_a_learner_keeps_its_link(mine, place, tmp_path, done):
+    link = tmp_path / "link"
+    link.symlink_to(mine.name)
     mine.chmod(0o600)
-    done("teach", tmp_path / "link", place / "tree", "--progress", "false")
+    done("teach", link, place / "tree", "--progress", "false")
     done("learner", "undo", mine)
-    assert (tmp_path / "link").is_symlink() and stat.S_IMODE(
-        mine.stat().st_mode
-    ) == 0o600
+    assert link.is_symlink()
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o600
+
+
+@posix
+def test_a_link_has_the_lock_of_its_file(mine, tmp_path, refused):
+    link = tmp_path / "link"
+    link.symlink_to(mine.name)
+    words = "is being changed by another process"
     with locked_file(mine):
-        refused(
-            "is being changed by another process",
-            "learner",
-            "forget",
-            tmp_path / "link",
-            "red",
-        )
+        refused(words, "learner", "forget", link, "red")
+
+
+@posix
+def test_a_second_name_is_warned_about(mine, tmp_path, done):
     os.link(mine, tmp_path / "second")
-    with pytest.warns(
-        UserWarning, match=r"mine.safetensors has other names \(hard links\)"
-    ):
+    words = r"mine.safetensors has other names \(hard links\)"
+    with pytest.warns(UserWarning, match=words):
         done("learner", "rename", mine, "red", "rot")
 
 
-def test_a_learner_is_not_saved_over_one_that_took_its_place(mine, tmp_path):
-    first, second = Learner.load(mine), Learner.load(mine)
+REPLACED = r"was replaced by another program .* load it and repeat the change"
+
+
+def names_of(path):
+    return [info.name for info in Learner.load(path).classes]
+
+
+def test_a_learner_is_not_saved_over_another(mine, tmp_path):
+    first = Learner.load(mine)
+    second = Learner.load(mine)
     first.rename("red", "rot")
     first.save(mine)
     first.save(mine)
     second.forget("red")
-    with pytest.raises(
-        ReplacedError,
-        match=r"was replaced by another program .* load it and repeat the change",
-    ):
+    with pytest.raises(ReplacedError, match=REPLACED):
         second.save(mine)
-    assert "rot" in [one.name for one in Learner.load(mine).classes]
+    assert "rot" in names_of(mine)
     second.save(tmp_path / "second")
+    assert "red" not in names_of(tmp_path / "second")
+
+
+def test_a_learner_is_not_saved_over_another_file(mine):
+    learner = Learner.load(mine)
     mine.write_bytes(b"something else")
     with pytest.raises(ReplacedError):
-        first.save(mine)
+        learner.save(mine)
     mine.unlink()
-    second.save(mine)
-    assert "red" not in [one.name for one in Learner.load(mine).classes]
+    learner.forget("red")
+    learner.save(mine)
+    assert "red" not in names_of(mine)
