@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
+from benchmarks_toybox_ilab.tables.forks import never_freed_in_forks
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import WHOLE
 from crumb_avalanche.images.sources import clips_of
@@ -129,6 +130,7 @@ def export_onnx(
         session = onnxruntime.InferenceSession(
             graph, providers=["CPUExecutionProvider"]
         )
+        never_freed_in_forks(session)
         parity = compare(
             learner,
             session,

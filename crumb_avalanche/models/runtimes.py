@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks_toybox_ilab.tables.forks import never_freed_in_forks
 from crumb_avalanche.system.process import return_freed_memory
 
 # Largest difference from torch's maps, relative to the largest value; bf16 has 8
@@ -110,6 +111,7 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     session = onnxruntime.InferenceSession(
         graph, options, providers=["CPUExecutionProvider"]
     )
+    never_freed_in_forks(session)
 
     def extract(images: Tensor) -> Tensor:
         maps = session.run(None, {"images": images.contiguous().numpy()})[0]

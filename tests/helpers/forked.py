@@ -30,6 +30,17 @@ def start_crumb(*arguments, output=os.devnull, errors=None):
     return start(_crumb, list(map(str, arguments)), output, errors)
 
 
+def exit_code_of_fork(target, *arguments):
+    """The exit code of a function in a process forked from this one; ``None`` if it hangs."""
+    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    process.start()
+    process.join(60)
+    code = process.exitcode
+    process.kill()
+    process.join()
+    return code
+
+
 def start(target, *arguments):
     """Start a function of a module in a process."""
     process = CONTEXT.Process(target=target, args=arguments)

@@ -1,10 +1,10 @@
 """A forked process leaves the videos that its parent reads alone."""
 
 import gc
-import multiprocessing
 
 import pytest
 from fake_videos import write_video
+from forked import exit_code_of_fork
 
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames
 
@@ -23,17 +23,6 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
-
-
-def exit_code(target, *arguments):
-    """Return the exit code of a function in a forked process; ``None`` if it hangs."""
-    process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
-    process.start()
-    process.join(60)
-    code = process.exitcode
-    process.kill()
-    process.join()
-    return code
 
 
 def leave_in_a_cycle(video):
@@ -66,7 +55,7 @@ def leave_at_the_damage(video):
 )
 def test_child_collects_garbage(video, no_collector, leave):
     leave(video)
-    assert exit_code(gc.collect) == 0
+    assert exit_code_of_fork(gc.collect) == 0
 
 
 def close_and_collect(frames):
@@ -77,13 +66,13 @@ def close_and_collect(frames):
 def test_child_closes_a_reader(video, no_collector):
     frames = sampled_frames(video, fps=10)
     next(frames)
-    assert exit_code(close_and_collect, frames) == 0
+    assert exit_code_of_fork(close_and_collect, frames) == 0
 
 
 def test_parent_reads_on(video):
     frames = sampled_frames(video, fps=10)
     next(frames)
-    exit_code(close_and_collect, frames)
+    exit_code_of_fork(close_and_collect, frames)
     assert len(list(frames)) == 29
 
 
@@ -93,4 +82,4 @@ def test_child_reads_its_own(video, no_collector):
     def read():
         assert len(list(sampled_frames(video, fps=10))) == 30
 
-    assert exit_code(read) == 0
+    assert exit_code_of_fork(read) == 0
