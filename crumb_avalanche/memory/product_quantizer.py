@@ -19,7 +19,7 @@ LARGEST_TABLE = 256  # a code is a byte
 
 
 class ProductQuantizer(nn.Module):
-    """Encode each group of consecutive channels at a location as the index of the nearest centroid of the group.
+    """Encode each group of channels at a location by the nearest centroid of the group.
 
     Axes: ``B`` images, ``C`` channels, ``H, W`` locations, ``m`` groups of ``d = C /
         m`` consecutive channels.
@@ -41,12 +41,14 @@ class ProductQuantizer(nn.Module):
         super().__init__()
         if sub_quantizers < 1 or channels % sub_quantizers:
             raise ValueError(
-                f"sub_quantizers={sub_quantizers} does not divide the {channels} channels of the feature map; give a "
-                f"divisor, such as {largest_divisor(channels, max(1, sub_quantizers))}"
+                f"sub_quantizers={sub_quantizers} does not divide the {channels} "
+                "channels of the feature map; give a divisor, such as "
+                f"{largest_divisor(channels, max(1, sub_quantizers))}"
             )
         if not 2 <= centroids <= LARGEST_TABLE:
             raise ValueError(
-                f"centroids is {centroids}; a code is one byte, so give 2 to {LARGEST_TABLE}"
+                f"centroids is {centroids}; a code is one byte, so give 2 to "
+                f"{LARGEST_TABLE}"
             )
         self.register_buffer(
             "centroids",
@@ -79,7 +81,10 @@ class ProductQuantizer(nn.Module):
         return self.centroids.numel() * self.centroids.element_size()
 
     def map_bytes(self, height: int, width: int) -> int:
-        """Return the bytes of one map's packed codes (5,408 for 13 x 13 at 32 sub-quantizers of 256)."""
+        """Return the bytes of one map's packed codes.
+
+        They are 5,408 for 13 x 13 locations and 32 sub-quantizers of 256 centroids.
+        """
         return packed_bytes(self.sub_quantizers * height * width, self.bits)
 
     @property
@@ -103,34 +108,31 @@ class ProductQuantizer(nn.Module):
         groups, size, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
             raise ValueError(
-                f"the vectors have shape {tuple(vectors.shape)}, but must have (N, {self.channels})"
+                f"the vectors have shape {tuple(vectors.shape)}, but must have (N, "
+                f"{self.channels})"
             )
         if len(vectors) < size:
             raise ValueError(
-                f"{len(vectors)} vectors cannot make {size} centroids; give more feature maps, or lower centroids"
+                f"{len(vectors)} vectors cannot make {size} centroids; give more "
+                "feature maps, or lower centroids"
             )
         _check_finite(vectors)
         faiss.omp_set_num_threads(torch.get_num_threads())
         for group in range(groups):
-            part = (
-                vectors[:, group * dim : (group + 1) * dim]
-                .float()
-                .cpu()
-                .contiguous()
-                .numpy()
+            slices = vectors[:, group * dim : (group + 1) * dim].float().cpu()
+            kmeans = faiss.Kmeans(
+                d=dim, k=size, niter=25, seed=seed + group, min_points_per_centroid=1
             )
-            means = faiss.Kmeans(
-                dim, size, niter=25, seed=seed + group, min_points_per_centroid=1
-            )
-            means.train(part)
-            self.centroids[group] = torch.from_numpy(means.centroids).to(
-                self.centroids.device
-            )
+            kmeans.train(slices.contiguous().numpy())
+            centroids = torch.from_numpy(kmeans.centroids)
+            self.centroids[group] = centroids.to(self.centroids.device)
         return self
 
     @torch.no_grad()
     def encode(self, feature_map: Tensor) -> Tensor:
-        """Replace every slice by the index of the nearest centroid of its group, in L2; ties go to the lowest.
+        """Replace every slice by the index of the L2-nearest centroid of its group.
+
+        Ties go to the lowest index.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
@@ -145,11 +147,13 @@ class ProductQuantizer(nn.Module):
         batch, channels, height, width = feature_map.shape
         if channels != self.channels:
             raise ValueError(
-                f"the feature map has {channels} channels, the quantizer was made for {self.channels}"
+                f"the feature map has {channels} channels, the quantizer was made for "
+                f"{self.channels}"
             )
         if not self.fitted:
             raise ValueError(
-                "the quantizer has no centroids yet: fit it on vectors of feature maps first"
+                "the quantizer has no centroids yet: fit it on vectors of feature maps "
+                "first"
             )
         groups, _, dim = self.centroids.shape
         table = self.centroids.to(feature_map.device)
@@ -159,9 +163,8 @@ class ProductQuantizer(nn.Module):
             len(vectors), groups, dtype=torch.uint8, device=vectors.device
         )
         for group in range(groups):
-            codes[:, group] = nearest_rows(
-                vectors[:, group * dim : (group + 1) * dim], table[group]
-            )
+            slices = vectors[:, group * dim : (group + 1) * dim]
+            codes[:, group] = nearest_rows(slices, table[group])
         return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
 
     @torch.no_grad()
@@ -175,19 +178,21 @@ class ProductQuantizer(nn.Module):
             ``(B, C, H, W)`` float32, channels-last in memory.
         """
         batch, groups, height, width = codes.shape
+        # One table of all groups, whose centroids follow each other.
+        table = self.centroids.flatten(0, 1).to(codes.device)
         size = self.centroids.shape[1]
-        first = torch.arange(groups, dtype=torch.int32, device=codes.device) * size
-        rows = functional.embedding(
-            codes.permute(0, 2, 3, 1) + first,
-            self.centroids.flatten(0, 1).to(codes.device),
-        )
-        return rows.reshape(batch, height, width, self.channels).permute(0, 3, 1, 2)
+        offsets = torch.arange(groups, dtype=torch.int32, device=codes.device) * size
+        slices_bhwmd = functional.embedding(codes.permute(0, 2, 3, 1) + offsets, table)
+        map_bhwc = slices_bhwmd.reshape(batch, height, width, self.channels)
+        return map_bhwc.permute(0, 3, 1, 2)
 
 
 def _check_finite(vectors: Tensor) -> None:
+    """Raise ValueError unless all values are finite."""
     # The extremes are NaN if any value is; a mask of all values would take a quarter of
     # their memory.
     if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):
         raise ValueError(
-            "the feature maps hold NaN or infinite values; look for them in the images or weights"
+            "the feature maps hold NaN or infinite values; look for them in the images "
+            "or weights"
         )

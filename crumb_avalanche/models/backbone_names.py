@@ -1,6 +1,6 @@
-"""Names of backbones, what they expect of images, and where their weights come from. Needs no torch.
+"""Names of backbones, what they expect of images, and where their weights come from.
 
-timm is imported when one of its networks is asked for.
+torch is not imported; timm is imported when one of its networks is asked for.
 """
 
 import difflib
@@ -17,7 +17,9 @@ PREFIX = "timm:"  # of the names of timm's networks
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How images become the input of a network: resized to a square, divided by 255, and normalised.
+    """How images become the input of a network.
+
+    They are resized to a square, divided by 255, and normalised.
 
     Attributes:
         size: side in pixels.
@@ -32,10 +34,10 @@ class Preprocessing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values, equal before and after JSON."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
+        values = asdict(self)
+        values["mean"] = list(self.mean)
+        values["std"] = list(self.std)
+        return values
 
 
 _HALVES = (0.5, 0.5, 0.5)
@@ -67,28 +69,34 @@ def import_timm() -> ModuleType:
 
 @lru_cache(maxsize=64)
 def config_of(backbone: str) -> Any:
-    """Return timm's ``PretrainedCfg`` of ``timm:NAME``; ImportError without timm, ValueError for an unknown name."""
-    timm, name = import_timm(), backbone.removeprefix(PREFIX)
+    """Return timm's ``PretrainedCfg`` of ``timm:NAME``.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: it has no such network.
+    """
+    timm = import_timm()
+    name = backbone.removeprefix(PREFIX)
     network = name.partition(".")[0]
     if not timm.is_model(name):
         near = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
         nearest = f"the nearest names are {', '.join(near)}" if near else "none is near"
         raise ValueError(
-            f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') finds others"
+            f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') "
+            "finds others"
         )
     try:
         return timm.get_pretrained_cfg(name) or timm.models.PretrainedCfg()
     except RuntimeError as error:
-        raise ValueError(
-            f"{error} timm has weights {', '.join(timm.list_pretrained(f'{network}.*'))}"
-        ) from error
+        known = ", ".join(timm.list_pretrained(f"{network}.*"))
+        raise ValueError(f"{error} timm has weights {known}") from error
 
 
 def full_name(backbone: str) -> str:
-    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are; errors as for ``config_of``.
+    """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are.
 
     Which weights are the default of a network may change with timm's version; the tag
-    names them.
+    names them. Errors are those of ``config_of``.
     """
     if not is_timm(backbone) or "." in backbone:
         return backbone
@@ -97,18 +105,21 @@ def full_name(backbone: str) -> str:
 
 
 def preprocessing_of(backbone: str) -> Preprocessing:
-    """Return what a backbone expects of its images, as timm gives it for its own; errors as for ``full_name``."""
+    """Return what a backbone expects of its images, as timm says for its own.
+
+    Errors are those of ``config_of``.
+    """
     if not is_timm(backbone):
         return PREPROCESSING.get(backbone, Preprocessing())
     config = config_of(backbone)
     from timm.data import resolve_data_config
 
-    found = resolve_data_config({}, pretrained_cfg=config.to_dict())
+    resolved = resolve_data_config({}, pretrained_cfg=config.to_dict())
     return Preprocessing(
-        found["input_size"][-1],
-        found["interpolation"],
-        tuple(found["mean"]),
-        tuple(found["std"]),
+        size=resolved["input_size"][-1],
+        interpolation=resolved["interpolation"],
+        mean=tuple(resolved["mean"]),
+        std=tuple(resolved["std"]),
     )
 
 
@@ -116,11 +127,9 @@ def published_by(backbone: str) -> str:
     """Return which of ``PUBLISHED`` has the weights of a backbone."""
     if backbone == "efficientnet_lite0":
         return "package"
-    return (
-        "timm"
-        if is_timm(backbone) or backbone.startswith("efficientnet_lite")
-        else "torchvision"
-    )
+    if is_timm(backbone) or backbone.startswith("efficientnet_lite"):
+        return "timm"
+    return "torchvision"
 
 
 def package_of_weights() -> Distribution | None:
@@ -132,24 +141,25 @@ def package_of_weights() -> Distribution | None:
 
 
 def default_backbone(weights: Any = "torchvision") -> str:
-    """Return the backbone of a learner for which none is named: the better one, if its weights are installed.
+    """Return the backbone of a learner for which none is named.
 
-    Of a file of ``weights``, as for ``split_backbone``, and of random ones it is
-    SqueezeNet.
+    It is EfficientNet-Lite0, which is the better one, if its weights are installed. Of a
+    file of ``weights``, as for ``split_backbone``, and of random ones it is SqueezeNet.
     """
-    lite = weights == "package" or (
-        weights == "torchvision" and package_of_weights() is not None
-    )
-    return "efficientnet_lite0" if lite else "squeezenet1_0"
+    is_installed = package_of_weights() is not None
+    if weights == "package" or (weights == "torchvision" and is_installed):
+        return "efficientnet_lite0"
+    return "squeezenet1_0"
 
 
 def source_of(backbone: str, weights: str = "torchvision") -> str:
-    """Say where published weights of a backbone come from, with their licence; errors as for ``config_of``.
+    """Say where published weights of a backbone come from, with their licence.
 
     ``weights`` is one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that
-    has them.
+    has them. Errors are those of ``config_of``.
     """
-    weights = published_by(backbone) if weights == "torchvision" else weights
+    if weights == "torchvision":
+        weights = published_by(backbone)
     if weights == "torchvision":
         return "torchvision's ImageNet weights (BSD-3-Clause)"
     if weights == "package":
@@ -157,7 +167,9 @@ def source_of(backbone: str, weights: str = "torchvision") -> str:
     if not is_timm(backbone):
         return f"timm's weights of {timm_name(backbone)} (Apache-2.0)"
     licence = config_of(backbone).license
-    return f"timm's weights of {backbone}" + (f" ({licence})" if licence else "")
+    if not licence:
+        return f"timm's weights of {backbone}"
+    return f"timm's weights of {backbone} ({licence})"
 
 
 def timm_name(backbone: str) -> str:

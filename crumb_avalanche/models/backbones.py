@@ -77,18 +77,18 @@ def _squeezenet_ends(
         )
     if head_kernel == 1:
         head.load_state_dict(network.classifier[1].state_dict())
-    relu = {"relu": nn.ReLU()} if relu_logits else {}
-    return {"dropout": network.classifier[0], "head": head, **relu, **_pooled()}
+    ends: Ends = {"dropout": network.classifier[0], "head": head}
+    if relu_logits:
+        ends["relu"] = nn.ReLU()
+    return ends | _pooled()
 
 
 def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
     """Return a pool of maps of any size, what is between it and the head, and the head."""
-    return {
-        "pool": nn.AdaptiveAvgPool2d(1),
-        "flatten": nn.Flatten(),
-        **between,
-        **({"head": head} if head else {}),
-    }
+    ends: Ends = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between}
+    if head is not None:
+        ends["head"] = head
+    return ends
 
 
 def _every_second(maps: Tensor) -> Tensor:
@@ -168,9 +168,12 @@ BACKBONES: dict[str, Backbone] = {
 def register_backbone(
     name: str, backbone: Backbone, preprocessing: Preprocessing | None = None
 ) -> None:
-    """Add a network with a ``build`` to ``BACKBONES``, or replace one: runs and learners take it by name.
+    """Add a network to ``BACKBONES``, or replace one: runs and learners take it by name.
 
-    ``preprocessing`` is what it expects of its images; default ``Preprocessing()``.
+    Args:
+        name: of the network.
+        backbone: has a ``build``.
+        preprocessing: what it expects of its images; default ``Preprocessing()``.
     """
     BACKBONES[name] = backbone
     PREPROCESSING[name] = preprocessing or Preprocessing()
@@ -181,7 +184,10 @@ CODEBOOK_DIM = 16  # the paper's
 
 @lru_cache(maxsize=64)
 def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
-    """Return the number of channels of the map at the cut; see ``split_backbone``. Does not change the RNG state."""
+    """Return the number of channels of the map at the cut; see ``split_backbone``.
+
+    Does not change the RNG state.
+    """
     with preserve_rng_state():
         model = split_backbone(
             name,
@@ -195,7 +201,10 @@ def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int
 
 
 def usual_codebook_dim(model: SplitModel) -> int:
-    """Return the length of memory blocks that suits a model: 16, or the largest divisor of its channels below."""
+    """Return the length of memory blocks that suits a model.
+
+    It is the paper's 16, or the largest divisor of the model's channels below.
+    """
     return largest_divisor(model.map_shape[0], CODEBOOK_DIM)
 
 
@@ -256,11 +265,14 @@ def split_backbone(
     timm = is_timm(name)
     if name not in BACKBONES and not timm:
         raise ValueError(
-            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and {PREFIX}NAME for those of timm; for "
-            "others use split_at"
+            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
+            f"{PREFIX}NAME for those of timm; for others use split_at"
         )
-    wanted = Preprocessing(**preprocessing) if preprocessing else preprocessing_of(name)
-    image_size = image_size or wanted.size
+    if preprocessing:
+        expected = Preprocessing(**preprocessing)
+    else:
+        expected = preprocessing_of(name)
+    image_size = image_size or expected.size
     if weights == "torchvision":
         weights = published_by(name)
     if timm:
@@ -277,14 +289,13 @@ def split_backbone(
             name, weights, cut_layer, relu_logits, head_kernel, image_size
         )
         model.reset_head(n_classes)
-    model.set_normalization(wanted.mean, wanted.std)
-    model.interpolation, model.backbone = wanted.interpolation, name
-    if isinstance(codebook, bool):
-        codebook = (
-            Codebook(codebook_dim=usual_codebook_dim(model))
-            if codebook and len(model.stages)
-            else None
-        )
+    model.set_normalization(expected.mean, expected.std)
+    model.interpolation = expected.interpolation
+    model.backbone = name
+    if codebook is False or (codebook is True and not model.stages):
+        codebook = None
+    elif codebook is True:
+        codebook = Codebook(codebook_dim=usual_codebook_dim(model))
     check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
@@ -293,8 +304,9 @@ def split_backbone(
 def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
     if relu_logits or head_kernel != 1:
         raise ValueError(
-            "relu_logits and head_kernel describe SqueezeNet's convolutional classifier; other backbones end in a "
-            "linear layer, so leave relu_logits=False and head_kernel=1 there"
+            "relu_logits and head_kernel describe SqueezeNet's convolutional "
+            "classifier; other backbones end in a linear layer, so leave "
+            "relu_logits=False and head_kernel=1 there"
         )
 
 
@@ -310,43 +322,55 @@ def _split_own(
     known = BACKBONES[name]
     if isinstance(cut_layer, str):
         raise ValueError(
-            f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: give a number"
+            f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: "
+            "give a number"
         )
     network = NETWORKS[name]() if known.build is None else known.build(image_size)
     if weights in PUBLISHED:
         _load_published(network, name, weights)
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
-    layers, cut = known.layers(network), known.cut if cut_layer is None else cut_layer
+    layers = known.layers(network)
+    cut = known.cut if cut_layer is None else cut_layer
     if not 0 <= cut <= len(layers):
         raise ValueError(
-            f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give 0 to {len(layers)}"
+            f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give "
+            f"0 to {len(layers)}"
         )
     if known is _SQUEEZENET:
         ends = _squeezenet_ends(network, relu_logits, head_kernel)
     else:
         _only_squeezenet(relu_logits, head_kernel)
         ends = known.ends(network)
-    # A part of a Sequential keeps the names of its layers, which weight files have.
-    frozen, rest = (
-        part if isinstance(part, nn.Sequential) else nn.Sequential(*part)
-        for part in (layers[:cut], layers[cut:])
-    )
     plastic_layers = nn.Sequential()
-    for part, module in {**({"features": rest} if layers else {}), **ends}.items():
-        plastic_layers.add_module(part, module)
-    return SplitModel(frozen, plastic_layers, "head", image_size=image_size)
+    if layers:
+        plastic_layers.add_module("features", _sequential(layers[cut:]))
+    for end_name, module in ends.items():
+        plastic_layers.add_module(end_name, module)
+    return SplitModel(
+        _sequential(layers[:cut]), plastic_layers, "head", image_size=image_size
+    )
+
+
+def _sequential(layers: Layers) -> nn.Sequential:
+    """Return layers as one module.
+
+    A slice of a ``Sequential`` is one already, and keeps the names of its layers, which
+    weight files have.
+    """
+    if isinstance(layers, nn.Sequential):
+        return layers
+    return nn.Sequential(*layers)
 
 
 def _load_published(network: nn.Module, name: str, weights: str) -> None:
     """Load the weights that one of ``PUBLISHED`` has of one of ``BACKBONES``."""
     usual = published_by(name)
-    if weights not in (
-        usual,
-        "timm" if name.startswith("efficientnet_lite") else usual,
-    ):
+    is_in_timm = weights == "timm" and name.startswith("efficientnet_lite")
+    if weights != usual and not is_in_timm:
         raise WeightsError(
-            f"{weights!r} has no weights of {name}; leave --weights out to take those of {usual!r}"
+            f"{weights!r} has no weights of {name}; leave --weights out to take those "
+            f"of {usual!r}"
         )
     source = source_of(name, weights)
     if weights == "torchvision":
@@ -362,7 +386,10 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
 
 # Networks of timm, with its weights and preprocessing.
 
-_CURE = "give a file (--weights FILE), or 'none' for random weights (in Python weights=FILE or None)"
+_CURE = (
+    "give a file (--weights FILE), or 'none' for random weights (in Python weights=FILE "
+    "or None)"
+)
 
 
 def split_timm(
@@ -373,23 +400,29 @@ def split_timm(
     cut_layer: int | str | None,
     image_size: int,
 ) -> SplitModel:
-    """Split a network of timm before its last stage, or after ``cut_layer``: a number of leading stages, or a module.
+    """Split a network of timm before its last stage, or after ``cut_layer``.
 
     Stages are what timm lists in ``feature_info``: those that halve the map, or the
-    blocks of a transformer. ``weights`` is ``"timm"``, a path, or ``None``.
-    ImportError: timm is not installed; ValueError: unknown name, or no cut there;
-    WeightsError: weights that cannot be read or are another network's.
+    blocks of a transformer.
+
+    Args:
+        name: ``timm:NAME``.
+        weights: ``"timm"``, a path, or ``None``.
+        n_classes: outputs of the new head.
+        cut_layer: a number of leading stages, or the name of a module.
+        image_size: side of the images in pixels.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: unknown name, or no cut there.
+        WeightsError: weights that cannot be read or are another network's.
     """
     network = _network(name, weights, image_size)
-    stages = [one["module"] for one in getattr(network, "feature_info", None) or ()]
+    feature_info = getattr(network, "feature_info", None) or ()
+    stages = [stage["module"] for stage in feature_info]
     modules = ", ".join(name for name, _ in network.named_children())
     if isinstance(cut_layer, int):
-        if not 0 <= cut_layer <= len(stages):
-            raise ValueError(
-                f"cut_layer is {cut_layer}, but {name} has {len(stages)} stages to cut after ({', '.join(stages)}); "
-                f"give 0 to {len(stages)}, or the name of a module"
-            )
-        stage = stages[cut_layer - 1] if cut_layer else None
+        stage = _stage_of_number(name, stages, cut_layer)
     else:
         stage = cut_layer or (stages[-2] if len(stages) > 1 else None)
         if stage is None:
@@ -412,20 +445,31 @@ def split_timm(
         )
     except CutError as error:
         raise ValueError(
-            f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, one of "
-            f"{', '.join(stages) or modules} or a module within; or split the network with split_at"
+            f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, "
+            f"one of {', '.join(stages) or modules} or a module within; or split the "
+            "network with split_at"
         ) from error
-    model.stages = (
-        tuple(stages[: stages.index(stage) + 1])
-        if stage in stages
-        else (stage,)
-        if stage
-        else ()
-    )
+    if stage in stages:
+        model.stages = tuple(stages[: stages.index(stage) + 1])
+    elif stage:
+        model.stages = (stage,)
+    else:
+        model.stages = ()
     return model
 
 
+def _stage_of_number(name: str, stages: list[str], number: int) -> str | None:
+    """Return the last of a number of leading stages; ``None`` if it is 0."""
+    if not 0 <= number <= len(stages):
+        raise ValueError(
+            f"cut_layer is {number}, but {name} has {len(stages)} stages to cut after "
+            f"({', '.join(stages)}); give 0 to {len(stages)}, or the name of a module"
+        )
+    return stages[number - 1] if number else None
+
+
 def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
+    """Build a network of timm; the arguments and errors are those of ``split_timm``."""
     short = name.removeprefix(PREFIX)
     config = config_of(name)
     arguments: dict[str, Any] = {}
@@ -434,15 +478,7 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
         arguments["img_size"] = image_size
     if weights is not None and weights != "timm":
         state = read_weights(weights)
-        heads = (
-            (config.classifier,)
-            if isinstance(config.classifier, str)
-            else config.classifier or ()
-        )
-        rows = [
-            len(state[f"{head}.weight"]) for head in heads if f"{head}.weight" in state
-        ]
-        count = rows[0] if rows else 0
+        count = _classes_in(state, config.classifier)
         # timm translates older names, and resizes position embeddings.
         overlay = {
             "state_dict": state,
@@ -452,17 +488,13 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
             "source": "",
         }
         arguments |= {"num_classes": count, "pretrained_cfg_overlay": overlay}
+    create_model = import_timm().create_model
     try:
-        network = import_timm().create_model(
-            short, pretrained=weights is not None, **arguments
-        )
-        if getattr(
-            network, "dynamic_img_size", False
-        ):  # sizes that depend on the image cannot be traced
+        network = create_model(short, pretrained=weights is not None, **arguments)
+        # Sizes that depend on the image cannot be traced.
+        if getattr(network, "dynamic_img_size", False):
             state = network.state_dict()
-            network = import_timm().create_model(
-                short, dynamic_img_size=False, **arguments
-            )
+            network = create_model(short, dynamic_img_size=False, **arguments)
             network.load_state_dict(state)
     except RuntimeError as error:
         if weights in (None, "timm"):
@@ -470,8 +502,8 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
                 f"timm cannot give {name} its weights ({_first(error)}); {_CURE}"
             ) from error
         raise WeightsError(
-            f"{weights} does not fit {name} ({_first(error)}): these are the weights of another network; choose the "
-            "matching --backbone"
+            f"{weights} does not fit {name} ({_first(error)}): these are the weights "
+            "of another network; choose the matching --backbone"
         ) from error
     except (OSError, ValueError, AssertionError, TypeError) as error:
         if isinstance(error, OSError) and cured(error):
@@ -481,11 +513,24 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
                 f"the weights of {name} cannot be downloaded ({_first(error)}); {_CURE}"
             ) from error
         raise ValueError(
-            f"timm cannot build {name} for images of {image_size} pixels ({_first(error)}); give another image_size"
+            f"timm cannot build {name} for images of {image_size} pixels "
+            f"({_first(error)}); give another image_size"
         ) from error
     if isinstance(network.get_classifier(), nn.Identity):  # trained without labels
         network.reset_classifier(1)
     return network
+
+
+def _classes_in(
+    state: dict[str, Tensor], classifier: str | tuple[str, ...] | None
+) -> int:
+    """Return the number of classes of the first head in a state; 0 without a head."""
+    names = (classifier,) if isinstance(classifier, str) else classifier or ()
+    for name in names:
+        weight = state.get(f"{name}.weight")
+        if weight is not None:
+            return len(weight)
+    return 0
 
 
 def _first(error: BaseException) -> str:
@@ -496,18 +541,19 @@ def _first(error: BaseException) -> str:
 
 def _head(name: str, network: nn.Module) -> str:
     """Return the name of the one linear or convolutional layer of the classifier."""
-    found = network.get_classifier()
-    found = list(found) if isinstance(found, tuple | list) else [found]
-    layers = {
-        part
-        for one in found
-        for part in one.modules()
-        if isinstance(part, nn.Linear | nn.Conv2d)
-    }
-    names = [path for path, module in network.named_modules() if module in layers]
+    classifiers = network.get_classifier()
+    if not isinstance(classifiers, tuple | list):
+        classifiers = [classifiers]
+    in_classifiers = set().union(*(module.modules() for module in classifiers))
+    names = [
+        path
+        for path, module in network.named_modules()
+        if module in in_classifiers and isinstance(module, nn.Linear | nn.Conv2d)
+    ]
     if len(names) != 1:
         raise ValueError(
-            f"the classifier of {name} has {len(names)} linear or convolutional layers ({', '.join(names)}), and a "
-            "backbone must have one: choose a network that is not distilled"
+            f"the classifier of {name} has {len(names)} linear or convolutional layers "
+            f"({', '.join(names)}), and a backbone must have one: choose a network "
+            "that is not distilled"
         )
     return names[0]

@@ -1,4 +1,4 @@
-"""Calibrate a model before a stream: set feature scale and codebook from feature maps of a few images."""
+"""Calibrate a model before a stream: set feature scale and codebook from a few images."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -52,47 +52,62 @@ def calibrate(
             f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
         )
     device = model.pixel_mean.device
-    maps = (
-        model.features(some.to(device)) for some in some_of(images, measured_images)
-    )
-    whole = next(maps)
-    sample = sample_of(chain([whole], maps))
+    batches = some_of(images, measured_images)
+    maps = (model.features(batch.to(device)) for batch in batches)
+    first = next(maps)
+    locations = sample_of(chain([first], maps))
     with without_autocast(device):
-        factor = model.fold_feature_scale(sample, whole)
+        factor = model.fold_feature_scale(locations, first)
         if model.codebook is not None:
-            INITIALISERS[codebook_init](
-                model.codebook, sample.mul_(factor), torch.Generator().manual_seed(seed)
-            )
+            generator = torch.Generator().manual_seed(seed)
+            initialise = INITIALISERS[codebook_init]
+            initialise(model.codebook, locations.mul_(factor), generator)
     model.calibrated = True
     return model
 
 
 def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
-    """Yield batches of at most ``count`` images, evenly spread over a data set."""
+    """Yield batches of at most ``count`` images, evenly spread over a data set.
+
+    A batch is ``(b, 3, h, w)`` with ``b`` at most ``CHUNK``.
+
+    Raises:
+        TypeError: the images are not tensors.
+        ValueError: there are none.
+    """
     if count < 1 or not hasattr(images, "__len__") or not len(images):
         raise ValueError(
-            f"there are no images to measure in a {type(images).__name__} (measured_images={count}); give a data set, "
-            "such as benchmark.train_stream[0].dataset, and at least 1"
+            f"there are no images to measure in a {type(images).__name__} "
+            f"(measured_images={count}); give a data set, such as "
+            "benchmark.train_stream[0].dataset, and at least 1"
         )
-    places = np.unique(np.linspace(0, len(images) - 1, count).astype(int)).tolist()
-    for start in range(0, len(places), CHUNK):
-        some = [images[place][0] for place in places[start : start + CHUNK]]
-        if not isinstance(some[0], torch.Tensor):
+    spread = np.linspace(0, len(images) - 1, count).astype(int)
+    indices = np.unique(spread).tolist()
+    for start in range(0, len(indices), CHUNK):
+        batch = [images[index][0] for index in indices[start : start + CHUNK]]
+        if not isinstance(batch[0], torch.Tensor):
             raise TypeError(
-                f"the images are {type(some[0]).__name__}, not tensors; give the data set a transform such as "
-                "torchvision's ToTensor()"
+                f"the images are {type(batch[0]).__name__}, not tensors; give the data "
+                "set a transform such as torchvision's ToTensor()"
             )
-        yield torch.stack(some)
+        yield torch.stack(batch)
 
 
 def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take evenly spread locations of ``(B, C, H, W)`` maps, at least 16 of a map: ``(N, C, 1, L)`` of all ``N`` maps.
+    """Take evenly spread locations of maps, at least ``LOCATIONS`` of each.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same
     result.
+
+    Args:
+        maps: batches of ``(B, C, H, W)`` maps.
+
+    Returns:
+        ``(N, C, 1, L)``: ``L`` locations of all ``N`` maps.
     """
-    kept = []
-    for some in maps:
-        flat = some.flatten(2)
-        kept.append(flat[:, :, :: max(1, flat.shape[2] // LOCATIONS)].clone())
-    return torch.cat(kept).unsqueeze(2)
+    samples = []
+    for batch in maps:
+        values_bcl = batch.flatten(2)
+        step = max(1, values_bcl.shape[2] // LOCATIONS)
+        samples.append(values_bcl[:, :, ::step].clone())
+    return torch.cat(samples).unsqueeze(2)

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Set a module to evaluation mode within the ``with`` block."""
-    training = [part for part in module.modules() if part.training]
-    if training:  # setting what is set takes a twentieth of the time of a small network
+    in_training = [child for child in module.modules() if child.training]
+    # Setting what is set takes a twentieth of the time of a small network.
+    if in_training:
         module.eval()
     try:
         yield
     finally:
-        for part in training:
-            part.training = True
+        for child in in_training:
+            child.training = True
 
 
 class HeadInput:
@@ -29,7 +30,13 @@ class HeadInput:
         self._recording = False
 
     def attach(self, model: nn.Module, images: Tensor | None = None) -> None:
-        """Record the next pass of a ``SplitModel``: the latest of this very tensor, by default any of P."""
+        """Record the next pass of a ``SplitModel``.
+
+        Args:
+            model: the model.
+            images: the very tensor whose latest pass is recorded; default any pass of
+                P.
+        """
         self.release()
         head = model.plastic_layers.get_submodule(model.head)
         self._handles = [head.register_forward_pre_hook(self._record)]
@@ -55,14 +62,24 @@ class HeadInput:
             self._recorded.append(arguments[0])
 
     def take(self) -> Tensor | None:
-        """Stop recording; return ``(B, D, ...)`` float32, or ``None`` if there was no pass since ``attach``."""
+        """Stop recording, and return what was recorded since ``attach``.
+
+        Returns:
+            ``(B, D, ...)`` float32, or ``None`` if there was no pass.
+        """
         for handle in self._handles:
             handle.remove()
-        parts, self._recorded, self._handles = self._recorded, [], []
-        return torch.cat(parts).float() if parts else None
+        self._handles = []
+        recorded = self._recorded
+        self._recorded = []
+        return torch.cat(recorded).float() if recorded else None
 
     def release(self) -> Tensor | None:
-        """Stop recording; return ``(B, D)`` float32 averaged over locations, or ``None`` if there was no pass."""
+        """Stop recording, and return what was recorded, averaged over locations.
+
+        Returns:
+            ``(B, D)`` float32, or ``None`` if there was no pass.
+        """
         recorded = self.take()
         return None if recorded is None else averaged(recorded)
 
@@ -70,9 +87,15 @@ class HeadInput:
 def head_input(
     model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """Compute the input of a ``SplitModel``'s head, ``(B, D, ...)`` with gradients, in the model's mode.
+    """Compute the input of a ``SplitModel``'s head, in the model's mode.
 
-    ``take_in`` is called with the ``(B, C, H, W)`` maps; default ``model.classify``.
+    Args:
+        model: the model.
+        maps: ``(B, C, H, W)``.
+        take_in: is called with the maps; default ``model.classify``.
+
+    Returns:
+        ``(B, D, ...)``, with gradients.
     """
     head = HeadInput()
     head.attach(model)
@@ -89,30 +112,35 @@ def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
 
 
 def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
-    """Compute the input of the head: ``(B, D, H, W)`` and ``True`` if it is averaged before it, else ``(B, D)``."""
-    pooled: list[Tensor] = []
+    """Compute the input of the head, before it is averaged over locations if it is.
+
+    Returns:
+        ``(B, D, H, W)`` and ``True`` if it is averaged before the head, else ``(B,
+        D)`` and ``False``.
+    """
+    inputs_of_pool: list[Tensor] = []
+
+    def record(pool: nn.Module, arguments: tuple) -> None:
+        inputs_of_pool.append(arguments[0])
+
     pools = [
         layer
         for layer in model.plastic_layers.modules()
         if isinstance(layer, nn.AdaptiveAvgPool2d)
     ]
     # Others, of squeeze-and-excitation, come before the last one.
-    handles = [
-        pool.register_forward_pre_hook(lambda _, given: pooled.append(given[0]))
-        for pool in pools[-1:]
-    ]
+    handles = [pool.register_forward_pre_hook(record) for pool in pools[-1:]]
     try:
         values = head_input(model, maps)
     finally:
         for handle in handles:
             handle.remove()
-    if values.dim() == 2 and pooled:
-        before = torch.cat(pooled).float()
-        means = averaged(before)
-        if means.shape == values.shape and torch.allclose(
-            means, values, rtol=1e-4, atol=1e-5
-        ):
-            return before, True
+    if values.dim() == 2 and inputs_of_pool:
+        unpooled = torch.cat(inputs_of_pool).float()
+        means = averaged(unpooled)
+        has_shape = means.shape == values.shape
+        if has_shape and torch.allclose(means, values, rtol=1e-4, atol=1e-5):
+            return unpooled, True
     return values, False
 
 

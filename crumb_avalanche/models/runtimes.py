@@ -1,4 +1,4 @@
-"""Runtimes of the frozen feature extractor F: torch as it is, or an engine made for inference.
+"""Runtimes of the frozen F: torch as it is, or a library made for inference.
 
 They compute the same maps up to rounding. A runtime is compared with torch on noise
 each time it is opened, and refused where it differs by more than ``TOLERANCE``.
@@ -30,7 +30,7 @@ Split = Any  # a SplitModel, whose module imports this one
 
 
 class RuntimeRefusedError(ValueError):
-    """A runtime is not installed, cannot run the network, or computes other maps than torch."""
+    """A runtime is not installed, cannot run F, or computes other maps than torch."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class Runtime:
         """Name, version and difference from torch, in words."""
         if self.name == "torch":
             return f"runtime {self}"
-        return f"runtime {self}, maps within {self.difference:.1e} of torch's (allowed {TOLERANCE['fp32']:.0e})"
+        return (
+            f"runtime {self}, maps within {self.difference:.1e} of torch's (allowed "
+            f"{TOLERANCE['fp32']:.0e})"
+        )
 
 
 TORCH = Runtime()
@@ -84,17 +87,20 @@ def onnx_bytes(
         axes: names of input and outputs, in order, with the axes of any size and their
             names.
     """
-    (images, *outputs), graph = axes, io.BytesIO()
+    input_name, *output_names = axes
+    graph = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # the exporter is deprecated, and traces shapes
-        how = dict(
+        torch.onnx.export(
+            network,
+            (example,),
+            graph,  # type: ignore[arg-type]
             dynamo=False,
             opset_version=OPSET,
-            input_names=[images],
-            output_names=outputs,
+            input_names=[input_name],
+            output_names=output_names,
             dynamic_axes=axes,
         )
-        torch.onnx.export(network, (example,), graph, **how)  # type: ignore[arg-type]
     return graph.getvalue()
 
 
@@ -131,9 +137,9 @@ RUNTIMES = ("torch", *BUILDERS)
 
 
 def use_runtime(model: Split, name: str) -> Runtime:
-    """Let a runtime run the F of a model from now on, and return it; a copy of the model runs torch again.
+    """Let a runtime run the F of a model from now on, and return it.
 
-    Call it when F has its weights, the model its precision and device, and torch its
+    A copy of the model runs torch again. Call it when F has its weights, the model its precision and device, and torch its
     threads.
 
     Args:
@@ -159,7 +165,10 @@ def use_runtime(model: Split, name: str) -> Runtime:
 
 @torch.no_grad()
 def open_runtime(model: Split, name: str) -> Runtime:
-    """Open a runtime for the F of a model and compare it with torch; see ``use_runtime``."""
+    """Open a runtime for the F of a model, and compare it with torch.
+
+    Errors are those of ``use_runtime``.
+    """
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
     device = model.pixel_mean.device
@@ -167,8 +176,8 @@ def open_runtime(model: Split, name: str) -> Runtime:
         return TORCH
     if name == "onnxruntime" and (device.type != "cpu" or model.precision != "fp32"):
         raise RuntimeRefusedError(
-            f"runtime {name} runs on a CPU in float32, not on {device.type} in {model.precision}: give --runtime torch "
-            "or compiled"
+            f"runtime {name} runs on a CPU in float32, not on {device.type} in "
+            f"{model.precision}: give --runtime torch or compiled"
         )
     shape = (2, 3, model.image_size, model.image_size)
     generator = torch.Generator().manual_seed(0)
@@ -176,13 +185,12 @@ def open_runtime(model: Split, name: str) -> Runtime:
     try:
         with model.autocast():
             run = BUILDERS[name](model.feature_extractor, noise)
-            found, expected = (
-                one(noise).float()
-                for one in (run, _channels_last(model.feature_extractor))
-            )
+            maps = run(noise).float()
+            expected = _channels_last(model.feature_extractor)(noise).float()
     except ImportError as error:
         raise RuntimeRefusedError(
-            f'runtime {name} is not installed ({error}): pip install -e ".[onnx]", or give --runtime torch'
+            f"runtime {name} is not installed ({error}): "
+            'pip install -e ".[onnx]", or give --runtime torch'
         ) from error
     except Exception as error:  # each library has its own kinds
         reason = str(error).strip().partition("\n")[0]
@@ -190,13 +198,18 @@ def open_runtime(model: Split, name: str) -> Runtime:
             f"runtime {name} cannot run F ({reason}): give --runtime torch"
         ) from error
     difference = float(
-        (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+        (maps - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
     )
     if not difference <= TOLERANCE[model.precision]:
         raise RuntimeRefusedError(
-            f"runtime {name} differs from torch by {difference:.1e} of the largest value, more than "
-            f"{TOLERANCE[model.precision]:.0e}: give --runtime torch"
+            f"runtime {name} differs from torch by {difference:.1e} of the largest "
+            f"value, more than {TOLERANCE[model.precision]:.0e}: give --runtime torch"
         )
     return_freed_memory()  # of the export and of an engine that was open before
-    number = version(name) if name == "onnxruntime" else str(torch.__version__)
-    return Runtime(name, number, difference, run)
+    is_torch = name != "onnxruntime"
+    return Runtime(
+        name=name,
+        version=str(torch.__version__) if is_torch else version(name),
+        difference=difference,
+        run=run,
+    )

@@ -8,7 +8,8 @@ work.
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -62,10 +63,11 @@ def split_at(
         # By name: this room does without Avalanche.
         if any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__):
             raise TypeError(
-                f"{name or 'network'} is a dynamic module of Avalanche, such as IncrementalClassifier or "
-                "as_multitask(...), which grows with the classes or tasks and cannot be traced; give a network with an "
-                "nn.Linear head, which split_at replaces by one of n_classes outputs: strategies mask the classes not "
-                "seen yet"
+                f"{name or 'network'} is a dynamic module of Avalanche, such as "
+                "IncrementalClassifier or as_multitask(...), which grows with the "
+                "classes or tasks and cannot be traced; give a network with an "
+                "nn.Linear head, which split_at replaces by one of n_classes outputs: "
+                "strategies mask the classes not seen yet"
             )
     try:
         model = split_after(
@@ -77,8 +79,8 @@ def split_at(
         )
     except CutError as error:
         raise ValueError(
-            f"the network cannot be cut after {node!r}: {error}; choose a node that everything passes through, such as "
-            "the end of a block"
+            f"the network cannot be cut after {node!r}: {error}; choose a node that "
+            "everything passes through, such as the end of a block"
         ) from error
     check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
@@ -87,7 +89,10 @@ def split_at(
 
 @torch.no_grad()
 def last_layer(network: nn.Module, image_size: int) -> str:
-    """Return the name of the linear or convolutional layer that a network uses last; it is set to evaluation mode."""
+    """Return the name of the linear or convolutional layer that a network uses last.
+
+    The network is set to evaluation mode.
+    """
     used: list[str] = []
     handles = [
         module.register_forward_hook(lambda *call, name=name: used.append(name))
@@ -115,9 +120,9 @@ def split_after(
     image_size: int = 224,
     layout: Layout | None = None,
 ) -> SplitModel:
-    """Cut a network after a node. F has its operations up to the node, P all others, with ``body`` and ``head``.
+    """Cut a network after a node.
 
-    ``(B, N, C)`` tokens become a map. Without prefix tokens it is the grid of patches,
+    F has its operations up to the node, P all others, as ``body`` and ``head``. ``(B, N, C)`` tokens become a map. Without prefix tokens it is the grid of patches,
     ``(B, C, H, W)``. Class token and registers are further locations: the map is ``(B,
     C, N, 1)`` then, they come first, P gets them as the network gave them, and
     ``SplitModel.places`` returns the grid without them.
@@ -131,56 +136,74 @@ def split_after(
         layout: of what modules return; default ``(B, C, H, W)``, or tokens of patches
             only.
 
-    Raises CutError if it cannot be traced, has no such node, or later layers need more
-    than its output.
+    Raises:
+        CutError: it cannot be traced, has no such node, or later layers need more than
+            its output.
     """
     network = network.eval()
     nodes = _traced(network, [head] if node is None else [node, head])
     order = list(nodes)
-    images = next(one for one in order if one.op == "placeholder")
-    # The name of a module that is traced stands for the last of its operations.
-    found = [
-        one
-        for one, name in nodes.items()
-        if node and (name == node or name.startswith(f"{node}."))
-    ]
-    if node is not None and not found:
-        known = [
-            name
-            for one, name in nodes.items()
-            if one.op not in ("placeholder", "output")
-        ]
-        raise CutError(f"it has no node {node!r}; around it are {', '.join(known)}")
-    cut = found[-1] if found else images
-    calls = [one for one in order if one.op == "call_module" and one.target == head]
-    if len(calls) != 1 or order.index(calls[0]) <= order.index(cut):
-        raise CutError(
-            f"no linear or convolutional layer that is used once follows (the last one is {head!r})"
-        )
-    (last,), result = calls, order[-1].args[0]
+    images = next(operation for operation in order if operation.op == "placeholder")
+    cut = images if node is None else _last_of(node, nodes)
+    head_call = _head_after(cut, head, order)
+    result = order[-1].args[0]
     if not isinstance(result, fx.Node):
         raise CutError(f"it returns a {type(result).__name__}, not logits")
     extractor: nn.Module = nn.Sequential()
-    from_map: list[tuple] = []
-    grid = None
+    laid_out = LaidOut()
     if cut is not images:
-        to_map, from_map, grid = _lay_out(
-            _part(network, nodes, images, cut), image_size, layout or Layout()
-        )
-        extractor = _part(network, nodes, images, cut, last=to_map)
-    body = _part(network, nodes, cut, last.all_input_nodes[0], first=from_map)
+        unchanged = _part(network, nodes, images, cut)
+        laid_out = _lay_out(unchanged, image_size, layout or Layout())
+        extractor = _part(network, nodes, images, cut, last=laid_out.to_map)
+    body_end = head_call.all_input_nodes[0]
+    body = _part(network, nodes, cut, body_end, first=laid_out.from_map)
     layers = OrderedDict(body=body, head=network.get_submodule(head))
-    if result is not last:
-        layers["tail"] = _part(network, nodes, last, result)
+    if result is not head_call:
+        layers["tail"] = _part(network, nodes, head_call, result)
     model = SplitModel(extractor, nn.Sequential(layers), "head", image_size=image_size)
-    model.token_grid = grid
+    model.token_grid = laid_out.token_grid
     model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
     return model
 
 
+def _last_of(name: str, nodes: dict[fx.Node, str]) -> fx.Node:
+    """Return the operation of a name; of a module that is traced, its last one."""
+    matches = [
+        operation
+        for operation, operation_name in nodes.items()
+        if operation_name == name or operation_name.startswith(f"{name}.")
+    ]
+    if not matches:
+        names = [
+            operation_name
+            for operation, operation_name in nodes.items()
+            if operation.op not in ("placeholder", "output")
+        ]
+        raise CutError(f"it has no node {name!r}; around it are {', '.join(names)}")
+    return matches[-1]
+
+
+def _head_after(cut: fx.Node, head: str, order: list[fx.Node]) -> fx.Node:
+    """Return the one call of the head; raise CutError if it does not follow the cut."""
+    calls = [
+        operation
+        for operation in order
+        if operation.op == "call_module" and operation.target == head
+    ]
+    if len(calls) != 1 or order.index(calls[0]) <= order.index(cut):
+        raise CutError(
+            "no linear or convolutional layer that is used once follows (the last one "
+            f"is {head!r})"
+        )
+    return calls[0]
+
+
 class _Network(nn.Module):
-    """Calls a network with images only: its optional arguments keep their defaults in the trace."""
+    """Calls a network with images only.
+
+    Its optional arguments keep their defaults in the trace.
+    """
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -191,16 +214,17 @@ class _Network(nn.Module):
 
 
 def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
-    """Return the operations of a network in order, with their names; only what contains the names is traced."""
-    from torchvision.models.feature_extraction import (
-        NodePathTracer,
-    )  # takes seconds to import
+    """Return the operations of a network in order, with their names.
 
-    paths = [f"network.{name}".split(".") for name in names]
-    opened = {
-        "",
-        *(".".join(path[:length]) for path in paths for length in range(1, len(path))),
-    }
+    Only the modules that contain the names are traced.
+    """
+    # Takes seconds to import.
+    from torchvision.models.feature_extraction import NodePathTracer
+
+    opened = {""}
+    for name in names:
+        path = f"network.{name}".split(".")
+        opened.update(".".join(path[:length]) for length in range(1, len(path)))
     tracer = NodePathTracer()
     tracer.is_leaf_module = lambda module, path: path not in opened  # type: ignore[method-assign]
     try:
@@ -210,9 +234,8 @@ def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr"):
             node.target = node.target.removeprefix("network.")
-            if node.target.startswith(
-                "_tensor_constant"
-            ):  # computed from buffers while tracing
+            # Computed from buffers while tracing.
+            if node.target.startswith("_tensor_constant"):
                 network.register_buffer(node.target, getattr(tracer.root, node.target))
     names_of = tracer.node_to_qualname
     return {
@@ -229,15 +252,25 @@ def _part(
     first: Iterable[tuple] = (),
     last: Iterable[tuple] = (),
 ) -> fx.GraphModule:
-    """Make a module of the operations between ``start``, whose value is its input, and ``end``, which it returns.
+    """Make a module of the operations between two of a network.
 
-    ``first`` are methods of tensors, with arguments, that are called on the input, and
-    ``last`` on the result.
+    Args:
+        network: holds the modules that are called.
+        nodes: operations in order, with their names.
+        start: its value is the input.
+        end: its value is returned.
+        first: methods of tensors, with arguments, that are called on the input.
+        last: such methods that are called on the result.
+
+    Raises:
+        CutError: an operation needs more than the input.
     """
-    graph, order = fx.Graph(), list(nodes)
+    graph = fx.Graph()
+    order = list(nodes)
     copies = {start: _called(graph, graph.placeholder("values"), first)}
-    inside = order[order.index(start) + 1 : order.index(end) + 1]
-    for node in [*(node for node in order if node.op == "get_attr"), *inside]:
+    constants = [node for node in order if node.op == "get_attr"]
+    between = order[order.index(start) + 1 : order.index(end) + 1]
+    for node in [*constants, *between]:
         missing = [source for source in node.all_input_nodes if source not in copies]
         if missing:
             raise CutError(
@@ -246,57 +279,96 @@ def _part(
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(_called(graph, copies[end], last))
-    for node in [
-        node for node in graph.nodes if node.op == "get_attr" and not node.users
-    ]:
-        graph.erase_node(node)
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
     return fx.GraphModule(network, graph)
 
 
 def _called(graph: fx.Graph, value: fx.Node, methods: Iterable[tuple]) -> fx.Node:
+    """Add calls of methods, each on the result of the one before; return the last."""
     for name, *arguments in methods:
         value = graph.call_method(name, (value, *arguments))
     return value
 
 
+Method: TypeAlias = tuple  # the name of a method of tensors, and its arguments
+
+
+@dataclass(frozen=True)
+class LaidOut:
+    """How what F returns becomes a map, ``(B, C, H, W)``.
+
+    Attributes:
+        to_map: methods that make a map of it.
+        from_map: methods that take it back, for P.
+        token_grid: as for ``SplitModel``.
+    """
+
+    to_map: tuple[Method, ...] = ()
+    from_map: tuple[Method, ...] = ()
+    token_grid: tuple[int, int] | None = None
+
+
 @torch.no_grad()
-def _lay_out(
-    extractor: fx.GraphModule, image_size: int, layout: Layout
-) -> tuple[list[tuple], list[tuple], tuple[int, int] | None]:
-    """Return methods that make a map of what F returns, methods that take it back, and ``token_grid``."""
+def _lay_out(extractor: fx.GraphModule, image_size: int, layout: Layout) -> LaidOut:
+    """Find out how what F returns becomes a map.
+
+    Args:
+        extractor: F.
+        image_size: side in pixels of the image that it is tried with.
+        layout: of what the modules of the network return.
+
+    Raises:
+        CutError: F takes no such image, or returns neither a map nor tokens.
+    """
     try:
         values = extractor(torch.zeros(1, 3, image_size, image_size))
     except (RuntimeError, AssertionError) as error:
         raise CutError(
-            f"it cannot take images of {image_size} pixels ({error}); give another image_size"
+            f"it cannot take images of {image_size} pixels ({error}); give another "
+            "image_size"
         ) from error
-    shape = tuple(values.shape) if isinstance(values, Tensor) else ()
-    if len(shape) not in (3, 4):
-        kind = (
-            f"a tensor of shape {shape}"
-            if isinstance(values, Tensor)
-            else f"a {type(values).__name__}"
+    if not isinstance(values, Tensor):
+        returned = f"a {type(values).__name__}"
+    elif values.dim() == 4:
+        return _lay_out_map(tuple(values.shape), layout)
+    elif values.dim() == 3:
+        return _lay_out_tokens(values.shape[1], layout)
+    else:
+        returned = f"a tensor of shape {tuple(values.shape)}"
+    raise CutError(f"it returns {returned}, not a map (B, C, H, W) or tokens (B, N, C)")
+
+
+def _lay_out_map(shape: tuple[int, ...], layout: Layout) -> LaidOut:
+    """Lay out a map of a shape, with the channels in the second or the last axis."""
+    if layout.channels_last:
+        return LaidOut(
+            to_map=(("permute", 0, 3, 1, 2),), from_map=(("permute", 0, 2, 3, 1),)
         )
-        raise CutError(f"it returns {kind}, not a map (B, C, H, W) or tokens (B, N, C)")
-    if len(shape) == 4:
-        if layout.channels_last:
-            return [("permute", 0, 3, 1, 2)], [("permute", 0, 2, 3, 1)], None
-        # Images are square, so the two equal sides of a map show where its channels
-        # are.
-        if shape[1] == shape[2] != shape[3]:
-            raise CutError(
-                f"it gives {shape} for one image, with the channels last; a feature map is (B, C, H, W): cut after the "
-                "operation that puts the channels second again (node 'permute' of torchvision's Swin)"
-            )
-        return [], [], None
-    if math.isqrt(shape[1]) ** 2 == shape[1] and layout.grid(shape[1])[1] == 1:
-        layout = replace(
-            layout, prefix_tokens=0
-        )  # the other tokens are added after the cut
-    grid = layout.grid(shape[1])
-    places = ("unsqueeze", 3) if layout.prefix_tokens else ("unflatten", 2, grid)
-    to_map, from_map = (
-        [("transpose", 1, 2), places],
-        [("flatten", 2), ("transpose", 1, 2)],
+    # Images are square, so the two equal sides of a map show where its channels are.
+    if shape[1] == shape[2] != shape[3]:
+        raise CutError(
+            f"it gives {shape} for one image, with the channels last; a feature map is "
+            "(B, C, H, W): cut after the operation that puts the channels second again "
+            "(node 'permute' of torchvision's Swin)"
+        )
+    return LaidOut()
+
+
+def _lay_out_tokens(n_tokens: int, layout: Layout) -> LaidOut:
+    """Lay out ``(B, N, C)`` tokens."""
+    is_square = math.isqrt(n_tokens) ** 2 == n_tokens
+    if is_square and layout.grid(n_tokens)[1] == 1:
+        # Only the patches are here; the other tokens are added after the cut.
+        layout = replace(layout, prefix_tokens=0)
+    grid = layout.grid(n_tokens)
+    if layout.prefix_tokens:
+        to_locations: Method = ("unsqueeze", 3)
+    else:
+        to_locations = ("unflatten", 2, grid)
+    return LaidOut(
+        to_map=(("transpose", 1, 2), to_locations),
+        from_map=(("flatten", 2), ("transpose", 1, 2)),
+        token_grid=grid if layout.prefix_tokens else None,
     )
-    return to_map, from_map, grid if layout.prefix_tokens else None
