@@ -1,4 +1,7 @@
-"""On real images with real weights, where they are at hand (``CRUMB_TEST_DATA``), and as recorded by ``golden.py``."""
+"""On real images with real weights, where they are at hand (``CRUMB_TEST_DATA``).
+
+And as recorded by ``golden.py``.
+"""
 
 import json
 import statistics
@@ -24,109 +27,139 @@ real = pytest.mark.skipif(
 )
 
 
-@real
-def test_maps_and_memories_of_real_images():
+@pytest.fixture(scope="module")
+def images():
+    """An image of six classes of ETH-80."""
+    transform = pixel_transform()
+    tensors = []
     with zipfile.ZipFile(ETH80) as archive:
-        names = [
-            f"eth80/{name}1/{name}1-066-063.jpg"
-            for name in ("apple", "car", "cow", "cup", "dog", "horse")
-        ]
-        images = torch.stack(
-            [
-                pixel_transform()(Image.open(archive.open(name)).convert("RGB"))
-                for name in names
-            ]
-        )
-    model = split_backbone(
-        "squeezenet1_0", WEIGHTS, n_classes=8, codebook=Codebook()
-    ).eval()
-    maps = model.features(images)
+        for name in ("apple", "car", "cow", "cup", "dog", "horse"):
+            file = archive.open(f"eth80/{name}1/{name}1-066-063.jpg")
+            tensors.append(transform(Image.open(file).convert("RGB")))
+    return torch.stack(tensors)
+
+
+@pytest.fixture
+def network():
+    """SqueezeNet with the weights of the paper's authors."""
+    codebook = Codebook()
+    model = split_backbone("squeezenet1_0", WEIGHTS, n_classes=8, codebook=codebook)
+    return model.eval()
+
+
+@real
+def test_statistics_of_real_maps(images, network):
+    """Like the reference's maps in sparsity, unlike them in scale (14)."""
+    maps = network.features(images)
     assert maps.shape == (6, 512, 13, 13)
     measured = MapStatistics.measure(maps)
-    # Like the reference's maps in sparsity, unlike them in scale (14): which is why it
-    # is measured.
-    assert (
-        not measured.signed and 0.55 < measured.sparsity < 0.75 and measured.scale > 50
-    )
-    logits = model(images)
-    factor = model.fold_feature_scale(maps)
-    scaled = model.features(images)
-    assert MapStatistics.measure(scaled).scale == pytest.approx(
-        REFERENCE_SCALE, rel=1e-3
-    )
-    head = model.plastic_layers.head
-    unbiased = head.bias.detach()
-    torch.testing.assert_close(
-        (model(images) - unbiased) / factor, logits - unbiased, rtol=1e-3, atol=1e-3
-    )
-    init_matched_(model.codebook, scaled, torch.Generator().manual_seed(0))
-    assert CodeBuffer.item_bytes(model) == 5408
-    assert 0 < (model.codebook(scaled) - scaled).norm() < scaled.norm()
+    assert not measured.signed
+    assert 0.55 < measured.sparsity < 0.75
+    assert measured.scale > 50  # which is why it is measured
+
+
+@real
+def test_folding_the_scale_leaves_the_answers(images, network):
+    logits = network(images)
+    factor = network.fold_feature_scale(network.features(images))
+    scale = MapStatistics.measure(network.features(images)).scale
+    assert scale == pytest.approx(REFERENCE_SCALE, rel=1e-3)
+    bias = network.plastic_layers.head.bias.detach()
+    unbiased = network(images) - bias
+    torch.testing.assert_close(unbiased / factor, logits - bias, rtol=1e-3, atol=1e-3)
+
+
+@real
+def test_memories_of_real_images(images, network):
+    network.fold_feature_scale(network.features(images))
+    maps = network.features(images)
+    init_matched_(network.codebook, maps, torch.Generator().manual_seed(0))
+    assert CodeBuffer.item_bytes(network) == 5408
+    assert 0 < (network.codebook(maps) - maps).norm() < maps.norm()
+
+
+@pytest.fixture(scope="module")
+def eth80(tmp_path_factory):
+    """The images of ETH-80."""
+    folder = tmp_path_factory.mktemp("eth80")
+    with zipfile.ZipFile(ETH80) as archive:
+        archive.extractall(folder)
+    return folder / "eth80"
+
+
+@pytest.fixture(scope="module")
+def run_on_eth80(eth80, tmp_path_factory):
+    """Run a strategy three times; return its folder."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def run(strategy):
+        output = tmp_path_factory.mktemp(strategy) / "runs"
+        options = {
+            "--benchmark": "eth80",
+            "--dataset-root": eth80,
+            "--weights": WEIGHTS,
+            "--strategy": strategy,
+            "--runs": "0-2",
+            "--output": output,
+            "--feature-cache": cache,
+        }
+        arguments = [str(word) for pair in options.items() for word in pair]
+        assert main(["run", *arguments]) == 0
+        return output
+
+    return run
+
+
+def mean_accuracy(output):
+    summary = json.loads((output / "summary.json").read_text())
+    return statistics.fmean(summary["final_accuracy"])
 
 
 @real
 @pytest.mark.slow
-def test_eth80_learns_without_forgetting(tmp_path):
-    """Three class-instance runs each: fine-tuning forgets, CRUMB at the bytes of 15 images does not."""
-    with zipfile.ZipFile(ETH80) as archive:
-        archive.extractall(tmp_path)
-    means = {}
-    for strategy in ("finetune", "crumb"):
-        output = tmp_path / strategy
-        arguments = [
-            *(
-                "run",
-                "--benchmark",
-                "eth80",
-                "--dataset-root",
-                tmp_path / "eth80",
-                "--weights",
-                WEIGHTS,
-            ),
-            *(
-                "--strategy",
-                strategy,
-                "--runs",
-                "0-2",
-                "--output",
-                output,
-                "--feature-cache",
-                tmp_path / "cache",
-            ),
-        ]
-        assert main([str(argument) for argument in arguments]) == 0
-        means[strategy] = statistics.fmean(
-            json.loads((output / "summary.json").read_text())["final_accuracy"]
-        )
-        ledger = json.loads((output / "run0" / "ledger.json").read_text())
-    assert (
-        means["finetune"] < 40
-        and means["crumb"] >= 65
-        and means["crumb"] - means["finetune"] >= 30
-    )
-    assert ledger["buffer_items"] == 417 and ledger["buffer_bytes"] == 417 * 5408
-    for step in ledger["after_experience"]:
-        assert step["buffer_bytes"] == 417 * 5408
+def test_eth80_learns_without_forgetting(run_on_eth80):
+    """Fine-tuning forgets, CRUMB at the bytes of 15 images does not."""
+    finetune = mean_accuracy(run_on_eth80("finetune"))
+    crumb = run_on_eth80("crumb")
+    accuracy = mean_accuracy(crumb)
+    assert finetune < 40
+    assert accuracy >= 65
+    assert accuracy - finetune >= 30
+    ledger = json.loads((crumb / "run0" / "ledger.json").read_text())
+    assert ledger["buffer_items"] == 417
+    assert ledger["buffer_bytes"] == 417 * 5408
+    sizes = {step["buffer_bytes"] for step in ledger["after_experience"]}
+    assert sizes == {417 * 5408}
 
 
 RECORDED = Path(__file__).parent / "data" / "golden.json"
 
 
-def test_differences_are_found():
-    old = {"accuracies": [50.0, 25.0], "answers_digest": "a", "bytes": 7}
-    new = {"accuracies": [50.0, 26.5], "answers_digest": "b", "bytes": 8}
-    assert list(golden.differences(old, old, same=True)) == []
-    found = list(golden.differences(old, new, same=True))
-    assert found[0] == "accuracies 1 is 25.0 in the file and 26.5 now (+1.5)"
-    assert found[1] == "answers_digest is 'a' in the file and 'b' now"
-    assert (
-        list(golden.differences(old, new, same=False))
-        == found[2:]
-        == ["bytes is 7 in the file and 8 now (+1)"]
-    )
-    assert list(golden.differences({"bytes": 7}, {}, same=True)) == [
-        "bytes is only in the file"
-    ]
+OLD = {"accuracies": [50.0, 25.0], "answers_digest": "a", "bytes": 7}
+NEW = {"accuracies": [50.0, 26.5], "answers_digest": "b", "bytes": 8}
+BYTES = "bytes is 7 in the file and 8 now (+1)"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same", "lines"),
+    [
+        (OLD, OLD, True, []),
+        (
+            OLD,
+            NEW,
+            True,
+            [
+                "accuracies 1 is 25.0 in the file and 26.5 now (+1.5)",
+                "answers_digest is 'a' in the file and 'b' now",
+                BYTES,
+            ],
+        ),
+        (OLD, NEW, False, [BYTES]),
+        ({"bytes": 7}, {}, True, ["bytes is only in the file"]),
+    ],
+)
+def test_differences_are_found(old, new, same, lines):
+    assert list(golden.differences(old, new, same=same)) == lines
 
 
 @pytest.mark.slow

@@ -163,25 +163,34 @@ def ClipFolderFrames(
                 "images, take more frames of a video (a higher fps), add another clip, "
                 "or remove the class."
             )
-    frames = []
+    frames: list[Frame] = []
     for clip, images in images_of.items():
-        trained = len(images)
+        first_tested = len(images)
         if clip in test.clips:
-            trained = 0
+            first_tested = 0
         elif clip in test.divided:
-            trained -= _fifth(len(images))
-        for position, image in enumerate(images):
-            frames.append(
-                Frame(
-                    path=image.relative_to(root).as_posix(),
-                    class_name=clip.class_name,
-                    object_name=clip.object_name,
-                    session=clip.name,
-                    frame=position,
-                    split="train" if position < trained else "test",
-                )
-            )
+            first_tested -= _fifth(len(images))
+        frames += _frames(clip, images, root, first_tested)
     return FrameTable(frames, root, UprightImages(root), root.name)
+
+
+def _frames(
+    clip: _Clip, images: list[Path], root: Path, first_tested: int
+) -> list[Frame]:
+    """Return the frames of a clip; those from `first_tested` on are for testing."""
+    frames = []
+    for position, image in enumerate(images):
+        frames.append(
+            Frame(
+                path=image.relative_to(root).as_posix(),
+                class_name=clip.class_name,
+                object_name=clip.object_name,
+                session=clip.name,
+                frame=position,
+                split="train" if position < first_tested else "test",
+            )
+        )
+    return frames
 
 
 def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
@@ -317,24 +326,24 @@ def _clips_of_class(
     clips: dict[_Clip, list[Path]] = {}
     path_of: dict[tuple[str, str], Path] = {}  # by object and clip
 
-    def add(thing: str, name: str, path: Path, images: list[Path]) -> None:
-        earlier = path_of.setdefault((thing, name), path)
+    def add(object_name: str, name: str, path: Path, images: list[Path]) -> None:
+        earlier = path_of.setdefault((object_name, name), path)
         if earlier != path:
             raise FrameTableError(
                 f"{earlier} and {path} are both clip {name!r}; rename or remove one."
             )
-        clips[_Clip(class_name, thing, name, path)] = images
+        clips[_Clip(class_name, object_name, name, path)] = images
 
-    for place, entries in walk(folder, _raise_unreadable, folder.parent):
+    for inner, entries in walk(folder, _raise_unreadable, folder.parent):
         ignored.update(entries.ignored)
-        above, *below = place.relative_to(folder.parent).parts
-        thing = below.pop(0) if below else above
+        above, *below = inner.relative_to(folder.parent).parts
+        object_name = below.pop(0) if below else above
         if entries.images:
-            add(thing, "/".join(below) or place.name, place, entries.images)
+            add(object_name, "/".join(below) or inner.name, inner, entries.images)
             ignored.update(video.suffix.lower() for video in entries.videos)
         else:
             for video in entries.videos:
-                add(thing, "/".join([*below, video.stem]), video, [])
+                add(object_name, "/".join([*below, video.stem]), video, [])
     if not clips:
         listed = ignored_files(ignored)
         but = f" (but {listed})" if listed else ""

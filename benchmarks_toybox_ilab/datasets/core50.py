@@ -197,11 +197,11 @@ def CORe50ListedFrames(
         )
 
     def names(image: re.Match[str], label: int, line: int) -> Listed:
-        thing = int(image["object"]) - 1
-        class_name = CLASSES[thing // OBJECTS]
+        position = int(image["object"]) - 1
+        class_name = CLASSES[position // OBJECTS]
         if object_lvl:
-            class_name += str(thing % OBJECTS + 1)
-        return Listed(class_name, f"o{thing + 1}", int(image["frame"]))
+            class_name += str(position % OBJECTS + 1)
+        return Listed(class_name, f"o{position + 1}", int(image["frame"]))
 
     lists = read_lists(
         root / folder / f"run{run}",

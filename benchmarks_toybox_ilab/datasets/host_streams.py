@@ -47,8 +47,8 @@ class HostImages:
         Raises:
             ValueError: If a tensor is outside that range, as normalised ones are.
         """
-        experience, _, item = path.rpartition("/")
-        image = self.datasets[experience][int(item)][0]
+        experience, _, position = path.rpartition("/")
+        image = self.datasets[experience][int(position)][0]
         if isinstance(image, Image.Image):
             return image
         from torchvision.transforms.functional import to_pil_image
@@ -87,14 +87,14 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
             data = experience.dataset
             raw = data.replace_current_transform_group((None, None))
             datasets[f"{split}/{number}"] = raw
-            for item, label in enumerate(data.targets):
+            for position, label in enumerate(data.targets):
                 frames.append(
                     Frame(
-                        path=f"{split}/{number}/{item}",
+                        path=f"{split}/{number}/{position}",
                         class_name=str(int(label)),
                         object_name="",
                         session=str(number),
-                        frame=item,
+                        frame=position,
                         split=split,
                     )
                 )
@@ -116,9 +116,9 @@ def from_capymoa(scenario: Any) -> Any:
     from torch.utils.data import Subset
 
     def labelled(task: Any) -> Any:
-        items: Any = Subset(task, range(len(task)))
-        items.targets = [int(label) for _, label in task]
-        return items
+        dataset: Any = Subset(task, range(len(task)))
+        dataset.targets = [int(label) for _, label in task]
+        return dataset
 
     return dataset_benchmark(
         train_datasets=list(map(labelled, scenario.train_tasks)),

@@ -115,7 +115,7 @@ def listing_order(root: str | Path) -> list[str]:
     """
     top = LAYOUT.folder(Path(root))
     names: dict[str, None] = {}  # ordered, each once
-    for folder in (*(top / part for part in PARTS), top):
+    for folder in (*(top / folder for folder in PARTS), top):
         if folder.is_dir():
             for name in os.listdir(folder):
                 if name in CLASSES and (folder / name).is_dir():

@@ -85,10 +85,12 @@ def ILabCORe50Frames(
     for table in tables:
         prefix = cast(Path, table.root).relative_to(root).as_posix()
         frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
-    both = FrameTable(frames, root, name="ilab_core50")
-    balanced = [clip for split in SPLITS for clip in _balanced(both, split, reference)]
-    ordered = np.concatenate(both.clips(np.concatenate(balanced)))
-    return FrameTable((both[row] for row in ordered), root, name=both.name)
+    joined = FrameTable(frames, root, name="ilab_core50")
+    balanced = [
+        clip for split in SPLITS for clip in _balanced(joined, split, reference)
+    ]
+    ordered = np.concatenate(joined.clips(np.concatenate(balanced)))
+    return FrameTable((joined[row] for row in ordered), root, name=joined.name)
 
 
 def _below(folder: str, paths: list[str]) -> list[str]:

@@ -96,8 +96,8 @@ class Layout:
         It is the root or a folder below it that holds any of `folders`, or every one.
         """
         enough = all if every else any
-        for place in ("", *self.places, self.name):
-            folder = root / place
+        for below in ("", *self.places, self.name):
+            folder = root / below
             if enough((folder / top).is_dir() for top in self.folders):
                 return folder
         if self.inside and root.absolute().name in self.folders:
@@ -191,9 +191,9 @@ class Layout:
             key = self.key(image)
             if key is None:
                 continue
-            class_name, thing, session, frame = key
+            class_name, object_name, session, frame = key
             objects = clips.setdefault(class_name, {})
-            clip = objects.setdefault(thing, {}).setdefault(session, {})
+            clip = objects.setdefault(object_name, {}).setdefault(session, {})
             if frame in clip:
                 raise FrameTableError(
                     f"{image[0]} and {clip[frame]} are the same frame; keep one file "
@@ -242,8 +242,8 @@ class Layout:
             return self.archived(name)
         if self.pattern is None or not _seen(name):
             return None
-        parts = name.split("/")
-        ends = ["/".join(parts[first:]) for first in range(len(parts))]
+        steps = name.split("/")
+        ends = ["/".join(steps[first:]) for first in range(len(steps))]
         if any(map(self.ignored.fullmatch, ends)):
             return None
         return next(filter(self.pattern.fullmatch, ends), None)

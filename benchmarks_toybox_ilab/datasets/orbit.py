@@ -51,8 +51,8 @@ ABSENT = "object_not_present_issue"
 
 
 def _key(image: re.Match[str]) -> tuple:
-    user, thing, kind, video, frame = image.groups()
-    return user, thing, kind, (video, int(frame))
+    user, object_name, kind, video, frame = image.groups()
+    return user, object_name, kind, (video, int(frame))
 
 
 def _archived(name: str) -> str | None:
@@ -136,16 +136,16 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
     of_user = replace(LAYOUT, folders=(f"test/{user}",))
     folder, images = of_user.read(folder)
     frames: list[Frame] = []
-    for thing, kinds in LAYOUT.clips(images).get(user, {}).items():
-        clean = _frames(folder, thing, "clean", kinds.get("clean", {}))
-        clutter = _frames(folder, thing, "clutter", kinds.get("clutter", {}))
+    for object_name, kinds in LAYOUT.clips(images).get(user, {}).items():
+        clean = _frames(folder, object_name, "clean", kinds.get("clean", {}))
+        clutter = _frames(folder, object_name, "clutter", kinds.get("clutter", {}))
         if clean and clutter:
             frames += clean + clutter
     return LAYOUT.table(frames, folder)
 
 
 def _frames(
-    folder: Path, thing: str, kind: str, files: dict[tuple[str, int], str]
+    folder: Path, object_name: str, kind: str, files: dict[tuple[str, int], str]
 ) -> list[Frame]:
     """Return the frames of an object that are used of its videos of a kind.
 
@@ -166,7 +166,9 @@ def _frames(
             numbers = _tested(folder, video, numbers)
         for number in numbers:
             path = files[video, number]
-            frames.append(Frame(path, thing, thing, video, number, KINDS[kind]))
+            frames.append(
+                Frame(path, object_name, object_name, video, number, KINDS[kind])
+            )
     return frames
 
 

@@ -125,7 +125,7 @@ class Benchmark:
     def stream(
         self,
         dataset_root: str | Path | None,
-        own: Mapping[str, object] | None = None,
+        arguments: Mapping[str, object] | None = None,
         download: bool = False,
         /,
         **keywords: Unpack[StreamKeywords],
@@ -138,7 +138,7 @@ class Benchmark:
             dataset_root: Folder of the data set, as `root` of the function that makes
                 its table; None is the folder of its name where Avalanche keeps data,
                 such as `~/.avalanche/data/toybox`.
-            own: The other arguments of a generator, which are those of that function.
+            arguments: The others of a generator, which are those of that function.
                 With `reference` order and labels are drawn, too, as the paper's
                 published code does.
             download: Download the data set to `dataset_root` if nothing of it is there.
@@ -156,15 +156,15 @@ class Benchmark:
         from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
 
         _check_keywords(self.name, keywords)
-        own = dict(own or {})
+        arguments = dict(arguments or {})
         if "run" in self.options:
             seed = keywords.get("seed")
-            own["run"] = (keywords.get("run") if seed is None else seed) or 0
+            arguments["run"] = (keywords.get("run") if seed is None else seed) or 0
         root = self.place(dataset_root)
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
-        table = self.frames(root, **own)
-        transform = imagenet_transform(cast(int, own.get("size", 224)))
+        table = self.frames(root, **arguments)
+        transform = imagenet_transform(cast(int, arguments.get("size", 224)))
         defaults: dict[str, object] = {
             "protocol": self.protocol,
             "train_transform": transform,
@@ -180,7 +180,7 @@ class Benchmark:
         missing = [name for name in defaults if keywords.get(name) is None]
         # Editors follow the keywords into make_benchmark only if no item is assigned.
         keywords.update({name: defaults[name] for name in missing})  # type: ignore
-        reference = bool(own.get("reference"))
+        reference = bool(arguments.get("reference"))
         groups = self.class_groups(table, reference)
         return make_benchmark(
             table, class_groups=groups, reference=reference, **keywords

@@ -109,8 +109,8 @@ def _annotated(file: Path) -> dict[str, str]:
     classes: dict[str, str] = {}
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
-        name, _, rest = line.partition("\t")
-        wnid = rest.partition("\t")[0]
+        name, _, columns = line.partition("\t")
+        wnid = columns.partition("\t")[0]
         valid = name and re.fullmatch("n[0-9]{8}", wnid)
         if not valid or classes.setdefault(name, wnid) != wnid:
             raise FrameTableError(

@@ -136,11 +136,11 @@ def ToyboxFrames(
             if len(clips) == len(SESSIONS):
                 complete.append(number)
         if not complete:
-            most = max(map(len, objects.values()))
+            most_clips = max(map(len, objects.values()))
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with "
-                f"all {len(SESSIONS)} clips (at most {most}), but only objects that "
-                "have them all are used. Complete the class, or move it away."
+                f"all {len(SESSIONS)} clips (at most {most_clips}), but only objects "
+                "that have them all are used. Complete the class, or move it away."
             )
         for number in complete[:OBJECTS]:
             for session in SESSIONS:

@@ -97,15 +97,17 @@ def unpack(
     archive = Path(archive)
     target = Path(target)
     with _members(archive) as members, _damage_named(archive):
-        wanted = _wanted(members, archive, only)
-        missing = [member for member in wanted if not _is_unpacked(member, target)]
-        _check_ratio(archive, wanted)
+        chosen_members = _wanted(members, archive, only)
+        missing = [
+            member for member in chosen_members if not _is_unpacked(member, target)
+        ]
+        _check_ratio(archive, chosen_members)
         needed = sum(member.size for member in missing)
         check_room(target, needed, f"unpacking {archive}")
         remove_abandoned(target)
-        done = len(wanted) - len(missing)
+        unpacked = len(chosen_members) - len(missing)
         title = f"unpacking {archive.name}"
-        with progress(len(wanted), title, " files", initial=done) as bar:
+        with progress(len(chosen_members), title, " files", initial=unpacked) as bar:
             for member in missing:
                 _write(member, target)
                 bar.update()
@@ -290,7 +292,7 @@ def _wanted(
 
     Of two with one name the last is taken, as tar does.
     """
-    wanted: dict[str, Member] = {}
+    chosen_members: dict[str, Member] = {}
     origin: dict[str, str] = {}  # name in the archive by the one below the target
     for member in members:
         name = _safe_name(member.name, archive)
@@ -311,18 +313,18 @@ def _wanted(
                 f"archive {archive} holds both {origin[chosen]} and {name}; only one "
                 f"can be {chosen}."
             )
-        wanted.pop(chosen, None)
-        wanted[chosen] = replace(member, name=chosen)
-    return list(wanted.values())
+        chosen_members.pop(chosen, None)
+        chosen_members[chosen] = replace(member, name=chosen)
+    return list(chosen_members.values())
 
 
 def _safe_name(name: str, archive: Path) -> str:
     """Return a name with forward slashes; raise if it lies outside the target."""
     steps = name.replace("\\", "/").split("/")
-    parts = [step for step in steps if step not in ("", ".")]
-    if name[:1] in ("/", "\\") or ".." in parts or re.match("[A-Za-z]:", name):
+    names = [step for step in steps if step not in ("", ".")]
+    if name[:1] in ("/", "\\") or ".." in names or re.match("[A-Za-z]:", name):
         raise _refused(archive, f"its member {name!r} lies outside the target folder")
-    return "/".join(parts)
+    return "/".join(names)
 
 
 def _refused(archive: Path, reason: str) -> FrameTableError:

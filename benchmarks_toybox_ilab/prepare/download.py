@@ -18,7 +18,8 @@ TIMEOUT = 60  # seconds without a byte
 
 _CHUNK = 1 << 18
 _RANGE = re.compile(r"bytes (?P<first>\d+)-\d+/(?P<total>\d+|\*)")
-_PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416
+_PARTIAL_CONTENT = 206
+_RANGE_NOT_SATISFIABLE = 416
 # Not OSError, which the local disk raises, too.
 _NETWORK_ERRORS = (
     urllib.error.URLError,
@@ -177,13 +178,13 @@ def _append(
     Returns:
         The expected length of the whole file, or 0 if unknown.
     """
-    done = start if resumes else 0
+    offset = start if resumes else 0
     # None unless an HTTP server states a number
     length = getattr(answer, "length", None) or 0
-    expected = done + length if length else 0
+    expected = offset + length if length else 0
     title = f"downloading {part.stem}"
     check_room(part.parent, expected - start, title)
-    bar = progress(expected or None, title, "B", initial=done, scale=True)
+    bar = progress(expected or None, title, "B", initial=offset, scale=True)
     with bar, open(part, "ab" if resumes else "wb") as file:
         while chunk := answer.read(_CHUNK):
             file.write(chunk)

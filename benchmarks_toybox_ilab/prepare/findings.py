@@ -129,8 +129,8 @@ def _fits_in_other_case(name: str, layout: Layout) -> bool:
     if layout.pattern is None:
         return False
     pattern = re.compile(layout.pattern.pattern, layout.pattern.flags | re.IGNORECASE)
-    parts = name.split("/")
-    ends = ("/".join(parts[first:]) for first in range(len(parts)))
+    steps = name.split("/")
+    ends = ("/".join(steps[first:]) for first in range(len(steps)))
     return any(map(pattern.fullmatch, ends))
 
 

@@ -67,8 +67,9 @@ class Job:
         if archive.is_file() and archive.stat().st_size >= LARGE:
             size = readable_size(archive.stat().st_size)
             self.say(f"reading the file list of {archive} ({size})")
-        place = self.data.files.place if only is None else only
-        count = unpack(archive, self.root, self.progress, place)
+        if only is None:
+            only = self.data.files.place
+        count = unpack(archive, self.root, self.progress, only)
         plural = "" if count == 1 else "s"
         self.say(f"{archive}: {count} file{plural} unpacked")
 

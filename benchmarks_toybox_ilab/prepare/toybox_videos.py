@@ -48,14 +48,14 @@ def bring_toybox(job: Job) -> list[str]:
 
 def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> None:
     """Unpack archives, but no videos that the user has unpacked beside them."""
-    there = {
+    unpacked_names = {
         video.name.lower()
         for video in videos_below(source)
         if unpacked not in video.parents
     }
 
     def place(name: str) -> str | None:
-        if name.lower().rpartition("/")[2] in there:
+        if name.lower().rpartition("/")[2] in unpacked_names:
             return None
         return job.data.files.place(name)
 
@@ -100,11 +100,11 @@ def _clips(source: Path, root: Path) -> list[extract.Job]:
     for name, video in videos.items():
         if name.endswith(toybox.UNUSED_SESSIONS):
             continue
-        supercategory, thing = video.parts[-3:-1]
+        supercategory, object_name = video.parts[-3:-1]
         clips.append(
             extract.Job(
                 video=video,
-                folder=root / "images" / supercategory / thing,
+                folder=root / "images" / supercategory / object_name,
                 prefix=f"{name}_",
                 digits=1,
                 fps=1.0,

@@ -211,9 +211,9 @@ def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraw
             return ReferenceDraws(run)
         return PortableDraws(run)
     if run is not None or reference:
-        other = "reference=True" if run is None else f"run={run}"
+        excluded = "reference=True" if run is None else f"run={run}"
         raise ValueError(
-            f"seed={seed} excludes {other}: seed draws the order of classes as "
+            f"seed={seed} excludes {excluded}: seed draws the order of classes as "
             "Avalanche does, run as this package (or the published code, with "
             "reference=True) does. Give one of them."
         )
@@ -226,7 +226,7 @@ def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]
     Raises:
         ValueError: If one is unknown or repeated, or there are none.
     """
-    labels = [_label(classes, item) for item in order]
+    labels = [_label(classes, entry) for entry in order]
     if not labels or None in labels or len(set(labels)) < len(labels):
         raise ValueError(
             f"fixed_class_order is {list(order)}, but must hold labels from 0 to "
@@ -236,11 +236,11 @@ def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]
     return [label for label in labels if label is not None]
 
 
-def _label(classes: Sequence[str], item: int | str) -> int | None:
+def _label(classes: Sequence[str], entry: int | str) -> int | None:
     """Return the label of a label or a name; None if it is unknown."""
-    if isinstance(item, str):
-        return classes.index(item) if item in classes else None
-    label = int(item)
+    if isinstance(entry, str):
+        return classes.index(entry) if entry in classes else None
+    label = int(entry)
     return label if 0 <= label < len(classes) else None
 
 
@@ -259,15 +259,16 @@ def class_counts(
         ValueError: If the classes cannot be divided so.
     """
     first = [total // 2] if half_first else []
-    rest = total - sum(first)
+    remaining = total - sum(first)
     if n_experiences is None:
         size = whole_number("classes_per_experience", size, 1)
-        return first + [min(size, rest - start) for start in range(0, rest, size)]
+        sizes = [min(size, remaining - start) for start in range(0, remaining, size)]
+        return first + sizes
     count = whole_number("n_experiences", n_experiences, 1 + len(first)) - len(first)
-    if rest % count:
+    if remaining % count:
         raise ValueError(
-            f"n_experiences is {n_experiences}, but {rest} classes cannot be divided "
-            f"by {count}; give another number, or classes_per_experience, with which "
-            "the last experience may have fewer."
+            f"n_experiences is {n_experiences}, but {remaining} classes cannot be "
+            f"divided by {count}; give another number, or classes_per_experience, with "
+            "which the last experience may have fewer."
         )
-    return first + [rest // count] * count
+    return first + [remaining // count] * count

@@ -39,11 +39,22 @@ _SIGNATURES: dict[str | None, tuple[int, tuple[bytes, ...]]] = {
 }
 _LOSSY_WEBP = b"VP8 "
 _HEADER_OF_RIFF = 12
-_STRIP_OFFSETS, _STRIP_SIZES, _TILE_OFFSETS, _TILE_SIZES = 273, 279, 324, 325
-_COMPRESSION, _JPEG_TABLES = 259, 347
-_LZW, _JPEG, _DEFLATE = 5, 7, (8, 32946)  # values of the tag of compression
+# tags of TIFF
+_STRIP_OFFSETS = 273
+_STRIP_SIZES = 279
+_TILE_OFFSETS = 324
+_TILE_SIZES = 325
+_COMPRESSION = 259
+_JPEG_TABLES = 347
+# values of the tag of compression
+_LZW = 5
+_JPEG = 7
+_DEFLATE = (8, 32946)
 
-_START_OF_SCAN, _HUFFMAN_TABLES, _END = 0xDA, 0xC4, 0xD9
+# markers of JPEG
+_START_OF_SCAN = 0xDA
+_HUFFMAN_TABLES = 0xC4
+_END = 0xD9
 _RESTARTS = range(0xD0, 0xD8)
 _FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended and progressive, of Huffman codes
 # The first marker after the pixels of a scan; 0 and the restarts belong to it.

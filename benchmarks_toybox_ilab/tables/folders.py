@@ -199,8 +199,8 @@ def ignored_files(ignored: Counter[str]) -> str:
     names.sort(key=lambda name: (name == _HIDDEN, -ignored[name], natural_key(name)))
     phrases = [_phrase(name, ignored[name]) for name in names]
     if len(phrases) > _MOST_KINDS + 1:
-        rest = sum(ignored[name] for name in names[_MOST_KINDS:])
-        phrases = [*phrases[:_MOST_KINDS], f"{rest:,} others"]
+        unnamed = sum(ignored[name] for name in names[_MOST_KINDS:])
+        phrases = [*phrases[:_MOST_KINDS], f"{unnamed:,} others"]
     *first, last = phrases or [""]
     if not first:
         return last

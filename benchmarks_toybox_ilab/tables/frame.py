@@ -93,13 +93,13 @@ def _where(number: int, row: Frame) -> str:
 
 def natural_key(text: str) -> tuple:
     """Sort key of a `text` that compares digits as numbers: object2 before object10."""
-    parts: list = _DIGITS.split(text)
+    pieces: list = _DIGITS.split(text)
     # Every other part is digits, so numbers are only compared with numbers; int()
     # refuses thousands of digits.
-    for position in range(1, len(parts), 2):
-        digits = parts[position].lstrip("0")
-        parts[position] = (len(digits), digits)
-    return tuple(parts), text
+    for position in range(1, len(pieces), 2):
+        digits = pieces[position].lstrip("0")
+        pieces[position] = (len(digits), digits)
+    return tuple(pieces), text
 
 
 def whole_number(

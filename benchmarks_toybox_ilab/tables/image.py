@@ -116,9 +116,9 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
             other errors, too.
     """
     with open_image(path) as image:
-        others = other_images(image)
-        if others:
-            warnings.warn(f"{path}: {others}", stacklevel=2)
+        note = other_images(image)
+        if note:
+            warnings.warn(f"{path}: {note}", stacklevel=2)
         return _rgb(image, upright)
 
 
@@ -140,11 +140,12 @@ def open_image(
         ValueError: If the path is a pipe or a device, or the file holds PostScript.
         OSError: If Pillow cannot read the file; it may raise other errors, too.
     """
-    most = MOST_PIXELS if most_pixels is None else most_pixels
+    if most_pixels is None:
+        most_pixels = MOST_PIXELS
     if _is_special_file(source):
         raise ValueError("it is not a regular file; give a file of an image")
     with _whole_files:
-        image = _opened(source, most, **how)
+        image = _opened(source, most_pixels, **how)
     try:
         # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
         if image.format == "EPS":
@@ -152,7 +153,7 @@ def open_image(
                 "it is PostScript, a program that draws an image; convert it to JPEG "
                 "or PNG"
             )
-        _reduce(image, most)
+        _reduce(image, most_pixels)
     except BaseException:
         image.close()
         raise
@@ -214,7 +215,7 @@ def _reduce(image: Image.Image, most: int) -> None:
         raise TooManyPixelsError(
             f"it has {width} x {height} pixels, more than {limit:,}; reduce it"
         )
-    fitting = (part for part in _REDUCTIONS if width * height <= most * part**2)
+    fitting = (factor for factor in _REDUCTIONS if width * height <= most * factor**2)
     reduction = next(fitting, _REDUCTIONS[-1])
     if reduction > 1:
         image.draft(None, (width // reduction, height // reduction))
@@ -494,7 +495,8 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
 def _grey(image: Image.Image) -> np.ndarray:
     """Return the pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`."""
     pixels = np.asarray(image)
-    lowest, highest = pixels.min(), pixels.max()
+    lowest = pixels.min()
+    highest = pixels.max()
     if image.mode == "F" or lowest < 0 or highest > 0xFFFF:
         raise ValueError(
             f"its pixels are of mode {image.mode}, from {lowest} to {highest}; save it "

@@ -56,11 +56,11 @@ def check_name(name: object) -> str:
     wrong = _what_is_wrong(name)
     name = name.strip()
     if wrong:
-        shown = f"'{printable(name[:40])}'"
+        quoted = f"'{printable(name[:40])}'"
         if len(name) > 40:
-            shown += "..."
+            quoted += "..."
         raise FrameTableError(
-            f"class name {shown} {wrong}; {rule}. Choose another name, or rename the "
+            f"class name {quoted} {wrong}; {rule}. Choose another name, or rename the "
             "folder."
         )
     return name

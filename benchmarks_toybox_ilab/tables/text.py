@@ -123,7 +123,7 @@ class ListedError(ValueError):
     """
 
     def __init__(self, title: str, items: Iterable[object]):
-        lines = [f"  {printable(item)}" for item in items]
+        lines = [f"  {printable(line)}" for line in items]
         super().__init__("\n".join([f"{printable(title)}:", *lines]))
 
 

@@ -153,14 +153,16 @@ class Job:
         """Write frames to a hidden folder, and move them all; return their names."""
         self.folder.mkdir(parents=True, exist_ok=True)
         prefix = f"{self._hidden}."
-        part = Path(tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=self.folder))
+        unfinished = Path(
+            tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=self.folder)
+        )
         try:
             names = []
             for number, image in enumerate(images, 1):
                 name = self.name(number)
-                _save(image, part / name)
+                _save(image, unfinished / name)
                 names.append(name)
-            digest = self._digest(part, names)
+            digest = self._digest(unfinished, names)
             finished = self.finished()
             if finished is not None:
                 return finished
@@ -169,12 +171,12 @@ class Job:
             for entry in self._entries(rf"{re.escape(self.prefix)}\d+\.png"):
                 entry.unlink()
             for name in names:
-                os.replace(part / name, self.folder / name)
+                os.replace(unfinished / name, self.folder / name)
             record = {**record, "frames": len(names), "frames_sha256": digest}
-            (part / "marker").write_text(json.dumps(record), encoding="utf-8")
-            os.replace(part / "marker", self._marker)
+            (unfinished / "marker").write_text(json.dumps(record), encoding="utf-8")
+            os.replace(unfinished / "marker", self._marker)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(unfinished, ignore_errors=True)
         # Folders of processes that were killed.
         for entry in self._entries(rf"{re.escape(self._hidden)}\.[^.]+\.part"):
             shutil.rmtree(entry, ignore_errors=True)

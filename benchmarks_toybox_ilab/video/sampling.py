@@ -119,7 +119,8 @@ def seconds_of(video: Path, most: float) -> float:
     Raises:
         VideoError: If the file cannot be opened or has no video.
     """
-    begin, end = math.inf, -math.inf
+    begin = math.inf
+    end = -math.inf
     with _opened(video, 1) as (container, stream):
         step = 1 / _rate(stream)
         packets = (packet for packet in container.demux(stream) if packet.size)
@@ -202,7 +203,8 @@ def picture(
         matrix: As `display_matrix` returns it.
         aspect: Width of a pixel of the frame by its height; see `pixel_aspect`.
     """
-    width, height = frame.width, frame.height
+    width = frame.width
+    height = frame.height
     # The shorter sides of pixels are enlarged, so that nothing is lost.
     if aspect > 1:
         width = round(width * aspect)
@@ -298,9 +300,11 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
     if matrix is None:
         return image
     turn = _Turn.of(matrix)
-    across, down = turn.a, turn.d
+    across = turn.a
+    down = turn.d
     if is_transposed(matrix):
-        across, down = turn.c, turn.b
+        across = turn.c
+        down = turn.b
         image = image.transpose(Image.Transpose.TRANSPOSE)
     if across < 0:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -41,12 +41,14 @@ def test_gaps_and_other_files_are_accepted(reference):
         "scissor": {"train": 15, "test": 30},
     }
     assert frames_by_clip(table)["o4", "s1"] == [10, 50, 290]
-    assert "s1/o2/C_01_02_010.PNG" in table.path and (
-        "o12",
-        "s1",
-    ) not in frames_by_clip(table)
-    clips = [f"{thing} {session}" for thing, session in frames_by_clip(table)]
+    assert ("o12", "s1") not in frames_by_clip(table)
+    assert "s1/o2/C_01_02_010.PNG" in table.path
+    clips = [f"{name} {session}" for name, session in frames_by_clip(table)]
     assert clips[:6] == ["o1 s1", "o1 s3", "o1 s10", "o2 s1", "o2 s10", "o4 s1"]
+
+
+def missing_of(names):
+    return LAYOUT.missing(CORe50Frames("nowhere", names))
 
 
 def test_what_is_missing():
@@ -55,110 +57,163 @@ def test_what_is_missing():
         *core50_clip(4, 7, (50, 51)),
         *core50_clip(9, 7, range(300)),
     }
-    names = [
-        name for name in core50_names() if name not in lost and "/o46/" not in name
-    ]
-    assert LAYOUT.missing(CORe50Frames("nowhere", names)) == [
+    names = [name for name in core50_names() if "/o46/" not in name]
+    assert missing_of(name for name in names if name not in lost) == [
         "5864 training images; the paper has 6000",
         "2203 test images; the paper has 2250",
         "class mobile_phone: 584 of 600 training images, 223 of 225 test images",
         "class remote_control: 480 of 600 training images, 180 of 225 test images",
     ]
-    alone = LAYOUT.missing(CORe50Frames("nowhere", core50_names((1,), (1,))))
-    assert (
-        alone[0] == "1 classes; the paper has 10"
-        and "class can: 0 of 600 training images, 0 of 225 test images" in alone
-    )
+
+
+def test_missing_classes():
+    lines = missing_of(core50_names((1,), (1,)))
+    assert lines[0] == "1 classes; the paper has 10"
+    assert "class can: 0 of 600 training images, 0 of 225 test images" in lines
+
+
+def real_boxes():
+    """Yield session, object, and the number and left side of the boxes of each clip.
+
+    Each line of a file is the box of a frame; boxes of frames that the data set lacks
+    begin at -1, -1.
+    """
+    with zipfile.ZipFile(DATA / "core50_bbox.zip") as archive:
+        for name in archive.namelist():
+            match = re.fullmatch(r"bbox/s(\d+)/CropC_o(\d+)\.txt", name)
+            if match:
+                boxes = re.findall(r"Color(\d+): (\S+)", archive.read(name).decode())
+                yield int(match[1]), int(match[2]), boxes
+
+
+@pytest.fixture(scope="module")
+def real_names():
+    """Names of all images of CORe50."""
+    names = []
+    for session, number, boxes in real_boxes():
+        frames = [int(frame) for frame, left in boxes if left != "-1"]
+        names += core50_clip(session, number, frames)
+    return names
 
 
 @needs("core50_bbox.zip")
-def test_the_frames_of_the_real_data():
-    """Each line of a file is the box of a frame; boxes of frames that the data set lacks begin at -1, -1."""
-    with zipfile.ZipFile(DATA / "core50_bbox.zip") as archive:
-        names, lines = [], 0
-        for name in archive.namelist():
-            if found := re.fullmatch(r"bbox/s(\d+)/CropC_o(\d+)\.txt", name):
-                boxes = re.findall(r"Color(\d+): (\S+)", archive.read(name).decode())
-                lines += len(boxes)
-                names += core50_clip(
-                    *map(int, found.groups()),
-                    (int(frame) for frame, left in boxes if left != "-1"),
-                )
-    assert (lines, len(names)) == (165_000, 164_866) and len(
-        list(core50.LAYOUT.images(names))
-    ) == 164_866
-    totals = Counter(name.partition("/")[0] for name in names)
-    assert (min(totals.values()), max(totals.values()), len(totals)) == (
-        14_966,
-        14_995,
-        11,
-    )
-    assert all(name[-7:-4] < "007" for name in set(core50_names()).difference(names))
-    table = CORe50Frames("nowhere", names)
-    assert (table.split.count("train"), table.split.count("test")) == (
-        6000,
-        2250,
-    ) and LAYOUT.missing(table) == []
+def test_the_number_of_frames_of_the_real_data(real_names):
+    assert sum(len(boxes) for _, _, boxes in real_boxes()) == 165_000
+    assert len(real_names) == 164_866
+    assert len(list(core50.LAYOUT.images(real_names))) == 164_866
 
 
-def batches_of(scenario, number, label, training, draw):
-    """The training clips of each experience: sessions, new objects, or parts of all clips in random order."""
-    order = draw.sample(training, len(training))
+@needs("core50_bbox.zip")
+def test_the_sessions_of_the_real_data(real_names):
+    totals = Counter(name.partition("/")[0] for name in real_names)
+    assert len(totals) == 11
+    assert min(totals.values()) == 14_966
+    assert max(totals.values()) == 14_995
+
+
+@needs("core50_bbox.zip")
+def test_what_the_real_data_lack_is_not_used(real_names):
+    absent = set(core50_names()).difference(real_names)
+    assert all(name[-7:-4] < "007" for name in absent)
+    table = CORe50Frames("nowhere", real_names)
+    assert table.split.count("train") == 6000
+    assert table.split.count("test") == 2250
+    assert LAYOUT.missing(table) == []
+
+
+SESSIONS = range(1, 12)
+OBJECTS = range(1, 51)
+ALL_CLIPS = list(product(SESSIONS, OBJECTS))  # session and object
+TESTED = [clip for clip in ALL_CLIPS if f"s{clip[0]}" in core50.TEST_SESSIONS]
+TRAINED = [clip for clip in ALL_CLIPS if clip not in TESTED]
+
+
+def path_of(clip):
+    session, number = clip
+    return f"s{session}/o{number}/C_{session:02d}_{number:02d}_010.png"
+
+
+def batches_of(scenario, count, label_of, draw):
+    """Return the training clips of each experience.
+
+    Sessions, new objects, or parts of all clips in random order.
+    """
+    order = draw.sample(TRAINED, len(TRAINED))
+    batches = [[] for _ in range(count)]
     if scenario == "nc":
-        return [
-            [clip for clip in order if max(0, label[clip[1]] // 5 - 1) == place]
-            for place in range(number)
-        ]
-    if scenario == "ni":
-        sessions = draw.sample(sorted({session for session, _ in training}), number)
-        return [[clip for clip in order if clip[0] == session] for session in sessions]
-    return [order[start::number] for start in range(number)]
+        for clip in order:
+            batches[max(0, label_of[clip[1]] // 5 - 1)].append(clip)
+    elif scenario == "ni":
+        sessions = draw.sample(sorted({session for session, _ in TRAINED}), count)
+        for clip in order:
+            batches[sessions.index(clip[0])].append(clip)
+    else:
+        for position, clip in enumerate(order):
+            batches[position % count].append(clip)
+    return batches
+
+
+def write_lists(folder, batches, label_of):
+    """Write the lists of a run."""
+    folder.mkdir(parents=True)
+    lists = {f"train_batch_{number:02d}": clips for number, clips in enumerate(batches)}
+    lists["test"] = TESTED
+    for name, clips in lists.items():
+        lines = [f"{path_of(clip)} {label_of[clip[1]]}\n" for clip in clips]
+        (folder / f"{name}_filelist.txt").write_text("".join(lines))
+
+
+def official_name(number):
+    """Return the name of the class of an object in the official protocols."""
+    return f"{core50.CLASSES[(number - 1) // 5]}{(number - 1) % 5 + 1}"
 
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    """One image of every clip, lists of the five protocols for two runs, and the pickles that Avalanche reads."""
-    root, draw = tmp_path_factory.mktemp("official"), random.Random(0)
-    clips = {
-        (s, o): f"s{s}/o{o}/C_{s:02d}_{o:02d}_010.png"
-        for s in range(1, 12)
-        for o in range(1, 51)
-    }
-    for (session, thing), path in clips.items():
-        (root / "core50_128x128" / path).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2), (session, thing, 0)).save(
-            root / "core50_128x128" / path
-        )
+    """One image of every clip, and lists of the five protocols for two runs.
+
+    With the pickles that Avalanche reads.
+    """
+    root = tmp_path_factory.mktemp("official")
+    draw = random.Random(0)
+    for session, number in ALL_CLIPS:
+        path = root / "core50_128x128" / path_of((session, number))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (2, 2), (session, number, 0)).save(path)
     (root / "core50_32x32").symlink_to(root / "core50_128x128")
-    tested = [clip for clip in clips if f"s{clip[0]}" in core50.TEST_SESSIONS]
-    training = [clip for clip in clips if clip not in tested]
     names = {}
-    for (scenario, (folder, number)), run in product(core50.LISTS.items(), (0, 1)):
-        things = draw.sample(range(1, 51), 50) if scenario == "nc" else [*range(1, 51)]
-        label = {thing: place for place, thing in enumerate(things)}
+    for (scenario, (folder, count)), run in product(core50.LISTS.items(), (0, 1)):
+        numbers = list(OBJECTS)
         if scenario == "nc":
-            names[run] = [
-                f"{core50.CLASSES[(o - 1) // 5]}{(o - 1) % 5 + 1}" for o in things
-            ]
-        batches = enumerate(batches_of(scenario, number, label, training, draw))
-        lists = root / folder / f"run{run}"
-        lists.mkdir(parents=True)
-        for name, batch in (
-            {f"train_batch_{place:02d}": batch for place, batch in batches}
-            | {"test": tested}
-        ).items():
-            (lists / f"{name}_filelist.txt").write_text(
-                "".join(f"{clips[one]} {label[one[1]]}\n" for one in batch)
-            )
+            numbers = draw.sample(OBJECTS, 50)
+            names[run] = [official_name(number) for number in numbers]
+        label_of = {number: label for label, number in enumerate(numbers)}
+        batches = batches_of(scenario, count, label_of, draw)
+        write_lists(root / folder / f"run{run}", batches, label_of)
     empty = {"ni": [[[]] * 9]}
-    for name, value in {
+    pickles = {
         "paths": [],
         "labels": empty,
         "LUP": empty,
         "labels2names": {"nc": names},
-    }.items():
+    }
+    for name, value in pickles.items():
         (root / f"{name}.pkl").write_bytes(pickle.dumps(value))
     return root
+
+
+def labels_of(stream):
+    """Return labels and task label of each experience."""
+    return [(list(exp.dataset.targets), exp.task_label) for exp in stream]
+
+
+def pixels_of(stream):
+    """Return the pixels in the corner of the images of the first experiences."""
+    experiences = stream if len(stream) < 9 else list(stream)[:3]
+    pixels = []
+    for experience in experiences:
+        pixels += [image[:, 0, 0].tolist() for image, *_ in experience.dataset]
+    return pixels
 
 
 @pytest.mark.parametrize(
@@ -174,57 +229,52 @@ def official(tmp_path_factory):
     ],
 )
 def test_official_protocols_are_those_of_avalanche(official, scenario, keywords):
-    pixels = pixel_transform(2)
-    same = dict(
-        scenario=scenario,
-        train_transform=pixels,
-        eval_transform=pixels,
-        dataset_root=official,
+    arguments = {
+        "scenario": scenario,
+        "train_transform": pixel_transform(2),
+        "eval_transform": pixel_transform(2),
+        "dataset_root": official,
         **keywords,
-    )
-    ours, theirs = CORe50(**same), host.CORe50(**same)
-    assert ours.n_classes == theirs.n_classes and ("mini" in keywords) == (
-        ours.frame_table.root.name == core50.MINI
-    )
+    }
+    ours = CORe50(**arguments)
+    theirs = host.CORe50(**arguments)
+    assert ours.n_classes == theirs.n_classes
+    assert labels_of(ours.train_stream) == labels_of(theirs.train_stream)
+    assert labels_of(ours.test_stream) == labels_of(theirs.test_stream)
+    assert pixels_of(ours.train_stream) == pixels_of(theirs.train_stream)
+    assert pixels_of(ours.test_stream) == pixels_of(theirs.test_stream)
     if scenario == "nc":  # by categories, Avalanche repeats those of later experiences
         assert ours.n_classes_per_exp == theirs.n_classes_per_exp
         assert ours.classes_order == list(dict.fromkeys(theirs.classes_order))
-    for mine, other in (
-        (ours.train_stream, theirs.train_stream),
-        (ours.test_stream, theirs.test_stream),
-    ):
-        assert len(mine) == len(other)
-        for one, two in zip(mine, other):
-            assert (
-                list(one.dataset.targets) == list(two.dataset.targets)
-                and one.task_label == two.task_label
-            )
-            if len(mine) < 9 or one.current_experience < 3:
-                seen = [
-                    [image[:, 0, 0].tolist() for image, *_ in part.dataset]
-                    for part in (one, two)
-                ]
-                assert seen[0] == seen[1]
 
 
-def test_the_name_alone_and_the_scenario_paper_are_the_ten_categories(tmp_path):
+@pytest.mark.parametrize(
+    ("mini", "folder"), [(True, core50.MINI), (False, core50.IMAGES)]
+)
+def test_the_size_of_the_images_of_a_protocol(official, mini, folder):
+    ours = CORe50(official, scenario="nicv2_79", mini=mini)
+    assert ours.frame_table.root.name == folder
+
+
+@pytest.fixture
+def small(tmp_path):
     """Three objects of three classes; o6 has two clips of other sessions."""
     names = [
         *core50_names((2, 3, 4), (1, 50), (9, 10, 30)),
         *core50_clip(11, 6, (10, 290)),
         *core50_clip(7, 6, (50,)),
     ]
-    root = write_files(tmp_path, [*names, "README.md", "s2/.DS_Store"])
-    streams = [
-        CORe50(root, run=1),
-        CORe50(root, scenario="paper", run=1),
-        CORe50Categories(root, run=1),
-    ]
-    rows = [
-        [list(one.dataset.frame_row) for one in stream.train_stream]
-        for stream in streams
-    ]
-    assert rows[0] == rows[1] == rows[2] and len(rows[0]) == 2
+    return write_files(tmp_path, [*names, "README.md", "s2/.DS_Store"])
+
+
+@pytest.mark.parametrize("arguments", [{}, {"scenario": "paper"}])
+def test_the_ten_categories_are_the_default(small, arguments):
+    ours = CORe50(small, run=1, **arguments)
+    rows = [list(exp.dataset.frame_row) for exp in ours.train_stream]
+    categories = CORe50Categories(small, run=1)
+    expected = [list(exp.dataset.frame_row) for exp in categories.train_stream]
+    assert rows == expected
+    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -254,30 +304,44 @@ def test_what_the_official_protocols_do_not_take(official, keywords, words):
         CORe50(official, **keywords)
 
 
-def test_damaged_official_lists(official, tmp_path):
-    shutil.copytree(
-        official / "batches_filelists/NI_inc/run0",
-        tmp_path / "batches_filelists/NI_inc/run0",
-    )
+@pytest.fixture
+def copied(official, tmp_path):
+    """A copy of the lists of a run, without images."""
+    folder = "batches_filelists/NI_inc/run0"
+    shutil.copytree(official / folder, tmp_path / folder)
     (tmp_path / "core50_128x128").mkdir()
-    file = tmp_path / "batches_filelists/NI_inc/run0/train_batch_00_filelist.txt"
-    lines = file.read_text()
-    for line, words in (
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
         (
             "s1/o3/C_01_04_010.png 2",
             "line 1 of .*train_batch_00_filelist.txt is 's1/o3/C_01_04",
         ),
         ("s1/o3/C_01_03_010.png two", "must be the path of an image and a label"),
         ("s1/o3/C_01_03_010.png 7", "gives plug_adapter3 a second label"),
-        (
-            "",
-            "train_batch_00_filelist.txt, one of the official lists, is missing or empty",
-        ),
-    ):
-        file.write_text(f"{line}\n{lines}" * bool(line))
-        with pytest.raises(FrameTableError, match=words):
-            CORe50(tmp_path, scenario="ni")
-    with pytest.raises(
-        FrameTableError, match=r"there is no folder .*NC_inc. Scenario 'nc' needs"
-    ):
-        CORe50(tmp_path, scenario="nc")
+    ],
+)
+def test_damaged_official_lists(copied, line, words):
+    file = copied / "batches_filelists/NI_inc/run0/train_batch_00_filelist.txt"
+    file.write_text(f"{line}\n{file.read_text()}")
+    with pytest.raises(FrameTableError, match=words):
+        CORe50(copied, scenario="ni")
+
+
+def test_an_empty_official_list(copied):
+    file = copied / "batches_filelists/NI_inc/run0/train_batch_00_filelist.txt"
+    file.write_text("")
+    words = (
+        "train_batch_00_filelist.txt, one of the official lists, is missing or empty"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        CORe50(copied, scenario="ni")
+
+
+def test_missing_official_lists(copied):
+    words = r"there is no folder .*NC_inc. Scenario 'nc' needs"
+    with pytest.raises(FrameTableError, match=words):
+        CORe50(copied, scenario="nc")

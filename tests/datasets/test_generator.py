@@ -1,4 +1,7 @@
-"""The generators: what editors show of them, their keywords against the host's, and a data set that is one file."""
+"""The generators: what editors show of them, and their keywords against the host's.
+
+And a data set that is one file.
+"""
 
 import inspect
 import os
@@ -26,21 +29,17 @@ from benchmarks_toybox_ilab.prepare.core import check
 
 # What each generator has of its own besides `dataset_root`.
 OWN = {
-    **{
-        name: ["reference"]
-        for name in (
-            "Toybox",
-            "ILab",
-            "ICub",
-            "ILabCORe50",
-            "OnlineCIFAR100",
-            "OnlineImageNet",
-        )
-    },
+    "Toybox": ["reference"],
+    "ILab": ["reference"],
+    "ICub": ["reference"],
+    "ILabCORe50": ["reference"],
+    "OnlineCIFAR100": ["reference"],
+    "OnlineImageNet": ["reference"],
     "CORe50": ["scenario", "object_lvl", "mini", "reference", "download"],
     "CORe50Categories": ["reference", "download"],
     "ETH80": [],
-    **{name: ["download"] for name in ("TinyImageNet", "Stream51")},
+    "TinyImageNet": ["download"],
+    "Stream51": ["download"],
     "OpenLORIS": ["factor"],
     "CLEAR": ["data_name"],
     "ORBIT": ["user"],
@@ -88,85 +87,76 @@ def ToyTree(dataset_root=None, **host):
 """
 
 
-def test_a_generator_shows_all_its_arguments():
-    for name, own in OWN.items():
-        generator = getattr(streams, name)
-        assert [*inspect.signature(generator).parameters] == [
-            "dataset_root",
-            *own,
-            "host",
-        ]
-        assert not hasattr(generator, "__signature__") and generator.__name__ == name
-        assert pickle.loads(pickle.dumps(generator)) is generator
-        editor = jedi.Script(
-            f"from benchmarks_toybox_ilab import {name}\n{name}(",
-            project=jedi.Project(ROOT),
-        )
-        completed = {
-            one.name[:-1] for one in editor.complete() if one.name.endswith("=")
-        }
-        assert completed == {"dataset_root", *own, *StreamKeywords.__annotations__}
+@pytest.mark.parametrize(("name", "own"), OWN.items())
+def test_the_signature_of_a_generator(name, own):
+    generator = getattr(streams, name)
+    parameters = list(inspect.signature(generator).parameters)
+    assert parameters == ["dataset_root", *own, "host"]
+    assert not hasattr(generator, "__signature__")
+    assert generator.__name__ == name
+    assert pickle.loads(pickle.dumps(generator)) is generator
+
+
+@pytest.mark.parametrize(("name", "own"), OWN.items())
+def test_an_editor_shows_all_arguments(name, own):
+    code = f"from benchmarks_toybox_ilab import {name}\n{name}("
+    editor = jedi.Script(code, project=jedi.Project(ROOT))
+    names = [completion.name for completion in editor.complete()]
+    arguments = {name.removesuffix("=") for name in names if name.endswith("=")}
+    assert arguments == {"dataset_root", *own, *StreamKeywords.__annotations__}
 
 
 @pytest.mark.slow  # as that of all the code
 def test_a_type_checker_knows_the_arguments(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    out, _, _ = api.run(
-        [
-            str(script),
-            "--config-file",
-            str(ROOT / "setup.cfg"),
-            "--cache-dir",
-            os.devnull,
-        ]
-    )
-    found = [
-        line for line in out.splitlines() if "script.py" in line and "error" in line
-    ]
-    assert (
-        len(found) == 4
-        and 'Argument "seed" to "ToyShapes" has incompatible type "str"' in found[0]
-    )
-    assert 'Unexpected keyword argument "experiences" for "CORe50"' in found[1]
-    assert {line.partition("argument ")[2].split()[0] for line in found[2:]} == {
-        '"model"',
-        '"optimizer"',
-    }
+    options = ["--config-file", str(ROOT / "setup.cfg"), "--cache-dir", os.devnull]
+    out, _, _ = api.run([str(script), *options])
+    lines = [line for line in out.splitlines() if "script.py" in line]
+    errors = [line for line in lines if "error" in line]
+    assert len(errors) == 4
+    assert 'Argument "seed" to "ToyShapes" has incompatible type "str"' in errors[0]
+    assert 'Unexpected keyword argument "experiences" for "CORe50"' in errors[1]
+    missing = {line.partition("argument ")[2].split()[0] for line in errors[2:]}
+    assert missing == {'"model"', '"optimizer"'}
 
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
-    """The 100 classes of CIFAR-100 with two training images and one test image each, of one colour."""
+    """The 100 classes of CIFAR-100, each image of one colour.
+
+    Two training images and one test image of each class.
+    """
     root = tmp_path_factory.mktemp("cifar")
-    for number in range(300):
-        path = (
-            root
-            / ("train" if number % 3 else "test")
-            / f"class_{number // 3:02d}"
-            / f"{number}.png"
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (2, 2), (number // 3, number % 3, 0)).save(path)
+    for label in range(100):
+        for number, split in enumerate(("test", "train", "train")):
+            path = root / split / f"class_{label:02d}" / f"{3 * label + number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (2, 2), (label, number, 0)).save(path)
     return root
 
 
 def contents(stream):
-    """What the experiences of a stream hold: classes, those before and after, task labels, items without order."""
-    found = []
-    for one in stream:
-        items = sorted(
-            (*image[:2, 0, 0].tolist(), int(label), int(task))
-            for image, label, task in one.dataset
+    """Return what the experiences of a stream hold.
+
+    Classes, those before and after, task labels, and items without order.
+    """
+    experiences = []
+    for experience in stream:
+        items = []
+        for image, label, task in experience.dataset:
+            items.append((*image[:2, 0, 0].tolist(), int(label), int(task)))
+        experiences.append(
+            {
+                "present": set(experience.classes_in_this_experience),
+                "previous": set(experience.previous_classes),
+                "seen": set(experience.classes_seen_so_far),
+                "future": set(experience.future_classes),
+                "task": experience.task_label,
+                "items": sorted(items),
+            }
         )
-        timeline = (
-            one.classes_in_this_experience,
-            one.previous_classes,
-            one.classes_seen_so_far,
-            one.future_classes,
-        )
-        found.append(([set(classes) for classes in timeline], one.task_label, items))
-    return found
+    return experiences
 
 
 @pytest.mark.parametrize(
@@ -196,46 +186,40 @@ def test_keywords_mean_what_they_mean_in_avalanche(cifar, monkeypatch, keywords)
         cifar, train_transform=pixels, eval_transform=pixels, **keywords
     )
     table = streams.CIFAR100Frames(cifar)
-    both = [
-        FrameDataset(table, table.rows(split), pixels) for split in ("train", "test")
-    ]
-    monkeypatch.setattr(ccifar100, "get_cifar100_dataset", lambda root: both)
+    train = FrameDataset(table, table.rows("train"), pixels)
+    test = FrameDataset(table, table.rows("test"), pixels)
+    monkeypatch.setattr(ccifar100, "get_cifar100_dataset", lambda root: [train, test])
     theirs = ccifar100.SplitCIFAR100(
         train_transform=None, eval_transform=None, **keywords
     )
-    for name in (
-        "n_classes",
-        "n_classes_per_exp",
-        "classes_order",
-        "original_classes_in_exp",
-    ):
-        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.n_classes == theirs.n_classes
+    assert ours.n_classes_per_exp == theirs.n_classes_per_exp
+    assert ours.classes_order == theirs.classes_order
+    assert ours.original_classes_in_exp == theirs.original_classes_in_exp
     assert contents(ours.train_stream) == contents(theirs.train_stream)
     assert contents(ours.test_stream) == contents(theirs.test_stream)
 
 
-def test_class_names_stand_for_labels_and_groups_keep_their_order(cifar):
+def test_class_names_stand_for_labels(cifar):
     named = OnlineCIFAR100(
         cifar,
         fixed_class_order=["class_07", "class_03"],
         classes_per_experience=1,
         run=4,
     )
-    assert (
-        named.classes_order,
-        named.n_classes,
-        named.run,
-        len(named.train_stream),
-    ) == ([7, 3], 2, 4, 2)
+    assert named.classes_order == [7, 3]
+    assert named.n_classes == 2
+    assert named.run == 4
+    assert len(named.train_stream) == 2
+
+
+def test_labels_in_the_order_of_the_classes(cifar):
     renamed = OnlineCIFAR100(cifar, seed=1, class_ids_from_zero_from_first_exp=True)
-    assert (
-        renamed.classes_order == [*range(100)]
-        and renamed.protocol == "class_iid"
-        and renamed.run == 1
-    )
-    assert [*renamed.class_names] == [
-        f"class_{label:02d}" for label in OnlineCIFAR100(cifar, seed=1).classes_order
-    ]
+    order = OnlineCIFAR100(cifar, seed=1).classes_order
+    assert renamed.classes_order == list(range(100))
+    assert renamed.protocol == "class_iid"
+    assert renamed.run == 1
+    assert list(renamed.class_names) == [f"class_{label:02d}" for label in order]
 
 
 @pytest.mark.parametrize(
@@ -273,88 +257,117 @@ def test_keywords_that_do_not_fit_together(cifar, keywords, words):
         OnlineCIFAR100(cifar, **keywords)
 
 
-def test_where_the_data_are_and_what_is_no_keyword(cifar, tmp_path, monkeypatch):
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    """Where Avalanche keeps data."""
     from avalanche.benchmarks.datasets import dataset_utils
 
-    monkeypatch.setitem(
-        dataset_utils.AVALANCHE_CONFIG, "dataset_location", str(tmp_path)
-    )
-    with pytest.raises(
-        streams.FrameTableError, match=f"there is no folder {tmp_path}/cifar100"
-    ):
-        OnlineCIFAR100()
-    (tmp_path / "cifar100").symlink_to(cifar)
-    assert OnlineCIFAR100().n_classes == 100
-    left, new = (
-        [[], ["class_[1-9]*"]],
-        tmp_path / "new",
-    )  # what is left out of the archive by an interrupt
+    config = dataset_utils.AVALANCHE_CONFIG
+    monkeypatch.setitem(config, "dataset_location", str(tmp_path))
+    return tmp_path
 
-    def unpack(url, root, unpacked=None, md5=""):
-        shutil.copytree(
-            cifar,
-            unpacked or root,
-            ignore=shutil.ignore_patterns(*left.pop()),
-            dirs_exist_ok=True,
-        )
-        if left:
+
+def test_data_lie_where_avalanche_keeps_them(cifar, data_folder):
+    (data_folder / "cifar100").symlink_to(cifar)
+    assert OnlineCIFAR100().n_classes == 100
+
+
+def test_data_that_are_not_there(data_folder):
+    words = f"there is no folder {data_folder}/cifar100"
+    with pytest.raises(streams.FrameTableError, match=words):
+        OnlineCIFAR100()
+
+
+def test_a_download_that_is_interrupted(cifar, tmp_path, monkeypatch):
+    root = tmp_path / "root"
+    interrupts = [True, False]
+
+    def unpack(url, folder, unpacked=None, md5=""):
+        interrupted = interrupts.pop(0)
+        left_out = shutil.ignore_patterns("class_[1-9]*") if interrupted else None
+        shutil.copytree(cifar, unpacked or folder, ignore=left_out, dirs_exist_ok=True)
+        if interrupted:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(
         "torchvision.datasets.utils.download_and_extract_archive", unpack
     )
     with pytest.raises(KeyboardInterrupt):
-        BENCHMARKS["cifar100"].stream(new, {}, True)
-    assert (
-        BENCHMARKS["cifar100"].stream(new, {}, True).n_classes == 100
-        and len(os.listdir(new)) == 2
-    )
-    with pytest.raises(
-        TypeError,
-        match="dataset_root is 20; for a number of experiences give n_experiences=20",
-    ):
+        BENCHMARKS["cifar100"].stream(root, {}, True)
+    assert BENCHMARKS["cifar100"].stream(root, {}, True).n_classes == 100
+    assert len(os.listdir(root)) == 2
+
+
+def test_a_number_is_no_folder():
+    words = "dataset_root is 20; for a number of experiences give n_experiences=20"
+    with pytest.raises(TypeError, match=words):
         OnlineCIFAR100(20)
-    with pytest.raises(
-        TypeError,
-        match="cifar100 has no keyword 'experiences'; did you mean 'n_experiences'",
-    ):
+
+
+def test_an_unknown_keyword(cifar):
+    words = "cifar100 has no keyword 'experiences'; did you mean 'n_experiences'"
+    with pytest.raises(TypeError, match=words):
         OnlineCIFAR100(cifar, experiences=5)
 
 
-def test_a_data_set_of_one_file_is_known_by_name(
-    tmp_path, monkeypatch, done, refused, tiny
-):
+@pytest.fixture
+def toy_tree(tmp_path, monkeypatch):
+    """A data set of a user, which is one file: its module."""
     (tmp_path / "tree_of_a_user.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
-    module, root = __import__("tree_of_a_user"), tmp_path / "tree"
-    try:
-        for number, name in enumerate(("bee", "cat", "dog")):
-            for image, split in enumerate(("train", "train", "test")):
-                path = root / split / name / f"{image}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.new("RGB", (32, 32), (80 * number, 40 * image, 90)).save(path)
-        table = streams.get_benchmark("toy_tree").table(str(root), 0)
-        assert list(table.counts().values()) == 3 * [{"train": 2, "test": 1}]
-        assert (
-            "| `toy_tree` | the toy tree | 3 | 6 | 3 | 1 | 3 | drawn by hand |"
-            in data_sets()
-        )
-        stream = module.ToyTree(root, run=1)
-        assert stream.protocol == "class_iid" and stream.n_classes_per_exp == [1, 1, 1]
-        assert "complete" in done(
-            "prepare", "toy_tree", "--dataset-root", root, "--check"
-        )
-        values = {
-            "clip_folder": "toy_tree",
-            tiny[tiny.index("--dataset-root") + 1]: str(root),
-        }
-        done(*(values.get(word, word) for word in tiny), "--output", tmp_path / "run")
-        assert "benchmark: toy_tree" in (tmp_path / "run/config.yaml").read_text()
-        (root / "test/dog/2.png").unlink()
-        assert "class dog: 0 of 1 test images" in check("toy_tree", root)[0]
-        (root / "test/dog/odd.png").touch()
-        words = "image test/dog/odd.png does not fit the layout of the toy tree"
-        refused(words, "prepare", "toy_tree", "--dataset-root", root, "--check")
-    finally:
-        BENCHMARKS.pop("toy_tree")
-        sys.modules.pop("tree_of_a_user")
+    yield __import__("tree_of_a_user")
+    BENCHMARKS.pop("toy_tree")
+    sys.modules.pop("tree_of_a_user")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The images of that data set."""
+    root = tmp_path / "tree"
+    for number, name in enumerate(("bee", "cat", "dog")):
+        for image, split in enumerate(("train", "train", "test")):
+            path = root / split / name / f"{image}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (80 * number, 40 * image, 90)).save(path)
+    return root
+
+
+@pytest.mark.usefixtures("toy_tree")
+def test_a_data_set_of_one_file_is_known_by_name(tree):
+    table = streams.get_benchmark("toy_tree").table(str(tree), 0)
+    assert list(table.counts().values()) == 3 * [{"train": 2, "test": 1}]
+
+
+@pytest.mark.usefixtures("toy_tree")
+def test_a_data_set_of_one_file_is_in_the_docs():
+    row = "| `toy_tree` | the toy tree | 3 | 6 | 3 | 1 | 3 | drawn by hand |"
+    assert row in data_sets()
+
+
+def test_a_data_set_of_one_file_has_a_stream(toy_tree, tree):
+    stream = toy_tree.ToyTree(tree, run=1)
+    assert stream.protocol == "class_iid"
+    assert stream.n_classes_per_exp == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("toy_tree")
+def test_a_run_on_a_data_set_of_one_file(tmp_path, tree, done, tiny):
+    command = list(tiny)
+    command[command.index("clip_folder")] = "toy_tree"
+    command[command.index("--dataset-root") + 1] = str(tree)
+    done(*command, "--output", tmp_path / "run")
+    assert "benchmark: toy_tree" in (tmp_path / "run/config.yaml").read_text()
+
+
+@pytest.mark.usefixtures("toy_tree")
+def test_a_data_set_of_one_file_is_checked(tree, done):
+    assert "complete" in done("prepare", "toy_tree", "--dataset-root", tree, "--check")
+    (tree / "test/dog/2.png").unlink()
+    assert "class dog: 0 of 1 test images" in check("toy_tree", tree)[0]
+
+
+@pytest.mark.usefixtures("toy_tree")
+def test_an_image_that_does_not_fit_a_data_set_of_one_file(tree, refused):
+    (tree / "test/dog/odd.png").touch()
+    words = "image test/dog/odd.png does not fit the layout of the toy tree"
+    refused(words, "prepare", "toy_tree", "--dataset-root", tree, "--check")

@@ -16,67 +16,79 @@ def sessions(table):
 
 
 def starts(table):
-    """The first frame of each clip, in table order; a clip must have 15 consecutive frames."""
-    clips = [[table.frame[row] for row in clip] for clip in table.clips(table.rows())]
-    assert all(frames == list(range(frames[0], frames[0] + 15)) for frames in clips)
-    return [frames[0] for frames in clips]
+    """Return the first frame of each clip, in the order of the table.
+
+    A clip must have 15 consecutive frames.
+    """
+    firsts = []
+    for clip in table.clips(table.rows()):
+        frames = [table.frame[row] for row in clip]
+        first = frames[0]
+        assert frames == list(range(first, first + 15))
+        firsts.append(first)
+    return firsts
 
 
-def test_a_tree_with_unusual_names_and_files(tmp_path):
+def sessions_of(name, backgrounds, test):
+    """Return the sessions of an object with their splits."""
+    expected = []
+    for number in backgrounds:
+        split = "test" if number in test else "train"
+        expected.append((name, f"b{number:04d}", split))
+    return expected
+
+
+def test_sessions_of_a_tree_with_unusual_names(tmp_path):
     table = ILabFrames(write_files(tmp_path, odd_ilab_names()))
-    assert (
-        table.classes == ("boat", "van") and table.name == "ilab" and not table.padded
-    )
     # The second background of the boat has 14 images, so its place is the third's; the
     # second boat has 7 sessions.
-    boat = [
-        ("i0001", f"b{number:04d}", "test" if number in (5, 9) else "train")
-        for number in (1, 3, 4, 5, 6, 7, 8, 9)
-    ]
-    van = [
-        ("i0007", f"b{number:04d}", "test" if number in (14, 18) else "train")
-        for number in range(11, 19)
-    ]
-    assert sessions(table) == boat + van and len(table) == 16 * 15
+    boat = sessions_of("i0001", (1, 3, 4, 5, 6, 7, 8, 9), test=(5, 9))
+    van = sessions_of("i0007", range(11, 19), test=(14, 18))
+    assert sessions(table) == boat + van
+    assert len(table) == 16 * 15
+
+
+def test_frames_of_a_tree_with_unusual_names(tmp_path):
+    table = ILabFrames(write_files(tmp_path, odd_ilab_names()))
+    assert table.classes == ("boat", "van")
+    assert table.name == "ilab"
+    assert not table.padded
     assert table[16] == Frame(
-        "train_img/boat-i0001-b0003-c00-r02-l0-f2.jpg",
-        "boat",
-        "i0001",
-        "b0003",
-        1,
-        "train",
+        path="train_img/boat-i0001-b0003-c00-r02-l0-f2.jpg",
+        class_name="boat",
+        object_name="i0001",
+        session="b0003",
+        frame=1,
+        split="train",
     )
-    assert table.path[-1].startswith("train_img/van-i0007-b0018-c04-r0") and table.path[
-        -1
-    ].endswith("-l0.JPG")
-    assert all(table.read(row).size == (12, 8) for row in range(len(table)))
+    assert table.path[-1].startswith("train_img/van-i0007-b0018-c04-r0")
+    assert table.path[-1].endswith("-l0.JPG")
+    assert {table.read(row).size for row in range(len(table))} == {(12, 8)}
+
+
+# Camera, rotation, light and focus, in the order of a clip.
+VIEWS = [
+    "c0-r1-l0-f2",
+    "c0-r1-l1-f0",
+    "c0-r1-l1-f3",
+    "c0-r2-l0-f0",
+    "c0-r10-l0-f0",
+    "c2-r1-l0-f0",
+    "c10-r1-l0-f0",
+    *(f"c11-r{rotation}-l0-f0" for rotation in range(8)),
+]
 
 
 def test_images_are_ordered_by_number_with_any_digits():
     names = []
-    views = [
-        (0, 1, 0, 2),
-        (0, 1, 1, 0),
-        (0, 1, 1, 3),
-        (0, 2, 0, 0),
-        (0, 10, 0, 0),
-        (2, 1, 0, 0),
-        (10, 1, 0, 0),
-    ]
-    views += [(11, rotation, 0, 0) for rotation in range(8)]
     for background in (1, 2, 3, 4, 5, 6, 7, 10):
-        shuffled = np.random.default_rng(background).permutation(len(views))
-        names += [
-            "train_img/ufo-i3-b{}-c{}-r{}-l{}-f{}.jpg".format(background, *views[place])
-            for place in shuffled
-        ]
+        shuffled = np.random.default_rng(background).permutation(VIEWS)
+        names += [f"train_img/ufo-i3-b{background}-{view}.jpg" for view in shuffled]
     table = ILabFrames("x", names)
+    views = [path.removesuffix(".jpg").split("-", 3)[-1] for path in table.path]
     assert sessions(table)[-1] == ("i0003", "b0010", "test")
-    for clip in table.clips(table.rows()):
-        assert [table.path[row].partition("-c")[2] for row in clip] == [
-            "{}-r{}-l{}-f{}.jpg".format(*view) for view in views
-        ]
-        assert [table.frame[row] for row in clip] == list(range(15))
+    assert views == VIEWS * 8
+    assert list(table.frame) == list(range(15)) * 8
 
 
 def test_where_the_window_starts():
@@ -84,44 +96,64 @@ def test_where_the_window_starts():
     # b1ec4079d3806f81, and of car/i0001/b0001 with e990b79c3250d900. With 30 images
     # there are 16 starts, so the last digit says which.
     table = ILabFrames("x", ilab_names(["boat", "car"], [1], SMALL))
-    assert [starts(table)[clip] for clip in (0, 2, 8)] == [0xD, 0x1, 0x0]
+    first = starts(table)
+    assert (first[0], first[2], first[8]) == (0xD, 0x1, 0x0)
+
+
+def test_where_the_window_starts_among_three():
     # The sums of the digits of the first two are 122 and 112, so modulo 3 (17 images)
     # they are 2 and 1.
     table = ILabFrames("x", ilab_names(["boat", "car"], [1], SMALL, 17))
-    assert [starts(table)[clip] for clip in (0, 2)] == [2, 1]
+    first = starts(table)
+    assert (first[0], first[2]) == (2, 1)
     assert table.path[0] == "train_img/boat-i0001-b0001-c00-r03-l0-f2.jpg"
-    # By reference.
+
+
+# What random.Random(0).randint(0, 15) gives, one after the other.
+DRAWN = [12, 13, 1, 8, 15, 12, 9, 15, 11, 6, 4, 9, 4, 3, 8, 4]
+
+
+def test_where_the_window_starts_by_reference():
     names = ilab_names(["boat", "car"], [1], SMALL)
-    # What random.Random(0).randint(0, 15) gives, one after the other.
-    drawn = [12, 13, 1, 8, 15, 12, 9, 15, 11, 6, 4, 9, 4, 3, 8, 4]
-    assert starts(ILabFrames("x", names[::-1], reference=True)) == drawn
-    # A session that is not used draws nothing.
-    more = (
-        ilab_session("boat", 1, 0, 14)
-        + ilab_session("boat", 1, 9, 30)
-        + ilab_session("boat", 3, 1)
+    assert starts(ILabFrames("x", names[::-1], reference=True)) == DRAWN
+    assert starts(ILabFrames("x", names)) != DRAWN
+
+
+def test_a_session_that_is_not_used_draws_nothing():
+    unused = [
+        *ilab_session("boat", 1, 0, 14),
+        *ilab_session("boat", 1, 9, 30),
+        *ilab_session("boat", 3, 1),
+    ]
+    names = ilab_names(["boat", "car"], [1], SMALL)
+    assert starts(ILabFrames("x", names + unused, True)) == DRAWN
+
+
+def test_a_class_without_a_usable_object():
+    names = ilab_names(["boat"], [1], SMALL) + ilab_names(["car"], [1, 2], range(1, 8))
+    words = (
+        r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) of "
+        r"at least 15.* Complete the"
     )
-    assert starts(ILabFrames("x", names + more, True)) == drawn
-    assert starts(ILabFrames("x", names)) != drawn
+    with pytest.raises(FrameTableError, match=words):
+        ILabFrames("nowhere", names)
+
+
+GONE = (
+    "train_img/boat-i0003-b0001",
+    "train_img/boat-i0003-b0002-c00-r01-l0-f2.jpg",
+    "train_img/boat-i0003-b0003-c00-r01-l0-f2.jpg",
+    "train_img/boat-i0004-b0001",
+    "train_img/boat-i0005",
+    "train_img/boat-i0006-b000",
+    "train_img/bus-",
+    "train_img/ufo-i0001",
+    "train_img/ufo-i0002",
+)
 
 
 def test_what_is_missing():
-    names = ilab_names(["boat"], [1], SMALL) + ilab_names(["car"], [1, 2], range(1, 8))
-    words = r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) of at least 15.* Complete the"
-    with pytest.raises(FrameTableError, match=words):
-        ILabFrames("nowhere", names)
-    names = [name for name in ilab_names(views=15) if "/bus-" not in name]
-    gone = (
-        "/boat-i0003-b0001",
-        "/boat-i0004-b0001",
-        "/boat-i0005",
-        "/boat-i0006-b000",
-        "/ufo-i0001",
-        "/ufo-i0002",
-    )
-    names = [name for name in names if not name.startswith(gone, len("train_img"))]
-    for background in (2, 3):
-        names.remove(f"train_img/boat-i0003-b{background:04d}-c00-r01-l0-f2.jpg")
+    names = [name for name in ilab_names(views=15) if not name.startswith(GONE)]
     # Of ufo 28 objects are left, and the fourth boat has 9 sessions: both are enough.
     assert LAYOUT.missing(ILabFrames("nowhere", names))[3:] == [
         "class boat: 2430 of 2520 training images, 810 of 840 test images",

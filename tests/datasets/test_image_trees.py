@@ -3,6 +3,7 @@
 import shutil
 import zipfile
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from fake_data import (
@@ -62,123 +63,152 @@ def test_rows_are_sorted_by_split_class_and_name(tmp_path):
     ]
 
 
+def cifar100_names(train, classes):
+    return image_tree_names({"train": train, "test": 100}, classes)
+
+
+def missing_of_cifar100(names):
+    return cifar100.LAYOUT.missing(CIFAR100Frames("x", names))
+
+
+# Three images of a class, and all test images of another.
+GONE = (
+    f"train/{CLASSES[3]}/{CLASSES[3]}_7.png",
+    f"test/{CLASSES[3]}/{CLASSES[3]}_0.png",
+    f"test/{CLASSES[3]}/{CLASSES[3]}_1.png",
+    f"test/{CLASSES[5]}/",
+)
+
+
 def test_what_is_missing_is_listed_by_class():
-    names = image_tree_names({"train": 500, "test": 100}, CLASSES[:97])
-    gone = {
-        f"train/{CLASSES[3]}/{CLASSES[3]}_7.png",
-        *(f"test/{CLASSES[3]}/{CLASSES[3]}_{k}.png" for k in (0, 1)),
-    }
-    kept = [
-        name
-        for name in names
-        if name not in gone and not name.startswith(f"test/{CLASSES[5]}/")
-    ]
-    assert cifar100.LAYOUT.missing(CIFAR100Frames("x", kept)) == [
+    names = cifar100_names(500, CLASSES[:97])
+    names = [name for name in names if not name.startswith(GONE)]
+    assert missing_of_cifar100(names) == [
         "97 classes; the paper has 100",
         "48499 training images; the paper has 50000",
         "9598 test images; the paper has 10000",
         f"class {CLASSES[3]}: 499 of 500 training images, 98 of 100 test images",
         f"class {CLASSES[5]}: 0 of 100 test images",
     ]
-    lines = cifar100.LAYOUT.missing(
-        CIFAR100Frames(
-            "x", image_tree_names({"train": 499, "test": 100}, CLASSES[:100])
-        )
-    )
+
+
+def test_only_the_first_incomplete_classes_are_listed():
+    lines = missing_of_cifar100(cifar100_names(499, CLASSES[:100]))
     assert lines[20:] == [
         f"class {CLASSES[19]}: 499 of 500 training images",
         "80 more classes are incomplete",
     ]
 
 
+IMAGENET = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
+TOTAL = "3000 training images; the paper has 1281167"
+
+
+def missing_of_imagenet(names):
+    return imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", names))
+
+
 def test_the_training_images_of_imagenet_are_counted_together():
-    names = image_tree_names({"train": 3, "val": 50}, CLASSES, ".JPEG")
-    total = "3000 training images; the paper has 1281167"
-    assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", names)) == [total]
-    kept = [
-        name
-        for name in names
-        if not name.startswith(f"val/{CLASSES[4]}/{CLASSES[4]}_9.")
-    ]
-    assert imagenet.LAYOUT.missing(imagenet.ImageNetFrames("x", kept)) == [
-        *(
-            total,
-            "49999 test images; the paper has 50000",
-            f"class {CLASSES[4]}: 49 of 50 test images",
-        )
+    assert missing_of_imagenet(IMAGENET) == [TOTAL]
+
+
+def test_the_test_images_of_imagenet_are_counted_by_class():
+    gone = f"val/{CLASSES[4]}/{CLASSES[4]}_9."
+    names = [name for name in IMAGENET if not name.startswith(gone)]
+    assert missing_of_imagenet(names) == [
+        TOTAL,
+        "49999 test images; the paper has 50000",
+        f"class {CLASSES[4]}: 49 of 50 test images",
     ]
 
 
-def test_the_official_layout(official):
+def test_training_images_of_the_official_layout(official):
     table = TinyImageNetFrames(official)
-    assert (
-        table.classes == tuple(CLASSES[:3])
-        and len(table) == 3 * 11 + 3 * 4
-        and table.name == "tiny_imagenet"
-    )
+    assert table.name == "tiny_imagenet"
+    assert table.classes == tuple(CLASSES[:3])
+    assert len(table) == 3 * 11 + 3 * 4
     assert table.counts()["n00000002"] == {"train": 11, "test": 4}
     name = "train/n00000000/images/n00000000_0.JPEG"
     assert table[0] == Frame(name, "n00000000", "n00000000_0", "0", 0, "train")
-    test = {
-        row.path: (row.class_name, row.session) for row in table if row.split == "test"
-    }
-    assert test["val/images/val_4.JPEG"] == (
-        "n00000001",
-        "1",
-    )  # test image n is of class n % 3
-    assert test["val/images/val_11.JPEG"] == ("n00000002", "1") and table.read(
-        len(table) - 1
-    ).size == (12, 8)
+
+
+def test_test_images_of_the_official_layout(official):
+    table = TinyImageNetFrames(official)
+    test = {row.path: row for row in table if row.split == "test"}
+    # Test image n is of class n % 3.
+    assert test["val/images/val_4.JPEG"].class_name == "n00000001"
+    assert test["val/images/val_11.JPEG"].class_name == "n00000002"
+    assert {row.session for row in test.values()} == {"1"}
+    assert table.read(len(table) - 1).size == (12, 8)
     assert not any(path.startswith("test/") for path in table.path)
 
 
-def test_the_simple_layout_has_the_same_rows_and_pretraining_reads_both(
-    official, tmp_path
-):
-    table, simple = TinyImageNetFrames(official), tmp_path / "x" / "tiny_imagenet"
+@pytest.fixture
+def simple(official, tmp_path):
+    """The same images in the simple layout."""
+    table = TinyImageNetFrames(official)
+    simple = tmp_path / "x" / "tiny_imagenet"
     for row in table:
         path = simple / row.split / row.class_name / f"{row.object_name}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(table.root / row.path, path)
-    found = TinyImageNetFrames(simple.parent)
-    assert found.path[0] == "train/n00000000/n00000000_0.jpg" and found.path[
-        -1
-    ].startswith("test/n00000002/val_")
-    assert found._columns()[1:] == TinyImageNetFrames(tmp_path)._columns()[1:]
-    for root in (official, simple):
-        images = open_images(PretrainSettings(data=str(root / "train"), image_size=8))
-        assert images.classes == CLASSES[:3] and images.targets == [
-            label for label in range(3) for _ in range(11)
-        ]
+    return simple
 
 
-def test_annotations_are_needed_and_checked(official):
+def test_the_simple_layout_has_the_same_rows(official, simple):
+    table = TinyImageNetFrames(simple.parent)
+    expected = TinyImageNetFrames(official)
+    assert table.path[0] == "train/n00000000/n00000000_0.jpg"
+    assert table.path[-1].startswith("test/n00000002/val_")
+    rows = [replace(row, path="") for row in table]
+    assert rows == [replace(row, path="") for row in expected]
+
+
+@pytest.mark.parametrize("layout", ["official", "simple"])
+def test_pretraining_reads_both_layouts(request, layout):
+    root = request.getfixturevalue(layout)
+    settings = PretrainSettings(data=str(root / "train"), image_size=8)
+    images = open_images(settings)
+    assert images.classes == CLASSES[:3]
+    assert images.targets == [0] * 11 + [1] * 11 + [2] * 11
+
+
+# The first line of the annotations.
+FIRST = "val_0.JPEG\tn00000000\t0\t0\t1\t1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "line"),
+    [
+        ("val_0.JPEG n00000000\n", 1, "'val_0.JPEG n00000000'"),
+        (f"{FIRST}\tn00000000\n", 2, r"'\\tn00000000'"),
+        (f"{FIRST}val_1.JPEG\ttench\n", 2, r"'val_1.JPEG\\ttench'"),
+        (f"{FIRST}val_0.JPEG\tn00000002\n", 2, r"'val_0.JPEG\\tn00000002'"),
+    ],
+)
+def test_annotations_are_checked(official, text, number, line):
+    (official / "val" / "val_annotations.txt").write_text(text)
+    words = (
+        f"line {number} of .*val_annotations.txt is {line}, but must begin with a file "
+        "name, a tab and its one class .*tiny-imagenet-200.zip"
+    )
+    with pytest.raises(FrameTableError, match=words):
+        TinyImageNetFrames(official)
+
+
+def test_an_image_without_an_annotation(official):
     file = official / "val" / "val_annotations.txt"
     lines = file.read_text().splitlines(keepends=True)
-    for text, line, found in (
-        ("val_0.JPEG n00000000\n", 1, "'val_0.JPEG n00000000'"),
-        (lines[0] + "\tn00000000\n", 2, r"'\\tn00000000'"),
-        (lines[0] + "val_1.JPEG\ttench\n", 2, r"'val_1.JPEG\\ttench'"),
-        (lines[0] + "val_0.JPEG\tn00000002\n", 2, r"'val_0.JPEG\\tn00000002'"),
-    ):
-        file.write_text(text)
-        rule = "must begin with a file name, a tab and its one class .*tiny-imagenet-200.zip"
-        with pytest.raises(
-            FrameTableError,
-            match=f"line {line} of .*val_annotations.txt is {found}, but {rule}",
-        ):
-            TinyImageNetFrames(official)
     file.write_text("".join(lines[:7] + lines[8:]))
-    with pytest.raises(
-        FrameTableError,
-        match=r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove",
-    ):
+    words = r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove"
+    with pytest.raises(FrameTableError, match=words):
         TinyImageNetFrames(official)
-    file.unlink()
-    with pytest.raises(
-        FrameTableError,
-        match=r"no .*val_annotations.txt, which gives .*Unpack it .*or remove",
-    ):
+
+
+def test_annotations_are_needed(official):
+    (official / "val" / "val_annotations.txt").unlink()
+    words = r"no .*val_annotations.txt, which gives .*Unpack it .*or remove"
+    with pytest.raises(FrameTableError, match=words):
         TinyImageNetFrames(official)
 
 
@@ -255,53 +285,55 @@ def test_a_clip_is_a_ring_by_azimuth(root):
     assert table.read(row).size == (12, 8)
 
 
-def test_the_run_chooses_the_test_objects_by_position(root):
-    pairs = [
-        (1, 2),
-        (3, 5),
-        (6, 7),
-        (9, 11),
-        (12, 14),
-        (1, 7),
-        (2, 9),
-        (3, 11),
-        (5, 12),
-        (6, 14),
-        (1, 2),
-    ]
-    for run, numbers in enumerate(pairs):
-        table, held_out = ETH80Frames(root, run), [f"car{number}" for number in numbers]
-        assert objects(table, "test", "car") == held_out
-        assert objects(table, "train", "car") == [
-            car for car in CARS if car not in held_out
+@pytest.mark.parametrize(
+    ("run", "numbers"),
+    enumerate(
+        [
+            (1, 2),
+            (3, 5),
+            (6, 7),
+            (9, 11),
+            (12, 14),
+            (1, 7),
+            (2, 9),
+            (3, 11),
+            (5, 12),
+            (6, 14),
+            (1, 2),
         ]
-        assert objects(table, "test", "apple") == [
-            f"apple{CARS.index(car) + 1}" for car in held_out
-        ]
+    ),
+)
+def test_the_run_chooses_the_test_objects_by_position(root, run, numbers):
+    table = ETH80Frames(root, run)
+    cars = [f"car{number}" for number in numbers]
+    apples = [f"apple{CARS.index(car) + 1}" for car in cars]
+    assert objects(table, "test", "car") == cars
+    assert objects(table, "train", "car") == [car for car in CARS if car not in cars]
+    assert objects(table, "test", "apple") == apples
 
 
-def test_incomplete_classes_have_two_test_objects_in_every_run(tmp_path):
-    for number, different in ((3, 3), (4, 4), (7, 10), (8, 8)):
-        write_eth80(tmp_path / str(number), {"cup": range(1, number + 1)}, ("000-000",))
-        pairs = [
-            objects(ETH80Frames(tmp_path / str(number), run), "test", "cup")
-            for run in range(10)
-        ]
-        assert {len(pair) for pair in pairs} == {2} and len(
-            set(map(tuple, pairs))
-        ) == different
+@pytest.mark.parametrize(("number", "different"), [(3, 3), (4, 4), (7, 10), (8, 8)])
+def test_incomplete_classes_have_two_test_objects(tmp_path, number, different):
+    write_eth80(tmp_path, {"cup": range(1, number + 1)}, ("000-000",))
+    tables = [ETH80Frames(tmp_path, run) for run in range(10)]
+    pairs = [tuple(objects(table, "test", "cup")) for table in tables]
+    assert {len(pair) for pair in pairs} == {2}
+    assert len(set(pairs)) == different
 
 
 def test_masks_and_the_folder_of_the_whole_are_no_objects(tmp_path):
     write_eth80(tmp_path / "eth80", {"cup": range(1, 4)})
-    own = ETH80Frames(tmp_path / "eth80")
+    expected = ETH80Frames(tmp_path / "eth80")
     write_image(tmp_path / "eth80" / "cup1" / "maps" / "cup1-000-000-map.png")
     (tmp_path / "core50/s1/o1").mkdir(parents=True)  # a folder of data sets
     assert (
         "class cup: 5 of 328 training images, 10 of 82 test images"
-        in LAYOUT.missing(own)
+        in LAYOUT.missing(expected)
     )
-    assert len(own) == 15 and ETH80Frames(tmp_path).content_hash() == own.content_hash()
+    assert (
+        len(expected) == 15
+        and ETH80Frames(tmp_path).content_hash() == expected.content_hash()
+    )
 
 
 def test_objects_that_cannot_be_used(tmp_path):

@@ -1,3 +1,4 @@
+import re
 import zipfile
 
 import numpy as np
@@ -25,60 +26,64 @@ def rows_of(table, object_name, session):
     ]
 
 
-def short_clip(numbers, reference):
-    """File number and frame number of the rows of a clip that has files of these numbers."""
-    names = [name for name in toybox_names(["cup"], [7], 1) if "_tx_" not in name]
-    table = ToyboxFrames(
-        "nowhere", names + toybox_clip("cup", 7, "tx", numbers), reference
-    )
-    rows = rows_of(table, "cup_07", "tx")
-    return [int(row.path[:-4].rpartition("_")[2]) for row in rows], [
-        row.frame for row in rows
-    ]
-
-
 def test_a_tree_with_unusual_names_and_files(tmp_path):
     table = ToyboxFrames(write_files(tmp_path, odd_toybox_names()))
-    assert (
-        table.classes == ("cup", "duck") and table.name == "toybox" and not table.padded
-    )
+    assert table.name == "toybox"
+    assert table.classes == ("cup", "duck")
+    assert not table.padded
     assert set(table.object_name) == {"cup_01", "duck_12"}  # cup_02 has no tz
     # Of the cup seven clips of 2 frames, 15 of 17 of rzplus, 3 of tz, 2 loud ones; of
     # the duck nine of 2, one of 9.
     assert len(table) == 7 * 2 + 15 + 3 + 2 + 9 * 2 + 9
-    assert rows_of(table, "cup_01", "tz") == [
-        Frame(f"{CUP}_tz_{frame:03d}.jpeg", "cup", "cup_01", "tz", frame, "test")
-        for frame in (1, 2, 4)
-    ]
-    loud = [f"{CUP}_hodgepodge_00{number}.PNG" for number in (1, 2)]
-    assert [row.path for row in rows_of(table, "cup_01", "hodgepodge")] == loud
+    last = "images/animals/duck_12_pivothead/duck_12_pivothead_hodgepodge_2"
+    assert table.path[-1].startswith(last)
+    assert {table.read(row).size for row in range(len(table))} == {(12, 8)}
+
+
+def paths_of(table, object_name, session):
+    return [row.path for row in rows_of(table, object_name, session)]
+
+
+def test_clips_with_unusual_names():
+    table = ToyboxFrames("nowhere", odd_toybox_names())
+    loud = [f"{CUP}_hodgepodge_001.PNG", f"{CUP}_hodgepodge_002.PNG"]
+    assert paths_of(table, "cup_01", "hodgepodge") == loud
     # By number, not as text.
-    assert [row.path for row in rows_of(table, "cup_01", "rzplus")] == [
-        f"{CUP}_rzplus_{f}.png" for f in range(1, 16)
+    by_number = [f"{CUP}_rzplus_{number}.png" for number in range(1, 16)]
+    assert paths_of(table, "cup_01", "rzplus") == by_number
+    assert rows_of(table, "cup_01", "tz") == [
+        Frame(f"{CUP}_tz_001.jpeg", "cup", "cup_01", "tz", 1, "test"),
+        Frame(f"{CUP}_tz_002.jpeg", "cup", "cup_01", "tz", 2, "test"),
+        Frame(f"{CUP}_tz_004.jpeg", "cup", "cup_01", "tz", 4, "test"),
     ]
-    assert table.path[-1].startswith(
-        "images/animals/duck_12_pivothead/duck_12_pivothead_hodgepodge_2"
-    )
-    assert all(table.read(row).size == (12, 8) for row in range(len(table)))
-    sessions = dict.fromkeys(
-        (row.session, row.split) for row in table if row.object_name == "cup_01"
-    )
-    names = [
-        "rxplus",
-        "ryplus",
-        "rzplus",
-        "rxminus",
-        "ryminus",
-        "rzminus",
-        "tx",
-        "ty",
-        "tz",
-        "hodgepodge",
+
+
+def test_sessions_and_their_splits():
+    table = ToyboxFrames("nowhere", odd_toybox_names())
+    cup = [row for row in table if row.object_name == "cup_01"]
+    assert list(dict.fromkeys((row.session, row.split) for row in cup)) == [
+        ("rxplus", "train"),
+        ("ryplus", "train"),
+        ("rzplus", "test"),
+        ("rxminus", "train"),
+        ("ryminus", "train"),
+        ("rzminus", "test"),
+        ("tx", "train"),
+        ("ty", "train"),
+        ("tz", "test"),
+        ("hodgepodge", "train"),
     ]
-    assert list(sessions) == [
-        (name, "test" if name in ("rzplus", "rzminus", "tz") else "train")
-        for name in names
-    ]
+
+
+def short_clip(numbers, reference):
+    """Return the rows of a clip that has files of these numbers."""
+    names = [name for name in toybox_names(["cup"], [7], 1) if "_tx_" not in name]
+    names += toybox_clip("cup", 7, "tx", numbers)
+    return rows_of(ToyboxFrames("nowhere", names, reference), "cup_07", "tx")
+
+
+def file_numbers(rows):
+    return [int(row.path.removesuffix(".png").rpartition("_")[2]) for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -92,71 +97,88 @@ def test_a_tree_with_unusual_names_and_files(tmp_path):
         ([4], [4], [4]),
     ],
 )
-def test_short_clips_run_backwards_by_reference_only(files, paths, frames):
-    assert short_clip(files, True) == (list(paths), list(frames))
-    assert short_clip(files, False) == (list(files)[:15], list(files)[:15])
+def test_short_clips_run_backwards_by_reference(files, paths, frames):
+    rows = short_clip(files, reference=True)
+    assert file_numbers(rows) == list(paths)
+    assert [row.frame for row in rows] == list(frames)
 
 
-def test_which_objects_are_used():
-    names = toybox_names(["cup"], frames=1)
-    for some, used in (
-        (names, range(1, 30)),
+@pytest.mark.parametrize(
+    "files", [range(1, 10), range(1, 15), [1, 2, *range(4, 19)], [2, 3, 7], [4]]
+)
+def test_short_clips_stay_short(files):
+    rows = short_clip(files, reference=False)
+    assert file_numbers(rows) == list(files)[:15]
+    assert [row.frame for row in rows] == list(files)[:15]
+
+
+CUPS = toybox_names(["cup"], frames=1)
+
+
+@pytest.mark.parametrize(
+    ("names", "used"),
+    [
+        (CUPS, range(1, 30)),
         # Where one of the thirty is incomplete, 29 are left, and the thirtieth is one
         # of them.
         (
-            [name for name in names if "cup_04_pivothead_ty" not in name],
+            [name for name in CUPS if "cup_04_pivothead_ty" not in name],
             [1, 2, 3, *range(5, 31)],
         ),
-        ([name for name in names if "cup_30" in name or "cup_02" in name], [2, 30]),
-    ):
-        assert [*dict.fromkeys(ToyboxFrames("nowhere", some).object_name)] == [
-            f"cup_{number:02d}" for number in used
-        ]
-    names = [
-        name
-        for name in toybox_names(["cup", "car"], range(1, 4), 1)
-        if "car" not in name or "_tz_" not in name
-    ]
-    words = r"class 'car' in nowhere has 3 objects, none with all 10 clips \(at most 9\).*Complete the class"
+        ([name for name in CUPS if "cup_30" in name or "cup_02" in name], [2, 30]),
+    ],
+)
+def test_which_objects_are_used(names, used):
+    table = ToyboxFrames("nowhere", names)
+    expected = [f"cup_{number:02d}" for number in used]
+    assert list(dict.fromkeys(table.object_name)) == expected
+
+
+def test_a_class_without_a_complete_object():
+    names = toybox_names(["cup", "car"], range(1, 4), 1)
+    names = [name for name in names if "car" not in name or "_tz_" not in name]
+    words = (
+        r"class 'car' in nowhere has 3 objects, none with all 10 clips \(at most 9\).*"
+        r"Complete the class"
+    )
     with pytest.raises(FrameTableError, match=words):
         ToyboxFrames("nowhere", names)
 
 
+# The duck has 29 objects without the third, so it is complete.
+GONE = re.compile(
+    "/spoon_|/cup_07_pivothead_tz_|/cup_30_|/duck_03_pivothead_rxplus|/truck_29_|/truck_30_"
+)
+
+
 def test_what_is_missing():
-    names = toybox_names(
-        [name for name in TOYBOX_FOLDERS if name != "spoon"], frames=15
-    )
-    gone = (
-        "cup_07_pivothead_tz_",
-        "cup_30_",
-        "duck_03_pivothead_rxplus",
-        "truck_29_",
-        "truck_30_",
-    )
-    # The duck has 29 without the third, so it is complete.
-    table = ToyboxFrames(
-        "nowhere", [name for name in names if not any(part in name for part in gone)]
-    )
-    assert LAYOUT.missing(table)[3:] == [
+    names = [name for name in toybox_names(frames=15) if not GONE.search(name)]
+    assert LAYOUT.missing(ToyboxFrames("nowhere", names))[3:] == [
         "class cup: 2940 of 3045 training images, 1260 of 1305 test images",
         "class spoon: 0 of 3045 training images, 0 of 1305 test images",
         "class truck: 2940 of 3045 training images, 1260 of 1305 test images",
     ]
 
 
-def test_reference_fills_short_clips_and_takes_the_classes_by_number(tmp_path):
+@pytest.fixture
+def reference(tmp_path):
+    """A stream of short clips by reference."""
     write_files(tmp_path, toybox_names(["cup", "duck", "car"], [1], 2))
-    reference = Toybox(tmp_path, run=3, classes_per_experience=1, reference=True)
-    assert reference.protocol == "class_instance" and reference.frame_table.padded
+    return Toybox(tmp_path, run=3, classes_per_experience=1, reference=True)
+
+
+def test_reference_fills_short_clips(reference):
+    assert reference.protocol == "class_instance"
+    assert reference.frame_table.padded
     assert len(reference.frame_table) == 3 * 10 * 3  # 1, 2, 1
-    order = np.arange(3)
+    sizes = [len(experience.dataset) for experience in reference.train_stream]
+    assert sizes == [7 * 3, 7 * 3, 7 * 3]
+
+
+def test_reference_takes_the_classes_by_number(reference):
+    order = np.array(["cup", "duck", "car"])
     np.random.RandomState(3).shuffle(order)
-    assert reference.class_names == tuple(
-        ("cup", "duck", "car")[number] for number in order
-    )
-    assert [len(experience.dataset) for experience in reference.train_stream] == [
-        7 * 3
-    ] * 3
+    assert reference.class_names == tuple(order)
 
 
 @pytest.mark.skipif(
@@ -164,21 +186,15 @@ def test_reference_fills_short_clips_and_takes_the_classes_by_number(tmp_path):
 )
 def test_names_of_the_real_data():
     with zipfile.ZipFile(REAL) as archive:
-        names = [
-            name
-            for name in archive.namelist()
-            if name.startswith("toybox_128x128/") and name.endswith(".png")
-        ]
-    names = [name.partition("/")[2] for name in names]
-    folders = [
-        f"images/{TOYBOX_FOLDERS[name.split('_')[0]]}/{name.partition('_rz')[0]}"
-        for name in names
-    ]
-    images = LAYOUT.images(f"{folder}/{name}" for folder, name in zip(folders, names))
-    found = [
-        (image["class_name"], image["number"], image["session"], image["frame"])
-        for image in images
-    ]
-    assert sorted(found) == [
+        names = archive.namelist()
+    paths = []
+    for name in names:
+        folder, _, file = name.partition("/")
+        if folder == "toybox_128x128" and file.endswith(".png"):
+            supercategory = TOYBOX_FOLDERS[file.split("_")[0]]
+            paths.append(f"images/{supercategory}/{file.partition('_rz')[0]}/{file}")
+    groups = ("class_name", "number", "session", "frame")
+    images = [image.group(*groups) for image in LAYOUT.images(paths)]
+    assert sorted(images) == [
         (class_name, "01", "rzplus", "001") for class_name in sorted(TOYBOX_FOLDERS)
     ]

@@ -17,11 +17,10 @@ TREE = (
 
 
 def save(path, value=0, size=(6, 4), mode="RGB", **options):
+    """Write an image of one grey."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Image.new("RGB", size, (value,) * 3).convert(
-        mode, palette=Image.Palette.ADAPTIVE
-    )
-    image.save(path, **options)
+    image = Image.new("RGB", size, (value,) * 3)
+    image.convert(mode, palette=Image.Palette.ADAPTIVE).save(path, **options)
     return path
 
 
@@ -32,22 +31,26 @@ def write_tree(root, paths=TREE):
 
 
 def read(source, root=None, **options):
-    """(path, label, paths of the frames) of each clip, relative to a folder, with forward slashes."""
+    """Return path, label and paths of the frames of each clip.
+
+    Relative to a folder, with forward slashes.
+    """
 
     def short(path):
-        return os.path.relpath(path, root).replace(os.sep, "/") if root else path
+        if root is None:
+            return path
+        return os.path.relpath(path, root).replace(os.sep, "/")
 
-    clips = clips_of(source, **options)
-    return [
-        (short(clip.path), clip.label, [short(path) for path, _ in clip.frames])
-        for clip in clips
-    ]
+    clips = []
+    for clip in clips_of(source, **options):
+        frames = [short(path) for path, _ in clip.frames]
+        clips.append((short(clip.path), clip.label, frames))
+    return clips
 
 
 def pixels(source, **options):
-    """The images of all clips as arrays."""
-    return [
-        np.asarray(image)
-        for clip in clips_of(source, **options)
-        for _, image in clip.frames
-    ]
+    """Return the images of all clips as arrays."""
+    images = []
+    for clip in clips_of(source, **options):
+        images += [np.asarray(image) for _, image in clip.frames]
+    return images

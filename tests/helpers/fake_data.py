@@ -302,7 +302,8 @@ def icub_names(parts=ICUB_PARTS, objects=range(1, 11), frames: int = 21) -> list
 
 def odd_icub_names() -> list[str]:
     """Two mugs and a book, the book in the wrong part: gaps, short and missing clips, upper-case names; other files."""
-    mug, book = "part3/mug/mug", "part2/book/book"
+    mug = "part3/mug/mug"
+    book = "part2/book/book"
     return [
         *icub_clip(f"{mug}2/MIX", 4, range(11)),
         # Without 7, so at the positions 0, 10 and 20 are 5, 16 and 26.
@@ -447,7 +448,9 @@ def clear_names(classes=("baseball", "bus"), buckets=range(11), images=1) -> lis
 
 def write_stream51(root: Path, classes=("airplane", "bear")) -> Path:
     """Stream-51 with its lists: two clips of three frames and two test images of each class; boxes are whole images."""
-    box, train, test = [12, 0, 8, 0], [], []
+    box = [12, 0, 8, 0]
+    train = []
+    test = []
     for number, name in enumerate(classes):
         for clip, frame in product(range(2), range(3)):
             path = f"train/{number + 1}-{name}/{clip:03d}_000_{frame:05d}.jpg"

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 
 _PNG_KINDS = {1: 0, 2: 4, 3: 2, 4: 6}  # channels: colour type
+# XYZ of red, green, blue at D50.
 P3 = (
     (0.5151, 0.2412, -0.0011),
     (0.292, 0.6922, 0.0419),
     (0.1571, 0.0666, 0.7841),
-)  # XYZ of red, green, blue at D50
+)
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -27,25 +28,47 @@ def chunk(name: bytes, data: bytes) -> bytes:
 def write_png(
     path: Path, pixels: np.ndarray, bits: int = 16, chunks: bytes = b""
 ) -> Path:
-    """Write `(H, W, C)` pixels as PNG with 1 to 16 bits per channel; `chunks` come before the pixels."""
+    """Write `(H, W, C)` pixels as PNG with 1 to 16 bits per channel.
+
+    `chunks` come before the pixels.
+    """
     height, width, channels = pixels.shape
-    if bits == 16:
-        rows = [row.astype(">u2").tobytes() for row in pixels]
-    else:
-        rows = []
-        for row in pixels:
-            text = "".join(f"{value:0{bits}b}" for value in row.ravel())
-            text += "0" * (-len(text) % 8)
-            rows.append(
-                bytes(
-                    int(text[place : place + 8], 2) for place in range(0, len(text), 8)
-                )
-            )
-    head = struct.pack(">IIBBBBB", width, height, bits, _PNG_KINDS[channels], 0, 0, 0)
-    data = zlib.compress(b"".join(b"\0" + row for row in rows))
-    content = chunk(b"IHDR", head) + chunks + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    kind = _PNG_KINDS[channels]
+    head = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    rows = b"".join(b"\0" + _packed_row(row, bits) for row in pixels)
+    content = (
+        chunk(b"IHDR", head)
+        + chunks
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + content)
     return path
+
+
+def _packed_row(row: np.ndarray, bits: int) -> bytes:
+    """Pack the values of a row, each into so many bits."""
+    if bits == 16:
+        return row.astype(">u2").tobytes()
+    digits = "".join(f"{value:0{bits}b}" for value in row.ravel())
+    digits += "0" * (-len(digits) % 8)
+    return int(digits, 2).to_bytes(len(digits) // 8, "big")
+
+
+# Of TIFF: types of values, and the tags that are written.
+_SHORT = 3
+_LONG = 4
+_WIDTH = 256
+_HEIGHT = 257
+_BITS = 258
+_COMPRESSION = 259
+_PHOTOMETRIC = 262
+_STRIP_OFFSET = 273
+_CHANNELS = 277
+_ROWS_OF_STRIP = 278
+_STRIP_SIZE = 279
+_PLANAR = 284
+_ALPHA = 338
 
 
 def write_tiff(
@@ -55,44 +78,54 @@ def write_tiff(
     deflate: bool = False,
     tags: dict[int, int] | None = None,
 ) -> Path:
-    """Write `(H, W, C)` pixels of 8 or 16 bits as TIFF with the byte order `<` or `>` and further tags."""
+    """Write `(H, W, C)` pixels of 8 or 16 bits as TIFF.
+
+    Args:
+        path: The file.
+        pixels: The pixels.
+        order: Byte order, `<` or `>`.
+        deflate: Whether they are compressed.
+        tags: Further tags, which replace the usual ones.
+    """
     height, width, channels = pixels.shape
     bits = 8 * pixels.dtype.itemsize
     data = pixels.astype(f"{order}u{bits // 8}").tobytes()
-    data = zlib.compress(data) if deflate else data
-    place = 8 + len(data) + len(data) % 2
-    entries = {
-        256: width,
-        257: height,
-        258: bits,
-        259: 8 if deflate else 1,
-        262: 2 if channels > 2 else 1,
-        273: 8,
+    if deflate:
+        data = zlib.compress(data)
+    values = {
+        _WIDTH: width,
+        _HEIGHT: height,
+        _BITS: bits,
+        _COMPRESSION: 8 if deflate else 1,
+        _PHOTOMETRIC: 2 if channels > 2 else 1,
+        _STRIP_OFFSET: 8,
+        _CHANNELS: channels,
+        _ROWS_OF_STRIP: height,
+        _STRIP_SIZE: len(data),
+        _PLANAR: 1,
     }
-    entries |= {277: channels, 278: height, 279: len(data), 284: 1}
-    entries |= {338: 2} if channels in (2, 4) else {}
-    entries |= tags or {}
+    if channels in (2, 4):
+        values[_ALPHA] = 2
+    values |= tags or {}
+    padding = b"\0" * (len(data) % 2)
     depths = struct.pack(f"{order}{channels}H", *[bits] * channels)
+    depths_offset = 8 + len(data) + len(padding)
     fields = b""
-    for tag, value in sorted(entries.items()):
-        kind, count = ("H" if value < 1 << 16 and tag not in (273, 279) else "I"), 1
-        packed = struct.pack(order + kind, value).ljust(4, b"\0")
-        if tag == 258:
-            count = channels
-            packed = (
-                depths.ljust(4, b"\0")
-                if channels < 3
-                else struct.pack(f"{order}I", place)
-            )
-        fields += (
-            struct.pack(f"{order}HHI", tag, 3 if kind == "H" else 4, count) + packed
-        )
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(
-        f"{order}I", place + len(depths)
-    )
-    body = data + b"\0" * (len(data) % 2) + depths
+    for tag, value in sorted(values.items()):
+        if tag == _BITS:
+            packed = depths.ljust(4, b"\0")
+            if channels > 2:  # they do not fit
+                packed = struct.pack(f"{order}I", depths_offset)
+            fields += struct.pack(f"{order}HHI", tag, _SHORT, channels) + packed
+        elif value >= 1 << 16 or tag in (_STRIP_OFFSET, _STRIP_SIZE):
+            fields += struct.pack(f"{order}HHII", tag, _LONG, 1, value)
+        else:
+            fields += struct.pack(f"{order}HHIHxx", tag, _SHORT, 1, value)
+    signature = b"II*\0" if order == "<" else b"MM\0*"
+    directory = struct.pack(f"{order}I", depths_offset + len(depths))
+    count = struct.pack(f"{order}H", len(values))
     path.write_bytes(
-        head + body + struct.pack(f"{order}H", len(entries)) + fields + bytes(4)
+        signature + directory + data + padding + depths + count + fields + bytes(4)
     )
     return path
 
@@ -103,36 +136,38 @@ def colour_profile(
     """An ICC profile of RGB with these primaries and a gamma."""
 
     def xyz(*values: float) -> bytes:
-        return (
-            b"XYZ "
-            + bytes(4)
-            + struct.pack(">3i", *(round(value * 65536) for value in values))
-        )
+        numbers = [round(value * 65536) for value in values]
+        return b"XYZ " + bytes(4) + struct.pack(">3i", *numbers)
 
     text = b"made for a test\0"
     curve = b"curv" + bytes(4) + struct.pack(">IH", 1, round(gamma * 256)) + bytes(2)
+    red, green, blue = primaries
     contents = {
-        b"desc": b"desc" + bytes(4) + struct.pack(">I", len(text)) + text + bytes(79)
+        b"desc": b"desc" + bytes(4) + struct.pack(">I", len(text)) + text + bytes(79),
+        b"wtpt": xyz(0.9642, 1, 0.8249),
+        b"cprt": b"text" + bytes(8),
+        b"rXYZ": xyz(*red),
+        b"gXYZ": xyz(*green),
+        b"bXYZ": xyz(*blue),
+        b"rTRC": curve,
+        b"gTRC": curve,
+        b"bTRC": curve,
     }
-    contents |= {b"wtpt": xyz(0.9642, 1, 0.8249), b"cprt": b"text" + bytes(8)}
-    contents |= {
-        name: xyz(*values)
-        for name, values in zip((b"rXYZ", b"gXYZ", b"bXYZ"), primaries)
-    }
-    contents |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), curve)
-    table, body = struct.pack(">I", len(contents)), b""
+    table = struct.pack(">I", len(contents))
+    start = 132 + 12 * len(contents)  # of what the table points to
+    body = b""
     for name, content in contents.items():
-        table += name + struct.pack(
-            ">II", 132 + 12 * len(contents) + len(body), len(content)
-        )
+        table += name + struct.pack(">II", start + len(body), len(content))
         body += content + bytes(-len(content) % 4)
-    size = 132 + 12 * len(contents) + len(body)
-    head = (
-        struct.pack(
-            ">I4sI4s4s4s", size, bytes(4), 0x02100000, b"mntr", b"RGB ", b"XYZ "
-        )
-        + bytes(12)
-        + b"acsp"
+    head = struct.pack(
+        ">I4sI4s4s4s",
+        start + len(body),
+        bytes(4),
+        0x02100000,
+        b"mntr",
+        b"RGB ",
+        b"XYZ ",
     )
-    head += bytes(28) + struct.pack(">3i", 63190, 65536, 54061)
+    head += bytes(12) + b"acsp" + bytes(28)
+    head += struct.pack(">3i", 63190, 65536, 54061)
     return head.ljust(128, b"\0") + table + body

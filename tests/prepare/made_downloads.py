@@ -79,7 +79,8 @@ class LocalServer:
                     )
                 self.end_headers()
                 if local.stop_after is not None:
-                    body, local.stop_after = body[: local.stop_after], None
+                    body = body[: local.stop_after]
+                    local.stop_after = None
                 self.wfile.write(body)
                 self.close_connection = True
 

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 import warnings
 from collections import Counter
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,37 +35,31 @@ Image.new("RGB", (2, 2)).save(PHOTO, "PNG")
 PHOTO = PHOTO.getvalue()
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "JPEG",
-        "PNG",
-        "GIF",
-        "BMP",
-        "TIFF",
-        "WEBP",
-        "AVIF",
-        "PPM",
-        "JPEG2000",
-        "MPO",
-        "QOI",
-        "DDS",
-    ],
+FORMATS = (
+    "JPEG",
+    "PNG",
+    "GIF",
+    "BMP",
+    "TIFF",
+    "WEBP",
+    "AVIF",
+    "PPM",
+    "JPEG2000",
+    "MPO",
+    "QOI",
+    "DDS",
 )
-def test_photos_without_a_known_extension_are_told_by_their_content(tmp_path, form):
-    for mode in ("L", "RGB"):
-        try:
-            Image.new(mode, (40, 30)).save(tmp_path / mode, form)
-        except (
-            OSError,
-            KeyError,
-            ValueError,
-        ):  # a mode or format that this Pillow cannot write
-            continue
-        (tmp_path / f"{mode}.scan_1").write_bytes((tmp_path / mode).read_bytes())
-        assert (
-            kind_of(tmp_path / mode) == kind_of(tmp_path / f"{mode}.scan_1") == "image"
-        )
+
+
+@pytest.mark.parametrize("name", ["scan", "scan.scan_1"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_photos_without_a_known_extension(tmp_path, form, mode, name):
+    try:
+        Image.new(mode, (40, 30)).save(tmp_path / name, form)
+    except (OSError, KeyError, ValueError):
+        pytest.skip("a mode or format that this Pillow cannot write")
+    assert kind_of(tmp_path / name) == "image"
 
 
 @pytest.mark.parametrize(
@@ -77,14 +72,25 @@ def test_other_content_is_ignored(tmp_path, content):
     assert entries_of(tmp_path).ignored == {".ts": 1}
 
 
-def test_what_is_ignored_is_described():
-    ignored = Counter({".txt": 2, ".heic": 3, "": 1, ".dng": 0, "hidden or system": 4})
-    expected = "3 .heic (convert them to JPEG or PNG), 2 .txt, 1 without extension and 4 hidden or system"
-    assert ignored_files(ignored) == expected and ignored_files(Counter()) == ""
-    assert ignored_files(Counter({".a\x1b[2J": 1})) == "1 .a\\x1b[2J"
-    assert ignored_files(Counter({f".{number}": 1 for number in range(99)})).endswith(
-        ", 1 .7 and 91 others"
-    )
+@pytest.mark.parametrize(
+    ("ignored", "words"),
+    [
+        (
+            {".txt": 2, ".heic": 3, "": 1, ".dng": 0, "hidden or system": 4},
+            "3 .heic (convert them to JPEG or PNG), 2 .txt, 1 without extension and 4 "
+            "hidden or system",
+        ),
+        ({}, ""),
+        ({".a\x1b[2J": 1}, "1 .a\\x1b[2J"),
+    ],
+)
+def test_what_is_ignored_is_described(ignored, words):
+    assert ignored_files(Counter(ignored)) == words
+
+
+def test_many_kinds_of_ignored_files():
+    ignored = Counter(f".{number}" for number in range(99))
+    assert ignored_files(ignored).endswith(", 1 .7 and 91 others")
 
 
 names = st.sampled_from(["cup", "mug", "tea cup", "Straße", "a.b", "x10", "x9"])
@@ -123,23 +129,25 @@ clutter = st.dictionaries(
     st.just({"1.png": PHOTO}),
     max_size=1,
 )
-files = st.builds(
-    lambda *parts: {name: one for part in parts for name, one in part.items()},
-    photos,
-    others,
-    clutter,
-)
+
+
+def merged(*trees):
+    """Return one folder with the entries of several."""
+    entries = {}
+    for tree in trees:
+        entries |= tree
+    return entries
+
+
+files = st.builds(merged, photos, others, clutter)
 
 
 def folder(inside):
-    return st.builds(
-        lambda folders, some: {**folders, **some},
-        st.dictionaries(names, inside, max_size=2),
-        files,
-    )
+    return st.builds(merged, st.dictionaries(names, inside, max_size=2), files)
 
 
 trees = folder(folder(folder(files)))
+OF_SYSTEMS = (".", "@", "#", "$", "_", "lost")  # beginnings of names
 
 
 def write(root, tree):
@@ -152,66 +160,71 @@ def write(root, tree):
 
 
 def clips_in(tree, path=""):
-    """Photos by folder, at any depth, without what systems make."""
-    found = {}
-    mine = {
-        f"{path}{name}"
-        for name, inside in tree.items()
-        if inside == PHOTO and name[0] != "."
-    }
-    if mine:
-        found[path.rstrip("/")] = mine
+    """Return photos by folder, at any depth, without what systems make."""
+    clips = {}
+    photos = set()
     for name, inside in tree.items():
-        if isinstance(inside, dict) and not name.startswith(
-            (".", "@", "#", "$", "_", "lost")
-        ):
-            found |= clips_in(inside, f"{path}{name}/")
-    return found
+        if isinstance(inside, dict):
+            if not name.startswith(OF_SYSTEMS):
+                clips |= clips_in(inside, f"{path}{name}/")
+        elif inside == PHOTO and name[0] != ".":
+            photos.add(f"{path}{name}")
+    if photos:
+        clips[path.rstrip("/") or "."] = photos
+    return clips
+
+
+@contextmanager
+def written(tree):
+    """Write a tree; yield its folder."""
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        root = Path(folder, "root")
+        write(root, tree)
+        yield root
+
+
+def relative(path, root):
+    return Path(path).relative_to(root).as_posix()
 
 
 @settings(max_examples=100)
 @given(trees)
 def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
-    with TemporaryDirectory() as place, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        root = Path(place, "root")
-        write(root, tree)
-        expected = clips_in(tree)
-        labelled = "" not in expected
+    expected = clips_in(tree)
+    with written(tree) as root:
         try:
-            found = list(clips_of(root))
+            clips = list(clips_of(root))
         except ValueError as error:
-            assert (
-                not expected
-                and "holds no photo and no video" in str(error)
-                and "\n" not in str(error)
-            )
-            found = []
-        relative = {
-            Path(clip.path).relative_to(root).as_posix(): {
-                Path(f).relative_to(root).as_posix() for f in clip.files
-            }
-            for clip in found
-        }
-        assert relative == {path or ".": some for path, some in expected.items()}
-        for clip in found:
-            assert clip.label == (
-                Path(clip.path).relative_to(root).parts[0] if labelled else None
-            )
+            assert not expected
+            assert "holds no photo and no video" in str(error)
+            assert "\n" not in str(error)
+            return
+        shown = {}
+        for clip in clips:
+            path = relative(clip.path, root)
+            shown[path] = {relative(file, root) for file in clip.files}
+            label = None if "." in expected else path.split("/")[0]
+            assert clip.label == label
+        assert shown == expected
+
+
+@settings(max_examples=100)
+@given(trees)
+def test_any_tree_ends_in_a_table_or_in_one_line(tree):
+    with written(tree) as root:
         try:
             table = ClipFolderFrames(root, held_out=0)
         except FrameTableError as error:
-            assert "\n" not in str(error) and str(root) in str(error)
-        else:
-            assert set(table.path) == set().union(*expected.values()) and len(
-                table
-            ) == len(set(table.path))
-            for row, path in enumerate(table.path):
-                *parts, _ = path.split("/")
-                assert (
-                    table.class_name[row] == parts[0]
-                    and table.object_name[row] in parts
-                )
+            assert "\n" not in str(error)
+            assert str(root) in str(error)
+            return
+        photos = set().union(*clips_in(tree).values())
+        assert sorted(table.path) == sorted(photos)
+        for row in table:
+            folders = row.path.split("/")[:-1]
+            assert row.class_name == folders[0]
+            assert row.object_name in folders
 
 
 HOSTILE = st.text(
@@ -251,9 +264,8 @@ UNSEEN += ["a\udcff", "\u2066a\u2069", "a\uffff", "\U000e0041"]
 
 @pytest.mark.parametrize("text", SEEN)
 def test_writing_of_many_scripts_stays_as_it_is(text):
-    assert printable(text) == text and all(
-        is_seen(text, place) for place in range(len(text))
-    )
+    assert printable(text) == text
+    assert all(is_seen(text, index) for index in range(len(text)))
 
 
 @pytest.mark.parametrize("text", UNSEEN, ids=ascii)
@@ -263,9 +275,10 @@ def test_what_is_not_seen_becomes_an_escape(text):
 
 @given(HOSTILE)
 def test_a_printed_text_is_one_line_of_seen_characters(text):
-    shown = printable(text)
-    assert not shown or shown.splitlines() == [shown]
-    assert not {unicodedata.category(char) for char in shown} & {"Cc", "Cs", "Zl", "Zp"}
+    line = printable(text)
+    categories = set(map(unicodedata.category, line))
+    assert not line or line.splitlines() == [line]
+    assert not categories & {"Cc", "Cs", "Zl", "Zp"}
 
 
 @given(HOSTILE)
@@ -306,9 +319,7 @@ def test_a_stream_escapes_what_it_is_given(encoding):
 def test_the_traceback_of_an_error_that_ends_the_program_is_escaped():
     code = "from benchmarks_toybox_ilab.tables.text import safe_output\n"
     code += "with safe_output(): raise RuntimeError(chr(27) + '[2J')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (
-        done.returncode == 1
-        and "RuntimeError: \\x1b[2J" in done.stderr
-        and "\x1b" not in done.stderr
-    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "RuntimeError: \\x1b[2J" in ended.stderr
+    assert "\x1b" not in ended.stderr

@@ -21,47 +21,72 @@ CUP_TEST = Frame("cup/1/b/0.jpg", "cup", "cup1", "b", 0, "test")
 BALL = Frame("ball/1/a/0.jpg", "ball", "ball1", "a", 0, "train")
 
 
-def test_columns_and_rows_agree():
+def test_a_table_keeps_its_rows():
     table = FrameTable([CUP, BALL, CUP_TEST])
-    assert list(table) == [CUP, BALL, CUP_TEST] and len(table) == 3
+    assert list(table) == [CUP, BALL, CUP_TEST]
+    assert len(table) == 3
     assert table.path == ("cup/1/a/0.jpg", "ball/1/a/0.jpg", "cup/1/b/0.jpg")
+
+
+def test_labels_are_positions_of_classes():
+    table = FrameTable([CUP, BALL, CUP_TEST])
     assert table.classes == ("ball", "cup")
-    assert (
-        table.labels.dtype == np.int64
-        and table.labels.tolist() == [1, 0, 1]
-        and not table.labels.flags.writeable
-    )
-    assert [
-        table.rows(*of).tolist()
-        for of in ((), ("train",), ("train", "cup"), (None, "cup"), ("test", "ball"))
-    ] == [
-        *([0, 1, 2], [0, 1], [0], [0, 2], []),
-    ]
-    assert table.counts() == {
+    assert table.labels.dtype == np.int64
+    assert table.labels.tolist() == [1, 0, 1]
+    assert not table.labels.flags.writeable
+
+
+def test_classes_are_in_natural_order():
+    names = ("c10", "c9", "c1")
+    table = FrameTable(replace(CUP, path=name, class_name=name) for name in names)
+    assert table.classes == ("c1", "c9", "c10")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rows"),
+    [
+        ((), [0, 1, 2]),
+        (("train",), [0, 1]),
+        (("train", "cup"), [0]),
+        ((None, "cup"), [0, 2]),
+        (("test", "ball"), []),
+    ],
+)
+def test_rows_of_a_split_and_a_class(arguments, rows):
+    table = FrameTable([CUP, BALL, CUP_TEST])
+    assert table.rows(*arguments).tolist() == rows
+
+
+def test_frames_are_counted():
+    assert FrameTable([CUP, BALL, CUP_TEST]).counts() == {
         "ball": {"train": 1, "test": 0},
         "cup": {"train": 1, "test": 1},
     }
-    natural = FrameTable(
-        replace(CUP, path=name, class_name=name) for name in ("c10", "c9", "c1")
-    )
-    assert natural.classes == ("c1", "c9", "c10")
+
+
+def test_a_table_can_be_pickled():
     table = pickle.loads(pickle.dumps(make_table()))
-    assert table.content_hash() == make_table().content_hash() and table.read(
-        7
-    ).getpixel((0, 0))[0] in (7, 8)
-    assert (
-        repr(table)
-        == "<FrameTable 'made up': 120 frames of 5 classes, 80 train, 40 test>"
-    )
+    assert table.content_hash() == make_table().content_hash()
+    assert table.read(7).getpixel((0, 0))[0] in (7, 8)
 
 
-def test_clips_are_natural_and_ascending():
-    names = [("o10", "s1", 0), ("o9", "s10", 5), ("o9", "s2", 7), ("o9", "s2", 0)]
-    table = FrameTable(
-        [Frame(str(i), "cup", *name, "train") for i, name in enumerate(names)]
-    )
-    assert [clip.tolist() for clip in table.clips(table.rows())] == [[3, 2], [1], [0]]
-    assert [clip.tolist() for clip in table.clips([0, 2])] == [[2], [0]]
+def test_a_table_in_words():
+    words = "<FrameTable 'made up': 120 frames of 5 classes, 80 train, 40 test>"
+    assert repr(make_table()) == words
+
+
+@pytest.mark.parametrize(
+    ("rows", "clips"), [([0, 1, 2, 3], [[3, 2], [1], [0]]), ([0, 2], [[2], [0]])]
+)
+def test_clips_are_natural_and_ascending(rows, clips):
+    frames = [
+        Frame("0", "cup", "o10", "s1", 0, "train"),
+        Frame("1", "cup", "o9", "s10", 5, "train"),
+        Frame("2", "cup", "o9", "s2", 7, "train"),
+        Frame("3", "cup", "o9", "s2", 0, "train"),
+    ]
+    table = FrameTable(frames)
+    assert [clip.tolist() for clip in table.clips(rows)] == clips
 
 
 @pytest.mark.parametrize(
@@ -107,13 +132,6 @@ def test_broken_rules_are_named(frames, words):
         ),
         (lambda table: table.without([-1]), "no row -1"),
         (lambda table: table.without([0]), r"class 'cup' .* no training frames"),
-        *(
-            (
-                lambda table, wrong=wrong: table.with_classes(wrong),
-                r"classes is cup.*any order, each once: ball, cup",
-            )
-            for wrong in (["cup"], ["cup", "cup", "ball"], ["cup", "dog"])
-        ),
     ],
 )
 def test_what_a_table_does_not_have(call, words):
@@ -121,28 +139,43 @@ def test_what_a_table_does_not_have(call, words):
         call(FrameTable([CUP, CUP_TEST, BALL], name="mine"))
 
 
+@pytest.mark.parametrize("classes", [["cup"], ["cup", "cup", "ball"], ["cup", "dog"]])
+def test_classes_that_are_not_those_of_the_table(classes):
+    words = r"classes is cup.*any order, each once: ball, cup"
+    with pytest.raises(FrameTableError, match=words):
+        FrameTable([CUP, CUP_TEST, BALL]).with_classes(classes)
+
+
 def test_other_labels_for_the_same_rows():
     table = FrameTable([CUP, BALL])
     other = table.with_classes(["cup", "ball"])
-    assert table.classes == ("ball", "cup") and table.labels.tolist() == [1, 0]
-    assert (
-        other.classes == ("cup", "ball")
-        and other.labels.tolist() == [0, 1]
-        and not other.labels.flags.writeable
-    )
-    assert other.content_hash() == table.content_hash() and other.rows(
-        class_name="ball"
-    ).tolist() == [1]
-    assert FrameTable([CUP, BALL], classes=["cup", "ball"]).labels.tolist() == [0, 1]
+    assert other.classes == ("cup", "ball")
+    assert other.labels.tolist() == [0, 1]
+    assert not other.labels.flags.writeable
+    assert other.content_hash() == table.content_hash()
+    assert other.rows(class_name="ball").tolist() == [1]
+
+
+def test_other_labels_leave_the_table():
+    table = FrameTable([CUP, BALL])
+    table.with_classes(["cup", "ball"])
+    assert table.classes == ("ball", "cup")
+    assert table.labels.tolist() == [1, 0]
+
+
+def test_classes_may_be_given():
+    table = FrameTable([CUP, BALL], classes=["cup", "ball"])
+    assert table.labels.tolist() == [0, 1]
 
 
 def test_a_padded_table_repeats_frames_inside_a_clip():
-    again = replace(CUP, frame=1)
-    assert len(FrameTable([CUP, again], padded=True)) == 2
-    with pytest.raises(
-        FrameTableError, match="a padded table repeats a frame only within its clip"
-    ):
-        FrameTable([CUP, replace(again, session="b")], padded=True)
+    assert len(FrameTable([CUP, replace(CUP, frame=1)], padded=True)) == 2
+
+
+def test_a_padded_table_repeats_no_frame_elsewhere():
+    words = "a padded table repeats a frame only within its clip"
+    with pytest.raises(FrameTableError, match=words):
+        FrameTable([CUP, replace(CUP, frame=1, session="b")], padded=True)
 
 
 NAMES = st.text(
@@ -172,44 +205,57 @@ def test_csv_keeps_everything(tmp_path_factory, frames):
     assert sorted(os.listdir(file.parent)) == [".frames.csv.sha256", "frames.csv"]
 
 
-def test_csv_is_plain_and_may_come_from_a_spreadsheet(tmp_path):
+@pytest.fixture
+def file(tmp_path):
+    """A table of one frame as CSV."""
     file = tmp_path / "frames.csv"
     FrameTable([CUP]).to_csv(file)
-    text = "path,class,object,session,frame,split\ncup/1/a/0.jpg,cup,cup1,a,0,train\n"
-    assert file.read_bytes() == text.encode()
-    file.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n")
+    return file
+
+
+TEXT = "path,class,object,session,frame,split\ncup/1/a/0.jpg,cup,cup1,a,0,train\n"
+
+
+def test_csv_is_plain(file):
+    assert file.read_bytes() == TEXT.encode()
+
+
+def test_csv_may_come_from_a_spreadsheet(file):
+    content = TEXT.replace("\n", "\r\n").encode()
+    file.write_bytes(b"\xef\xbb\xbf" + content + b"\r\n")
     assert list(FrameTable.from_csv(file, None)) == [CUP]
-    # Rows that were changed are refused.
-    file.write_text(text.replace("cup1", "cup2"))
-    with pytest.raises(
-        FrameTableError,
-        match=r"frames.csv is not what was written.*remove .*\.frames.csv.sha256",
-    ):
+
+
+def test_rows_that_were_changed_are_refused(file):
+    file.write_text(TEXT.replace("cup1", "cup2"))
+    words = r"frames.csv is not what was written.*remove .*\.frames.csv.sha256"
+    with pytest.raises(FrameTableError, match=words):
         FrameTable.from_csv(file, None)
-    (tmp_path / ".frames.csv.sha256").unlink()
+
+
+def test_rows_without_a_digest_may_be_changed(file):
+    file.write_text(TEXT.replace("cup1", "cup2"))
+    file.with_name(".frames.csv.sha256").unlink()
     assert FrameTable.from_csv(file, None).object_name == ("cup2",)
-    file.write_text(text + '"' + 200_000 * "x")  # a quote that nothing closes
-    with pytest.raises(
-        FrameTableError, match=r"frames.csv, line 3 is no CSV: field larger"
-    ):
+
+
+def test_a_quote_that_nothing_closes(file):
+    file.write_text(TEXT + '"' + 200_000 * "x")
+    words = r"frames.csv, line 3 is no CSV: field larger"
+    with pytest.raises(FrameTableError, match=words):
         FrameTable.from_csv(file, None)
 
 
-def test_hashes_are_the_same_everywhere():
+CONTENT = "8c674c18c5457933e787acd4083afaf95cf2283025c9e2e047b8a4f9b855031f"
+FILES = "b6f1e901ff13bda8983dfaa2229271598f3854d3151422e0104d2ea49326818a"
+
+
+@pytest.mark.parametrize("arguments", [{"root": "/here"}, {"root": "/x", "name": "x"}])
+def test_hashes_are_the_same_everywhere(arguments):
     """Golden values: saved results identify their table by these hashes."""
-    table = FrameTable([CUP, CUP_TEST, BALL], root="/here")
-    assert (
-        table.content_hash()
-        == FrameTable([CUP, CUP_TEST, BALL], root="/there", name="x").content_hash()
-    )
-    assert (
-        table.content_hash()
-        == "8c674c18c5457933e787acd4083afaf95cf2283025c9e2e047b8a4f9b855031f"
-    )
-    assert (
-        table.frames_hash()
-        == "b6f1e901ff13bda8983dfaa2229271598f3854d3151422e0104d2ea49326818a"
-    )
+    table = FrameTable([CUP, CUP_TEST, BALL], **arguments)
+    assert table.content_hash() == CONTENT
+    assert table.frames_hash() == FILES
 
 
 @pytest.mark.parametrize(
@@ -224,33 +270,57 @@ def test_hashes_are_the_same_everywhere():
     ],
 )
 def test_every_column_changes_the_content_hash(change):
-    table, other = (
-        FrameTable([BALL, CUP, CUP_TEST]),
-        FrameTable([BALL, CUP, replace(CUP_TEST, **change)]),
-    )
+    table = FrameTable([BALL, CUP, CUP_TEST])
+    other = FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
     assert table.content_hash() != other.content_hash()
     assert (table.frames_hash() != other.frames_hash()) == ("path" in change)
 
 
-def test_every_damage_is_a_bad_frame(tmp_path):
-    table, file = FrameTable([replace(CUP, path="1.png")], tmp_path), tmp_path / "1.png"
-    write_image(file, size=(64, 64))
-    assert table.read(0).size == (64, 64)
-    whole = file.read_bytes()
-    for content in (b"", b"hello", whole[:33] + bytes(40), whole[:-40], None):
-        file.unlink() if content is None else file.write_bytes(content)
-        with pytest.raises(
-            BadFrameError, match=r"cannot decode frame .*1\.png.*--on-bad-frame skip"
-        ) as raised:
-            table.read(0)
-        assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+@pytest.fixture
+def photo(tmp_path):
+    """The file of a frame."""
+    write_image(tmp_path / "1.png", size=(64, 64))
+    return tmp_path / "1.png"
+
+
+def bad_frame(photo):
+    """Return the error that names a frame that cannot be read."""
+    table = FrameTable([replace(CUP, path=photo.name)], photo.parent)
+    words = r"cannot decode frame .*1\.png.*--on-bad-frame skip"
+    with pytest.raises(BadFrameError, match=words) as raised:
+        table.read(0)
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: b"",
+        lambda whole: b"hello",
+        lambda whole: whole[:33] + bytes(40),
+        lambda whole: whole[:-40],
+    ],
+)
+def test_every_damage_is_a_bad_frame(photo, damage):
+    photo.write_bytes(damage(photo.read_bytes()))
+    error = bad_frame(photo)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_missing_file_is_a_bad_frame(photo):
+    photo.unlink()
+    bad_frame(photo)
 
 
 ROWS = [
-    [f"{name}/{clip}/{frame}.png", name, "o1", clip, str(frame), split]
-    for name in ("cup", "mug")
-    for clip, split in (("s1", "train"), ("s2", "test"))
-    for frame in range(2)
+    ["cup/s1/0.png", "cup", "o1", "s1", "0", "train"],
+    ["cup/s1/1.png", "cup", "o1", "s1", "1", "train"],
+    ["cup/s2/0.png", "cup", "o1", "s2", "0", "test"],
+    ["cup/s2/1.png", "cup", "o1", "s2", "1", "test"],
+    ["mug/s1/0.png", "mug", "o1", "s1", "0", "train"],
+    ["mug/s1/1.png", "mug", "o1", "s1", "1", "train"],
+    ["mug/s2/0.png", "mug", "o1", "s2", "0", "test"],
+    ["mug/s2/1.png", "mug", "o1", "s2", "1", "test"],
 ]
 ODD = [
     "",
@@ -270,45 +340,53 @@ ODD = [
 ]
 
 
+KINDS = ("cell", "cell", "cell", "short", "long", "twice", "gone")
+
+
+def change(draw, rows):
+    """Change a cell or a row of a table; return its rows."""
+    row = draw(st.sampled_from(rows))
+    kind = draw(st.sampled_from(KINDS))
+    if kind == "cell" and row:
+        column = draw(st.integers(0, len(row) - 1))
+        row[column] = draw(st.sampled_from(ODD) | st.text(max_size=5))
+    elif kind == "short":
+        del row[-1:]
+    elif kind == "long":
+        row.append("x")
+    elif kind == "twice":
+        rows.append(list(row))
+    elif len(rows) > 1:
+        return [other for other in rows if other is not row]
+    return rows
+
+
 @st.composite
 def tables(draw):
-    """The bytes of a table of which cells or rows were changed, perhaps cut or with odd bytes."""
+    """The bytes of a table of which cells or rows were changed.
+
+    Perhaps it is cut or has odd bytes.
+    """
     rows = [list(row) for row in [COLUMNS, *ROWS]]
     for _ in range(draw(st.integers(0, 3))):
-        row = draw(st.sampled_from(rows))
-        kind = draw(
-            st.sampled_from(["cell", "cell", "cell", "short", "long", "twice", "gone"])
-        )
-        if kind == "cell" and row:
-            row[draw(st.integers(0, len(row) - 1))] = draw(
-                st.sampled_from(ODD) | st.text(max_size=5)
-            )
-        elif kind == "short":
-            del row[-1:]
-        elif kind == "long":
-            row.append("x")
-        elif kind == "twice":
-            rows.append(list(row))
-        elif len(rows) > 1:
-            rows = [one for one in rows if one is not row]
+        rows = change(draw, rows)
     text = io.StringIO()
-    csv.writer(text, lineterminator=draw(st.sampled_from(["\n", "\r\n"]))).writerows(
-        rows
-    )
+    ending = draw(st.sampled_from(["\n", "\r\n"]))
+    csv.writer(text, lineterminator=ending).writerows(rows)
     content = text.getvalue().encode("utf-8", "surrogatepass")
     if draw(st.integers(0, 4)) == 0:
         content = content[: draw(st.integers(0, len(content)))]
     if draw(st.integers(0, 4)) == 0:
-        place = draw(st.integers(0, len(content)))
-        content = content[:place] + draw(st.binary(max_size=3)) + content[place:]
+        position = draw(st.integers(0, len(content)))
+        odd = draw(st.binary(max_size=3))
+        content = content[:position] + odd + content[position:]
     return content
 
 
 @settings(phases=[Phase.generate])
 @given(content=tables())
-def test_a_table_written_by_hand_is_what_it_spells_or_one_line_says_what_is_wrong(
-    tmp_path_factory, content
-):
+def test_a_table_written_by_hand(tmp_path_factory, content):
+    """It is what it spells, or one line says what is wrong."""
     folder = tmp_path_factory.mktemp("csv")
     path = folder / "table.csv"
     path.write_bytes(content)
@@ -316,11 +394,14 @@ def test_a_table_written_by_hand_is_what_it_spells_or_one_line_says_what_is_wron
         table = FrameTable.from_csv(path, folder)
     except FrameTableError as error:
         text = str(error)
-        assert "\n" not in text and len(text) < 20_000 and str(path) in text
+        assert "\n" not in text
+        assert len(text) < 20_000
+        assert str(path) in text
         return
     table.to_csv(folder / "again.csv")
     again = FrameTable.from_csv(folder / "again.csv", folder)
-    assert list(again) == list(table) and again.classes == table.classes
+    assert list(again) == list(table)
+    assert again.classes == table.classes
 
 
 @pytest.mark.parametrize(

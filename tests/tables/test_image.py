@@ -1,4 +1,4 @@
-"""Image files as 8-bit RGB: transparency, depth, colour profiles, several images in a file, and rotation."""
+"""Image files as 8-bit RGB: transparency, depth, profiles, several images, rotation."""
 
 import io
 import os
@@ -42,37 +42,41 @@ def with_alpha(mode):
     return image.convert("LA").convert("La") if mode == "La" else image.convert(mode)
 
 
-FILES = [
-    ("RGBA", "a.png"),
-    ("RGBA", "a.tif"),
-    ("RGBA", "a.webp"),
-    ("P", "a.png"),
-    ("P", "a.gif"),
-    ("RGB", "a.png"),
-]
+GREY = [52] * 3  # 0.299 R + 0.587 G + 0.114 B of what is shown
+WHITE = [255] * 3
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"),
+    ("mode", "name", "shown"),
     [
-        *FILES,
-        ("LA", "a.png"),
-        *((mode, None) for mode in ("RGBA", "RGBa", "LA", "La", "P", "RGB")),
+        ("RGBA", "a.png", [*SHOWN]),
+        ("RGBA", "a.tif", [*SHOWN]),
+        ("RGBA", "a.webp", [*SHOWN]),
+        ("P", "a.png", [*SHOWN]),
+        ("P", "a.gif", [*SHOWN]),
+        ("RGB", "a.png", [*SHOWN]),
+        ("LA", "a.png", GREY),
     ],
 )
-def test_transparency_is_laid_on_white(tmp_path, mode, name):
-    image = with_alpha(mode)
-    if name:
-        image.save(
-            tmp_path / name,
-            **({"lossless": True, "exact": True} if name == "a.webp" else {}),
-        )
-    shown = (
-        [52] * 3 if mode in ("LA", "La") else list(SHOWN)
-    )  # 0.299 R + 0.587 G + 0.114 B
-    assert (read(tmp_path / name) if name else np.asarray(to_rgb(image)).tolist()) == [
-        [shown, [255] * 3]
-    ]
+def test_transparency_of_a_file_is_laid_on_white(tmp_path, mode, name, shown):
+    options = {"lossless": True, "exact": True} if name == "a.webp" else {}
+    with_alpha(mode).save(tmp_path / name, **options)
+    assert read(tmp_path / name) == [[shown, WHITE]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [
+        ("RGBA", [*SHOWN]),
+        ("RGBa", [*SHOWN]),
+        ("LA", GREY),
+        ("La", GREY),
+        ("P", [*SHOWN]),
+        ("RGB", [*SHOWN]),
+    ],
+)
+def test_transparency_of_an_image_is_laid_on_white(mode, shown):
+    assert np.asarray(to_rgb(with_alpha(mode))).tolist() == [[shown, WHITE]]
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.webp", "a.gif"])
@@ -129,194 +133,276 @@ def test_an_animation_of_empty_images_is_white(tmp_path, name):
         assert opened.tell() == 0
 
 
-@pytest.mark.parametrize(("bits", "keys"), [(1, (0, 1)), (8, (0, 77)), (16, (0, 500))])
-def test_the_transparent_grey_of_a_file_of_any_depth(tmp_path, bits, keys):
-    for key in keys:
-        other = 2**bits - 1 if key == 0 else 0
-        grey = np.array([[[key], [other]]])
-        path = write_png(
-            tmp_path / "a.png", grey, bits, chunk(b"tRNS", struct.pack(">H", key))
-        )
-        assert read(path) == [[[255] * 3, [255 if other else 0] * 3]]
+@pytest.mark.parametrize(
+    ("bits", "key", "other"),
+    [(1, 0, 1), (1, 1, 0), (8, 0, 255), (8, 77, 0), (16, 0, 65535), (16, 500, 0)],
+)
+def test_the_transparent_grey_of_a_file_of_any_depth(tmp_path, bits, key, other):
+    transparent = chunk(b"tRNS", struct.pack(">H", key))
+    pixels = np.array([[[key], [other]]])
+    path = write_png(tmp_path / "a.png", pixels, bits, transparent)
+    assert read(path) == [[WHITE, WHITE if other else [0] * 3]]
+
+
+DEEP = np.array([[0, 255, 256, 600], [1200, 5000, 40000, 65535]], dtype=np.uint16)
+UPPER = [[0, 0, 1, 2], [4, 19, 156, 255]]
+
+
+def green(path):
+    """Return the green channel of a file, which is read as RGB."""
+    image = read_image(path)
+    assert image.mode == "RGB"
+    return np.asarray(image)[..., 1].tolist()
 
 
 def test_sixteen_bit_greys_keep_their_upper_eight_bits(tmp_path):
-    values = np.array([[0, 255, 256, 600], [1200, 5000, 40000, 65535]], dtype=np.uint16)
-    Image.fromarray(values).save(tmp_path / "deep.png")
-    image = read_image(tmp_path / "deep.png")
-    assert image.mode == "RGB"
-    assert np.asarray(image)[..., 1].tolist() == [[0, 0, 1, 2], [4, 19, 156, 255]]
-    Image.fromarray(values[:1] // 4).save(
-        tmp_path / "shallow.png"
-    )  # 8 bits in a file of 16
-    assert np.asarray(read_image(tmp_path / "shallow.png"))[..., 0].tolist() == [
-        [0, 63, 64, 150]
-    ]
-    Image.fromarray(values.astype(np.int32)).save(tmp_path / "deep.tif")  # mode I
-    assert np.array_equal(
-        np.asarray(read_image(tmp_path / "deep.tif")), np.asarray(image)
-    )
+    Image.fromarray(DEEP).save(tmp_path / "a.png")
+    assert green(tmp_path / "a.png") == UPPER
+
+
+def test_sixteen_bit_greys_in_32_bits(tmp_path):
+    Image.fromarray(DEEP.astype(np.int32)).save(tmp_path / "a.tif")  # mode I
+    assert green(tmp_path / "a.tif") == UPPER
+
+
+def test_eight_bits_in_a_file_of_sixteen(tmp_path):
+    Image.fromarray(DEEP[:1] // 4).save(tmp_path / "a.png")
+    assert green(tmp_path / "a.png") == [[0, 63, 64, 150]]
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14])
-def test_colours_of_few_of_16_bits_are_refused(tmp_path, bits):
+@pytest.mark.parametrize("write", [write_png, write_tiff])
+def test_colours_of_few_of_16_bits_are_refused(tmp_path, bits, write):
     pixels = np.array([[[255, 100, 7], [1, 0, 55]]]) << (bits - 8)
-    for path in (
-        write_png(tmp_path / "a.png", pixels),
-        write_tiff(tmp_path / "a.tif", pixels.astype(np.uint16)),
-    ):
-        with pytest.raises(
-            ValueError,
-            match="its colours have 16 bits of which few are used; save it with 8",
-        ):
-            read_image(path)
+    path = write(tmp_path / "a", pixels.astype(np.uint16))
+    words = "its colours have 16 bits of which few are used; save it with 8"
+    with pytest.raises(ValueError, match=words):
+        read_image(path)
 
 
-def test_what_a_file_says_about_its_depth_holds(tmp_path):
-    dark = np.array([[[500], [0]]])  # of 12 bits, though 9 would do
-    assert (
-        read(write_png(tmp_path / "a.png", dark, 16, chunk(b"sBIT", b"\x0c")))[0][0][0]
-        == 31
-    )
-    assert (
-        read(write_tiff(tmp_path / "a.tif", dark.astype(np.uint16), tags={281: 4095}))[
-            0
-        ][0][0]
-        == 31
-    )
-    assert (
-        read(write_png(tmp_path / "a.png", dark << 4, 16, chunk(b"sBIT", b"\x0c")))[0][
-            0
-        ][0]
-        == 31
-    )  # as it should be
-    assert (
-        read(write_png(tmp_path / "a.png", dark, 16, chunk(b"sBIT", b"\x10")))[0][0][0]
-        == 1
-    )
-    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 4095\n" + dark.astype(">u2").tobytes())
+# Of 12 bits, though 9 would do.
+DARK = np.array([[[500], [0]]])
+
+
+@pytest.mark.parametrize(
+    ("pixels", "bits", "grey"),
+    [
+        (DARK, b"\x0c", 31),
+        (DARK << 4, b"\x0c", 31),  # as it should be
+        (DARK, b"\x10", 1),
+    ],
+)
+def test_the_depth_that_a_png_states_holds(tmp_path, pixels, bits, grey):
+    path = write_png(tmp_path / "a.png", pixels, 16, chunk(b"sBIT", bits))
+    assert read(path)[0][0][0] == grey
+
+
+def test_the_depth_that_a_tiff_states_holds(tmp_path):
+    path = write_tiff(tmp_path / "a.tif", DARK.astype(np.uint16), tags={281: 4095})
+    assert read(path)[0][0][0] == 31
+
+
+def test_the_depth_that_a_pgm_states_holds(tmp_path):
+    (tmp_path / "a.pgm").write_bytes(b"P5 2 1 4095\n" + DARK.astype(">u2").tobytes())
     assert read(tmp_path / "a.pgm")[0][0][0] == 31
-    white_is_0 = write_tiff(
-        tmp_path / "a.tif", np.uint16([[[0], [1023]]]), tags={262: 0}
-    )
-    assert read(white_is_0) == [[[255] * 3, [0] * 3]]
+
+
+def test_a_tiff_whose_white_is_0(tmp_path):
+    pixels = np.uint16([[[0], [1023]]])
+    assert read(write_tiff(tmp_path / "a.tif", pixels, tags={262: 0})) == [
+        [WHITE, [0] * 3]
+    ]
+
+
+COLOURS = np.uint8([[[200, 100, 100], [128, 128, 128], [255, 255, 255]]])
+# Display P3 with gamma 2.2, by hand: linear (0.586, 0.127, 0.127) in P3 is (0.689,
+# 0.108, 0.119) in sRGB.
+IN_SRGB = [[215, 92, 97], [129, 129, 129], [255, 255, 255]]
 
 
 def test_colours_of_another_profile_become_srgb(tmp_path):
-    colours = np.uint8([[[200, 100, 100], [128, 128, 128], [255, 255, 255]]])
-    Image.fromarray(colours).save(tmp_path / "a.png", icc_profile=colour_profile())
-    # Display P3 with gamma 2.2, by hand: linear (0.586, 0.127, 0.127) in P3 is (0.689,
-    # 0.108, 0.119) in sRGB.
-    expected = [[215, 92, 97], [129, 129, 129], [255, 255, 255]]
-    assert np.asarray(read_image(tmp_path / "a.png"))[0] == pytest.approx(
-        np.array(expected), abs=2
-    )
-    with Image.open(tmp_path / "a.png") as opened:
-        assert np.array_equal(to_rgb(opened), read_image(tmp_path / "a.png"))
-    for damaged in (b"no profile", colour_profile()[:200]):
-        Image.fromarray(colours).save(tmp_path / "a.png", icc_profile=damaged)
-        assert read(tmp_path / "a.png") == colours.tolist()
+    path = tmp_path / "a.png"
+    Image.fromarray(COLOURS).save(path, icc_profile=colour_profile())
+    image = read_image(path)
+    assert np.asarray(image)[0] == pytest.approx(np.array(IN_SRGB), abs=2)
+    with Image.open(path) as opened:
+        assert np.array_equal(to_rgb(opened), image)
 
 
-def test_several_pages_and_what_does_not_count_as_one(tmp_path):
-    pages = [Image.new("RGB", (2, 2), (shade,) * 3) for shade in (40, 90, 140)]
-    pages[0].save(tmp_path / "pages.tif", save_all=True, append_images=pages[1:])
-    with pytest.warns(
-        UserWarning, match=r"pages\.tif: only the first of its images is used"
-    ):
-        assert read(tmp_path / "pages.tif")[0][0] == [40] * 3
+@pytest.mark.parametrize("profile", [b"no profile", colour_profile()[:200]])
+def test_colours_of_a_damaged_profile_stay(tmp_path, profile):
+    Image.fromarray(COLOURS).save(tmp_path / "a.png", icc_profile=profile)
+    assert read(tmp_path / "a.png") == COLOURS.tolist()
+
+
+@pytest.fixture
+def page():
+    return Image.new("RGB", (2, 2), (40, 40, 40))
+
+
+def test_the_first_of_several_pages(tmp_path, page):
+    others = [Image.new("RGB", (2, 2), (shade,) * 3) for shade in (90, 140)]
+    page.save(tmp_path / "a.tif", save_all=True, append_images=others)
+    words = r"a\.tif: only the first of its images is used"
+    with pytest.warns(UserWarning, match=words):
+        assert read(tmp_path / "a.tif")[0][0] == [40] * 3
+
+
+@pytest.mark.parametrize(("name", "form"), [("a.tif", "TIFF"), ("a.jpg", "MPO")])
+def test_a_reduced_copy_is_no_other_image(tmp_path, page, name, form):
     small = Image.new("RGB", (1, 1))
     small.encoderinfo = {"tiffinfo": {254: 1}}  # a reduced copy, as cameras add
-    pages[0].save(tmp_path / "copy.tif", save_all=True, append_images=[small])
-    pages[0].save(tmp_path / "phone.jpg", "MPO", save_all=True, append_images=[small])
-    for name in ("copy.tif", "phone.jpg"):
-        with open_image(tmp_path / name) as opened:
-            assert opened.n_frames == 2 and other_images(opened) is None
+    page.save(tmp_path / name, form, save_all=True, append_images=[small])
+    with open_image(tmp_path / name) as opened:
+        assert opened.n_frames == 2
+        assert other_images(opened) is None
 
 
-def test_images_that_would_be_read_wrong_are_refused(tmp_path):
-    pixels = np.zeros((2, 2, 3), np.uint16)
-    write_tiff(tmp_path / "a.dng", pixels, tags={50706: 257})
-    write_tiff(tmp_path / "a.nef", pixels, tags={254: 1})
-    for transfer in (1, 16, 18):
-        write_png(
-            tmp_path / f"{transfer}.png",
-            pixels + 40_000,
-            16,
-            chunk(b"cICP", bytes((9, transfer, 0, 1))),
-        )
+BLACK = np.zeros((2, 2, 3), np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"), [("a.dng", {50706: 257}), ("a.nef", {254: 1})]
+)
+def test_raw_photos_are_refused(tmp_path, name, tags):
+    path = write_tiff(tmp_path / name, BLACK, tags=tags)
+    with pytest.raises(ValueError, match="raw photo, of which only a thumbnail"):
+        read_image(path)
+
+
+def write_png_for(path, transfer):
+    """Write a PNG file of a transfer function."""
+    colours = chunk(b"cICP", bytes((9, transfer, 0, 1)))
+    return write_png(path, BLACK + 40_000, 16, colours)
+
+
+def write_avif_for(path, transfer):
+    """Write a transparent AVIF file of a transfer function."""
     file = io.BytesIO()
     Image.new("RGBA", (8, 8), (*SHOWN, 0)).save(file, "AVIF")
-    (tmp_path / "1.avif").write_bytes(file.getvalue())
-    (tmp_path / "16.avif").write_bytes(
-        file.getvalue().replace(b"colrnclx\0\x01\0\x0d", b"colrnclx\0\x09\0\x10")
-    )
-    Image.new("RGB", (8, 8)).save(tmp_path / "eps.jpg", "EPS")
-    unknown = (np.float32([[0.5, 1.0]]), np.int32([[-1, 4]]), np.int32([[0, 70000]]))
-    for number, values in enumerate(unknown):
-        Image.fromarray(values).save(tmp_path / f"{number}.tif")
-    assert read(tmp_path / "1.avif")[4][4] == pytest.approx([255] * 3, abs=2) and read(
-        tmp_path / "1.png"
-    )
-    for names, words in (
-        (["a.dng", "a.nef"], "raw photo, of which only a thumbnail"),
-        (["16.png", "18.png", "16.avif"], "for HDR screens"),
-        (
-            ["0.tif", "1.tif", "2.tif"],
-            r"its pixels are of mode [FI], from .* to .*; save it with 8 or 16 bits",
-        ),
-        ([os.devnull], "not a regular file"),
-        (["eps.jpg"], "PostScript"),
-    ):
-        for name in names:
-            with pytest.raises(ValueError, match=words):
-                read_image(tmp_path / name)
+    content = file.getvalue()
+    if transfer != 1:
+        usual = b"colrnclx\0\x01\0\x0d"
+        assert usual in content
+        content = content.replace(usual, b"colrnclx\0\x09\0" + bytes([transfer]))
+    path.write_bytes(content)
+    return path
 
 
-def test_photos_are_rotated_on_request_as_by_a_clip_folder_which_names_what_it_cannot_read(
-    tmp_path,
-):
+@pytest.mark.parametrize(
+    ("write", "transfer"),
+    [(write_png_for, 16), (write_png_for, 18), (write_avif_for, 16)],
+)
+def test_images_for_hdr_screens_are_refused(tmp_path, write, transfer):
+    with pytest.raises(ValueError, match="for HDR screens"):
+        read_image(write(tmp_path / "a", transfer))
+
+
+def test_an_image_whose_reader_says_that_it_is_hdr():
+    image = Image.new("RGB", (2, 2))
+    image.info["nclx_profile"] = {"transfer_characteristics": 16}  # as of HEIC
+    with pytest.raises(ValueError, match="for HDR screens"):
+        to_rgb(image)
+
+
+def test_a_png_with_the_usual_transfer(tmp_path):
+    assert read_image(write_png_for(tmp_path / "a", 1)).size == (2, 2)
+
+
+def test_an_avif_with_the_usual_transfer(tmp_path):
+    pixels = read(write_avif_for(tmp_path / "a", 1))
+    assert pixels[4][4] == pytest.approx(WHITE, abs=2)
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [np.float32([[0.5, 1.0]]), np.int32([[-1, 4]]), np.int32([[0, 70000]])],
+)
+def test_pixels_of_an_unknown_range_are_refused(tmp_path, pixels):
+    Image.fromarray(pixels).save(tmp_path / "a.tif")
+    words = r"its pixels are of mode [FI], from .* to .*; save it with 8 or 16 bits"
+    with pytest.raises(ValueError, match=words):
+        read_image(tmp_path / "a.tif")
+
+
+def test_a_device_is_refused():
+    with pytest.raises(ValueError, match="not a regular file"):
+        read_image(os.devnull)
+
+
+def test_postscript_is_refused(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", "EPS")
+    with pytest.raises(ValueError, match="PostScript"):
+        read_image(tmp_path / "a.jpg")
+
+
+@pytest.fixture
+def turned(tmp_path):
+    """A clip folder, of which the first photo is to be turned clockwise.
+
+    The left half of its pixels is black, which is the upper half of the turned photo.
+    """
     table = ClipFolderFrames(write_clip_folder(tmp_path))
-    photo, exif = tmp_path / table.path[0], Image.Exif()
     pixels = np.full((4, 8, 3), 255, dtype=np.uint8)
-    pixels[:, :4] = (
-        0  # the left half is black, which is the upper half of the rotated photo
-    )
-    exif[0x0112] = 6  # to be turned clockwise by a quarter
-    Image.fromarray(pixels).save(photo, exif=exif)
+    pixels[:, :4] = 0
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / table.path[0], exif=exif)
+    return table
+
+
+def test_photos_are_rotated_on_request(turned):
+    photo = turned.root / turned.path[0]
     assert read_image(photo).size == (8, 4)
     upright = read_image(photo, upright=True)
-    assert (
-        upright.size == (4, 8) == table.read(0).size == table.without([1]).read(0).size
-    )
+    assert upright.size == (4, 8)
     assert np.asarray(upright)[..., 0].tolist() == [[0] * 4] * 4 + [[255] * 4] * 4
+
+
+def test_photos_of_a_clip_folder_are_rotated(turned):
+    assert turned.read(0).size == (4, 8)
+    assert turned.without([1]).read(0).size == (4, 8)
+
+
+def test_a_photo_that_cannot_be_read_is_named(turned):
+    photo = turned.root / turned.path[0]
     photo.write_bytes(b"no image")
     with pytest.raises(BadFrameError, match=rf"cannot decode frame {photo}: "):
-        table.read(0)
+        turned.read(0)
 
 
-def test_a_large_jpeg_is_reduced_and_a_large_png_refused(tmp_path, monkeypatch):
-    image = Image.new("RGB", (200, 100), (200, 30, 30))
-    image.save(tmp_path / "a.jpg")
-    image.save(tmp_path / "a.png")
+@pytest.fixture(params=["a.jpg", "a.png"])
+def large(request, tmp_path):
+    """An image of 200 x 100 red pixels."""
+    path = tmp_path / request.param
+    Image.new("RGB", (200, 100), (200, 30, 30)).save(path)
+    return path
+
+
+def test_an_image_as_large_as_allowed(large, monkeypatch):
     monkeypatch.setattr(module, "MOST_PIXELS", 20_000)
-    assert (
-        read_image(tmp_path / "a.jpg").size
-        == read_image(tmp_path / "a.png").size
-        == (200, 100)
-    )
-    monkeypatch.setattr(module, "MOST_PIXELS", 5_000)
-    small = read_image(tmp_path / "a.jpg")
-    assert small.size == (100, 50) and small.getpixel((50, 25)) == pytest.approx(
-        (200, 30, 30), abs=3
-    )
-    with pytest.raises(
-        ValueError,
-        match="200 x 100 pixels, more than 5,000 pixels; reduce it, or save it as JPEG",
-    ):
-        read_image(tmp_path / "a.png")
-    monkeypatch.setattr(module, "MOST_PIXELS", 330)
-    assert read_image(tmp_path / "a.jpg").size == (25, 13)
+    assert read_image(large).size == (200, 100)
+
+
+@pytest.mark.parametrize("large", ["a.jpg"], indirect=True)
+@pytest.mark.parametrize(("most", "size"), [(5_000, (100, 50)), (330, (25, 13))])
+def test_a_large_jpeg_is_reduced(large, monkeypatch, most, size):
+    monkeypatch.setattr(module, "MOST_PIXELS", most)
+    image = read_image(large)
+    assert image.size == size
+    assert image.getpixel((12, 6)) == pytest.approx((200, 30, 30), abs=3)
+
+
+@pytest.mark.parametrize("large", ["a.jpg"], indirect=True)
+def test_a_jpeg_that_is_too_large_when_reduced(large, monkeypatch):
     monkeypatch.setattr(module, "MOST_PIXELS", 300)
     with pytest.raises(ValueError, match="200 x 100 pixels, more than 300 pixels"):
-        read_image(tmp_path / "a.jpg")
+        read_image(large)
+
+
+@pytest.mark.parametrize("large", ["a.png"], indirect=True)
+def test_a_large_png_is_refused(large, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PIXELS", 5_000)
+    words = "200 x 100 pixels, more than 5,000 pixels; reduce it, or save it as JPEG"
+    with pytest.raises(ValueError, match=words):
+        read_image(large)

@@ -15,10 +15,8 @@ LIGHT = [0, 0.05, 0.18, 0.5, 1, 4]
 SEEN = [0, 63, 118, 188, 255, 255]
 # Signals of the same light in HDR, where the page has 203 nits: by the formulas of
 # ITU-R BT.2100.
-PQ, HLG = (
-    [0, 0.3009, 0.4109, 0.5096, 0.5807, 0.7291],
-    [0, 0.2558, 0.4362, 0.6323, 0.75, 0.9681],
-)
+PQ = [0, 0.3009, 0.4109, 0.5096, 0.5807, 0.7291]
+HLG = [0, 0.2558, 0.4362, 0.6323, 0.75, 0.9681]
 TRANSFERS = {16: PQ, 18: HLG}
 
 
@@ -26,12 +24,14 @@ def write(path, codec, pixel_format, frames, **colours):
     """Write frames, (H, W, C) arrays of any pixel format, with what the file says of their colours."""
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=10)
-        stream.height, stream.width = frames[0].height, frames[0].width
+        stream.height = frames[0].height
+        stream.width = frames[0].width
         stream.pix_fmt = pixel_format
         for name, value in colours.items():
             setattr(stream.codec_context, name, value)
         for number, frame in enumerate(frames):
-            frame.pts, frame.time_base = number, Fraction(1, 10)
+            frame.pts = number
+            frame.time_base = Fraction(1, 10)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
@@ -40,18 +40,17 @@ def write(path, codec, pixel_format, frames, **colours):
 def greys(signals, transfer):
     """A frame of 10 bits of greys beside each other, in the limited range, with BT.2020 primaries."""
     frame = av.VideoFrame(32 * len(signals), 32, "yuv420p10le")
-    for place, plane in enumerate(frame.planes):
-        values = (
-            [64 + 876 * signal for signal in signals]
-            if place == 0
-            else [512] * len(signals)
-        )
-        line = np.repeat(np.rint(values).astype(np.uint16), 32 if place == 0 else 16)
+    luma = [64 + 876 * signal for signal in signals]
+    grey = [512] * len(signals)
+    for plane, values, width in zip(frame.planes, (luma, grey, grey), (32, 16, 16)):
+        line = np.repeat(np.rint(values).astype(np.uint16), width)
         pixels = np.zeros((plane.height, plane.line_size // 2), np.uint16)
         pixels[:, : len(line)] = line
         plane.update(pixels.tobytes())
-    frame.colorspace, frame.color_range = 9, 1
-    frame.color_trc, frame.color_primaries = transfer, 9
+    frame.colorspace = 9
+    frame.color_range = 1
+    frame.color_trc = transfer
+    frame.color_primaries = 9
     return frame
 
 
@@ -97,9 +96,11 @@ def test_colours_of_hdr_and_of_wide_gamut():
 )
 def test_matrices_and_ranges(matrix, full, expected):
     planes = np.full((72, 64), 100, np.uint8)
-    planes[48:60], planes[60:] = 90, 200
+    planes[48:60] = 90
+    planes[60:] = 200
     frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
-    frame.colorspace, frame.color_range = matrix, 2 if full else 1
+    frame.colorspace = matrix
+    frame.color_range = 2 if full else 1
     assert np.asarray(picture(frame, None))[20, 20] == pytest.approx(expected, abs=3)
 
 
@@ -109,19 +110,16 @@ def test_matrices_and_ranges(matrix, full, expected):
 )
 def test_transparency_is_laid_on_white(tmp_path, name, codec, pixel_format):
     pixels = np.zeros((48, 64, 4), np.uint8)
-    pixels[..., 0], pixels[..., 3] = 200, 255
+    pixels[:, :32] = (200, 0, 0, 255)
     pixels[:, 32:] = (0, 180, 90, 0)  # colours that nobody sees
-    frames = [
-        av.VideoFrame.from_ndarray(pixels, format="rgba").reformat(format=pixel_format)
-        for _ in range(3)
-    ]
-    found = list(
-        sampled_frames(write(tmp_path / name, codec, pixel_format, frames), 10)
-    )
-    assert len(found) == 3
-    for image in found:
-        assert image.getpixel((10, 24)) == pytest.approx((200, 0, 0), abs=3)
-        assert image.getpixel((54, 24)) == (255, 255, 255)
+    frame = av.VideoFrame.from_ndarray(pixels, format="rgba")
+    frames = [frame.reformat(format=pixel_format) for _ in range(3)]
+    path = write(tmp_path / name, codec, pixel_format, frames)
+    images = list(sampled_frames(path, 10))
+    shown = [image.getpixel((10, 24)) for image in images]
+    hidden = [image.getpixel((54, 24)) for image in images]
+    assert np.array(shown) == pytest.approx(np.array([(200, 0, 0)] * 3), abs=3)
+    assert hidden == [(255, 255, 255)] * 3
 
 
 def test_hdr_is_refused_where_it_would_be_read_wrong(tmp_path, monkeypatch):

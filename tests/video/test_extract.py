@@ -7,7 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_videos import video_frame_number, write_sound, write_video
+from fake_videos import (
+    video_frame_number,
+    write_frames,
+    write_sound,
+    write_video,
+)
 from noted_bar import NotedBar
 from PIL import Image
 
@@ -36,10 +41,8 @@ def clips(tmp_path_factory):
     """A complete clip of 3 s at 10 frames/s, and the same truncated to three quarters."""
     pytest.importorskip("av")
     folder = tmp_path_factory.mktemp("clips")
-    whole = write_video(folder / "whole.mp4", faststart=True)
-    (folder / "cut.mp4").write_bytes(
-        whole.read_bytes()[: whole.stat().st_size * 3 // 4]
-    )
+    path = write_video(folder / "whole.mp4", faststart=True)
+    (folder / "cut.mp4").write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
     return folder
 
 
@@ -63,15 +66,13 @@ def files(folder):
 
 def jobs(clips, out, names):
     """One job for each name, on copies of the clips: whole0, cut1 ..."""
+    (out / "videos").mkdir(parents=True, exist_ok=True)
+    jobs = []
     for name in names:
-        (out / "videos").mkdir(parents=True, exist_ok=True)
-        shutil.copy(
-            clips / f"{name.rstrip('0123456789')}.mp4", out / "videos" / f"{name}.mp4"
-        )
-    return [
-        Job(out / "videos" / f"{name}.mp4", out / "frames", f"{name}_")
-        for name in names
-    ]
+        video = out / "videos" / f"{name}.mp4"
+        shutil.copy(clips / f"{name.rstrip('0123456789')}.mp4", video)
+        jobs.append(Job(video, out / "frames", f"{name}_"))
+    return jobs
 
 
 @pytest.mark.parametrize(
@@ -87,17 +88,11 @@ def jobs(clips, out, names):
 )
 def test_one_frame_per_second(tmp_path, name, codec):
     pytest.importorskip("av")
-    clip = write_video(
-        tmp_path / name,
-        seconds=3.2,
-        rate=25 if name.endswith("mpg") else 10,
-        codec=codec,
-    )
+    rate = 25 if name.endswith("mpg") else 10
+    clip = write_video(tmp_path / name, seconds=3.2, rate=rate, codec=codec)
     names = extract(clip, tmp_path / "out")
     assert names == ["1.png", "2.png", "3.png", "4.png"]
-    assert shown(tmp_path / "out", names) == (
-        [0, 25, 50, 75] if name.endswith("mpg") else [0, 10, 20, 30]
-    )
+    assert shown(tmp_path / "out", names) == [0, rate, 2 * rate, 3 * rate]
     with Image.open(tmp_path / "out" / "1.png") as image:
         assert image.size == (64, 48) and image.format == "PNG" and image.mode == "RGB"
 
@@ -185,40 +180,64 @@ def test_a_clip_of_a_rotated_phone_is_upright(tmp_path, matrix, corner, size):
     assert corners.pop(corner) > 240 and max(corners.values()) < 50
 
 
-def test_a_bad_file_is_named_and_leaves_nothing(clips, tmp_path):
-    whole = (clips / "whole.mp4").read_bytes()
-    webm = write_video(tmp_path / "whole.webm").read_bytes()
+def test_a_video_that_does_not_exist(tmp_path):
+    with pytest.raises(VideoError, match=r"there is no video file .*missing.mp4"):
+        extract(tmp_path / "missing.mp4", tmp_path / "out")
+
+
+def test_a_video_without_pictures(tmp_path):
     write_sound(tmp_path / "sound.mp4")
-    for name, content, words in (
+    with pytest.raises(VideoError, match=r"sound.mp4 has no video stream, but only a"):
+        extract(tmp_path / "sound.mp4", tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+def up_to_the_pictures(content):
+    """Return the header of an MP4 file."""
+    return content[: content.index(b"mdat") + 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
         (
             "random.mp4",
-            np.random.default_rng(0).bytes(5000),
+            lambda content: np.random.default_rng(0).bytes(5000),
             "random.mp4 cannot be opened: Invalid data",
         ),
-        ("empty.mp4", b"", r"empty.mp4 is empty \(0 bytes\). Copy it again"),
-        ("sound.mp4", None, "sound.mp4 has no video stream, but only audio"),
+        (
+            "empty.mp4",
+            lambda content: b"",
+            r"empty.mp4 is empty \(0 bytes\). Copy it again",
+        ),
         (
             "header.mp4",
-            whole[: whole.index(b"mdat") + 8],
+            up_to_the_pictures,
             "header.mp4 (has no frame that can|cannot) be decoded",
         ),
         (
-            "webm.webm",
-            webm[: len(webm) // 2],
-            r"webm is truncated: it should last 3.0 s, but ends after [012]\.\d s",
-        ),
-        ("missing.mp4", None, "there is no video file .*missing.mp4"),
-        (
             "cut.mp4",
-            whole[: len(whole) * 3 // 4],
+            lambda content: content[: len(content) * 3 // 4],
             r"cut.mp4 (is damaged or|cannot be decoded).*`ffmpeg -i cut.mp4 repair",
         ),
-    ):
-        if content is not None:
-            (tmp_path / name).write_bytes(content)
-        with pytest.raises(VideoError, match=words):
-            extract(tmp_path / name, tmp_path / "out")
-        assert files(tmp_path / "out") == []
+    ],
+)
+def test_a_bad_file_is_named_and_leaves_nothing(clips, tmp_path, name, damage, words):
+    content = (clips / "whole.mp4").read_bytes()
+    (tmp_path / name).write_bytes(damage(content))
+    with pytest.raises(VideoError, match=words):
+        extract(tmp_path / name, tmp_path / "out")
+    assert files(tmp_path / "out") == []
+
+
+def test_a_cut_file_that_states_its_length(tmp_path):
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "a.webm")
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    words = r"webm is truncated: it should last 3.0 s, but ends after [012]\.\d s"
+    with pytest.raises(VideoError, match=words):
+        extract(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -242,113 +261,133 @@ def test_the_pictures_alone_say_how_long_a_video_lasts(tmp_path, name, options):
 
 
 def write_noise(path):
-    """Write a video of eight frames of moving noise."""
-    av = pytest.importorskip("av")
+    """Write a video of eight frames of moving noise; return its bytes."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg2video", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = (
-            64,
-            64,
-            "yuv420p",
-            2_000_000,
-        )
-        for frame in range(8):
-            container.mux(
-                stream.encode(
-                    av.VideoFrame.from_ndarray(np.roll(noise, 3 * frame, 1), "rgb24")
-                )
-            )
-        container.mux(stream.encode())
+    pictures = [np.roll(noise, 3 * number, 1) for number in range(8)]
+    write_frames(path, pictures, codec="mpeg2video")
     return path.read_bytes()
 
 
 def decoded(path):
-    """The frames of a video; none if it is refused."""
+    """Return the frames of a video; none if it is refused."""
     try:
         return [np.asarray(image) for image in sampled_frames(path, 10)]
     except VideoError:
         return []
 
 
+def damaged_noise(whole, seed):
+    """Return the bytes of a video with four others at a random place."""
+    random = np.random.default_rng(seed)
+    index = random.integers(600, len(whole) - 1200)
+    return whole[:index] + random.bytes(4) + whole[index + 4 :]
+
+
 def test_errors_that_the_decoder_would_hide_are_raised(tmp_path, monkeypatch):
-    whole, path, hidden = (
-        write_noise(tmp_path / "whole.mpg"),
-        tmp_path / "damaged.mpg",
-        0,
-    )
+    pytest.importorskip("av")
+    content = write_noise(tmp_path / "whole.mpg")
     good = decoded(tmp_path / "whole.mpg")
+    path = tmp_path / "damaged.mpg"
+    hidden = 0
     for seed in range(30):
-        random = np.random.default_rng(seed)
-        place = random.integers(600, len(whole) - 1200)
-        path.write_bytes(whole[:place] + random.bytes(4) + whole[place + 4 :])
+        path.write_bytes(damaged_noise(content, seed))
         with monkeypatch.context() as usual:
             usual.setattr(sampling, "DECODING", {})
-            found = decoded(path)
-        if found and not np.array_equal(found, good):
+            wrong = decoded(path)
+        if wrong and not np.array_equal(wrong, good):
             hidden += 1
             assert not decoded(path)
     assert hidden
 
 
-def test_a_finished_clip_is_not_touched_until_something_changes(
-    clips, tmp_path, monkeypatch
-):
-    saved, save = [], video._save
+@pytest.fixture
+def written(clips, tmp_path, monkeypatch):
+    """Extract a copy of a clip to `out`; return how many frames were written."""
+    shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
+    saved = []
+    save = video._save
     monkeypatch.setattr(
         video, "_save", lambda image, path: saved.append(path) or save(image, path)
     )
-    clip = shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
 
-    def written(fps=1.0, size=None):
+    def call(fps=1.0, size=None):
         before = len(saved)
-        extract(clip, tmp_path / "out", "a_", fps, size)
+        extract(tmp_path / "clip.mp4", tmp_path / "out", "a_", fps, size)
         return len(saved) - before
 
-    assert [written(), written()] == [3, 0]
+    return call
+
+
+def test_a_finished_clip_is_not_touched(written):
+    assert written() == 3
+    assert written() == 0
+
+
+def test_another_rate_replaces_the_frames(written, tmp_path):
+    written()
     assert [written(fps=2), written(fps=2)] == [6, 0]
-    assert [
-        written(),
-        written(size=24),
-        written(size=(24, 24)),
-        written(size=(24, 24)),
-    ] == [3, 3, 3, 0]
+    assert [written(fps=1), written(fps=1)] == [3, 0]
     assert len(files(tmp_path / "out")) == 4  # none is left of the six
+
+
+def test_another_size_replaces_the_frames(written):
+    written()
+    assert [written(size=24), written(size=24)] == [3, 0]
+    assert [written(size=(24, 24)), written(size=(24, 24))] == [3, 0]
     assert [written(), written()] == [3, 0]
-    os.utime(clip, ns=(0, 10**18))
+
+
+def test_another_date_of_the_video(written, tmp_path):
+    written()
+    os.utime(tmp_path / "clip.mp4", ns=(0, 10**18))
     assert [written(), written()] == [3, 0]
-    write_video(clip, seconds=2)
-    os.utime(clip, ns=(0, 10**18))
+
+
+def test_another_video_of_the_same_date(written, tmp_path):
+    os.utime(tmp_path / "clip.mp4", ns=(0, 10**18))
+    written()
+    write_video(tmp_path / "clip.mp4", seconds=2)
+    os.utime(tmp_path / "clip.mp4", ns=(0, 10**18))
     assert [written(), written()] == [2, 0]
-    (tmp_path / "out" / "a_2.png").unlink()
-    assert [written(), written()] == [2, 0]
-    frame = tmp_path / "out" / "a_1.png"
-    frame.write_bytes(frame.read_bytes()[:-1] + b"?")  # damaged
-    assert [written(), written()] == [2, 0]
-    (tmp_path / "out" / ".a.json").write_text("[")
-    assert [written(), written()] == [2, 0]
-    assert json.loads((tmp_path / "out" / ".a.json").read_text())["frames"] == 2
+
+
+def remove(out):
+    (out / "a_2.png").unlink()
+
+
+def damage(out):
+    content = (out / "a_1.png").read_bytes()
+    (out / "a_1.png").write_bytes(content[:-1] + b"?")
+
+
+def damage_marker(out):
+    (out / ".a.json").write_text("[")
+
+
+@pytest.mark.parametrize("change", [remove, damage, damage_marker])
+def test_a_changed_frame_is_written_again(written, tmp_path, change):
+    written()
+    change(tmp_path / "out")
+    assert [written(), written()] == [3, 0]
+    assert json.loads((tmp_path / "out" / ".a.json").read_text())["frames"] == 3
+
+
+LEFT = (".a.1234.part/a_1.png", ".a.1234.part/marker", "a_9.png", "a_2.png")
+OF_OTHERS = (
+    ".b.1.part/b_1.png",
+    ".a.b.1.part/a.b_1.png",
+    "b_7.png",
+    "a_b.png",
+    "xa_1.png",
+)
 
 
 def test_files_left_by_a_killed_process_are_removed(clips, tmp_path):
-    other = [
-        ".b.1.part/b_1.png",
-        ".a.b.1.part/a.b_1.png",
-        "b_7.png",
-        "a_b.png",
-        "xa_1.png",
-    ]
-    for name in (
-        ".a.1234.part/a_1.png",
-        ".a.1234.part/marker",
-        "a_9.png",
-        "a_2.png",
-        *other,
-    ):
+    for name in (*LEFT, *OF_OTHERS):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"left")
     names = extract(clips / "whole.mp4", tmp_path, "a_")
-    assert files(tmp_path) == sorted([".a.json", *names, *other])
+    assert files(tmp_path) == sorted([".a.json", *names, *OF_OTHERS])
     assert shown(tmp_path, names) == [0, 10, 20]
     assert not (tmp_path / ".a.1234.part").exists()
 
@@ -362,32 +401,32 @@ def test_frames_that_cannot_be_written(clips, tmp_path):
         extract(clips / "whole.mp4", tmp_path / "out")
 
 
-def test_a_bad_video_does_not_stop_the_others_and_parallel_equals_serial(
-    clips, tmp_path
-):
-    names = ["whole0", "cut1", "whole2", "whole3", "cut4"]
-    failures = {}
-    for workers in (1, 2):
-        todo = jobs(clips, tmp_path / str(workers), names)
-        todo.append(
-            Job(tmp_path / "none.mp4", tmp_path / str(workers) / "frames", "none_")
-        )
-        bar = NotedBar()
-        failures[workers] = extract_many(todo, workers, bar)
-        assert [path.name for path, _ in failures[workers]] == [
-            "cut1.mp4",
-            "cut4.mp4",
-            "none.mp4",
-        ]
-        assert all(str(path) in message for path, message in failures[workers])
-        assert bar.numbers == [(n, 6) for n in range(7)] and bar.text == "9 images"
-    serial, parallel = tmp_path / "1" / "frames", tmp_path / "2" / "frames"
-    assert files(serial) == files(parallel) and len(files(serial)) == 3 * 4
-    frames = [name for name in files(serial) if name.endswith(".png")]
-    assert all(
-        (serial / name).read_bytes() == (parallel / name).read_bytes()
-        for name in frames
-    )
+MIXED = ["whole0", "cut1", "whole2", "whole3", "cut4"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bad_video_does_not_stop_the_others(clips, tmp_path, workers):
+    todo = jobs(clips, tmp_path, MIXED)
+    todo.append(Job(tmp_path / "none.mp4", tmp_path / "frames", "none_"))
+    bar = NotedBar()
+    failures = extract_many(todo, workers, bar)
+    paths = [path for path, _ in failures]
+    assert [path.name for path in paths] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
+    assert all(str(path) in message for path, message in failures)
+    assert bar.numbers == [(number, 6) for number in range(7)]
+    assert bar.text == "9 images"
+
+
+def test_parallel_equals_serial(clips, tmp_path):
+    extract_many(jobs(clips, tmp_path / "serial", MIXED), workers=1)
+    extract_many(jobs(clips, tmp_path / "parallel", MIXED), workers=2)
+    serial = tmp_path / "serial" / "frames"
+    parallel = tmp_path / "parallel" / "frames"
+    names = files(serial)
+    assert files(parallel) == names and len(names) == 3 * 4
+    frames = [name for name in names if name.endswith(".png")]
+    contents = [(serial / name).read_bytes() for name in frames]
+    assert [(parallel / name).read_bytes() for name in frames] == contents
 
 
 def test_an_interrupt_keeps_finished_clips(clips, tmp_path):

@@ -153,21 +153,23 @@ def ToyShapesFrames(
         suffix += f"-{size}px"
     if dots:
         suffix += "-dots"
-    frames = [
-        Frame(
-            path=f"{name}/object{item}/session{session}/"
-            f"frame{frame:0{digits}d}{suffix}",
-            class_name=name,
-            object_name=f"object{item}",
-            session=f"session{session}",
-            frame=frame,
-            split="test" if session in held_out else "train",
-        )
-        for name in sorted(chosen)
-        for item in range(objects_per_class)
-        for session in range(sessions)
-        for frame in range(frames_per_clip)
-    ]
+    frames = []
+    for class_name in sorted(chosen):
+        for number in range(objects_per_class):
+            for session in range(sessions):
+                clip = f"{class_name}/object{number}/session{session}"
+                split = "test" if session in held_out else "train"
+                for frame in range(frames_per_clip):
+                    frames.append(
+                        Frame(
+                            path=f"{clip}/frame{frame:0{digits}d}{suffix}",
+                            class_name=class_name,
+                            object_name=f"object{number}",
+                            session=f"session{session}",
+                            frame=frame,
+                            split=split,
+                        )
+                    )
     name = "toy_dots" if dots else "toy_shapes"
     return FrameTable(frames, reader=ToyShapesReader(), name=name)
 

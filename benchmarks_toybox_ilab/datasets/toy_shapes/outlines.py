@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-FILL, HOLE, DETAIL = "fill", "hole", "detail"
+FILL = "fill"
+HOLE = "hole"
+DETAIL = "detail"
 Uniform = Callable[[float, float], float]
 
 
@@ -77,8 +79,11 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
 
 
 def _arrow(u: Uniform) -> list[Part]:
-    shaft, head, barb = u(0.12, 0.28), u(0.45, 0.7), u(0.55, 0.95)
-    neck, tail = 1 - barb, -1.0 + u(-0.1, 0.1)
+    shaft = u(0.12, 0.28)
+    head = u(0.45, 0.7)
+    barb = u(0.55, 0.95)
+    neck = 1 - barb
+    tail = -1.0 + u(-0.1, 0.1)
     sweep = u(-0.02, 0.22)  # how far the barbs point backwards
     notch = u(-0.05, 0.15)
     upper = [(1, 0), (neck - sweep, -head), (neck, -shaft), (tail, -shaft)]
@@ -88,8 +93,13 @@ def _arrow(u: Uniform) -> list[Part]:
 
 
 def _bottle(u: Uniform) -> list[Part]:
-    neck, body, length, slope = u(0.1, 0.17), u(0.3, 0.46), u(0.4, 0.7), u(0.12, 0.4)
-    top, shoulder, base = -1.0, -1.0 + length, u(0.85, 1.1)
+    neck = u(0.1, 0.17)
+    body = u(0.3, 0.46)
+    length = u(0.4, 0.7)
+    slope = u(0.12, 0.4)
+    top = -1.0
+    shoulder = -1.0 + length
+    base = u(0.85, 1.1)
     bulge = body * u(0.85, 1.0)
     bend = [
         (neck, shoulder),
@@ -106,10 +116,14 @@ def _bottle(u: Uniform) -> list[Part]:
 
 
 def _chair(u: Uniform) -> list[Part]:
-    thick, lean, depth = u(0.12, 0.19), u(0.0, 0.22), u(0.75, 1.05)
-    back, seat, splay = -depth / 2, u(0.0, 0.15), u(0.0, 0.14)
+    thick = u(0.12, 0.19)
+    lean = u(0.0, 0.22)
+    depth = u(0.75, 1.05)
+    back = -depth / 2
+    seat = u(0.0, 0.15)
+    splay = u(0.0, 0.14)
     legs = u(0.75, 0.95)
-    parts = [
+    shapes = [
         filled(ribbon([(back - lean, -1), (back, seat)], thick)),
         filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
         filled(ribbon([(back, seat), (back - splay, legs)], thick)),
@@ -122,21 +136,24 @@ def _chair(u: Uniform) -> list[Part]:
     ]
     if u(0, 1) < 0.5:
         rung = seat + (legs - seat) * u(0.5, 0.7)
-        parts.append(
+        shapes.append(
             filled(
                 box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)
             )
         )
-    return parts
+    return shapes
 
 
 def _crescent(u: Uniform) -> list[Part]:
     # The inner arc passes through the two tips of the outer one and has its own centre.
-    tip, bite = u(50, 80), u(0.15, 0.6)
+    tip = u(50, 80)
+    bite = u(0.15, 0.6)
     outer = arc(0, 0, 1, 1, tip, 360 - tip, 40)
-    x, y = np.cos(np.radians(tip)), np.sin(np.radians(tip))
+    x = np.cos(np.radians(tip))
+    y = np.sin(np.radians(tip))
     centre = x + bite * y
-    radius, inner = np.hypot(x - centre, y), np.degrees(np.arctan2(y, x - centre))
+    radius = np.hypot(x - centre, y)
+    inner = np.degrees(np.arctan2(y, x - centre))
     return [
         filled(
             np.concatenate(
@@ -147,7 +164,9 @@ def _crescent(u: Uniform) -> list[Part]:
 
 
 def _cross(u: Uniform) -> list[Part]:
-    root, flare, long = u(0.17, 0.34), u(0.9, 1.45), u(1.0, 1.35)
+    root = u(0.17, 0.34)
+    flare = u(0.9, 1.45)
+    long = u(1.0, 1.35)
     tip = root * flare
     arms = []
     for turn, reach in enumerate((1.0, long, 1.0, 1.0)):
@@ -160,7 +179,10 @@ def _cross(u: Uniform) -> list[Part]:
 
 
 def _fish(u: Uniform) -> list[Part]:
-    height, tail, fork, narrow = u(0.36, 0.6), u(0.3, 0.52), u(0.0, 0.2), u(0.05, 0.1)
+    height = u(0.36, 0.6)
+    tail = u(0.3, 0.52)
+    fork = u(0.0, 0.2)
+    narrow = u(0.05, 0.1)
     x = np.linspace(0, 1, 16)
     side = height * np.sin(np.pi * x ** u(0.75, 0.95)) + narrow * x
     upper = np.stack([-1 + 1.45 * x, -side], axis=1)
@@ -176,9 +198,13 @@ def _fish(u: Uniform) -> list[Part]:
 
 
 def _gear(u: Uniform) -> list[Part]:
-    teeth, root, hole = int(u(7, 13)), u(0.68, 0.8), u(0.18, 0.42)
-    width, taper = u(0.42, 0.56), u(0.6, 0.95)
-    pitch, points = 360 / teeth, []
+    teeth = int(u(7, 13))
+    root = u(0.68, 0.8)
+    hole = u(0.18, 0.42)
+    width = u(0.42, 0.56)
+    taper = u(0.6, 0.95)
+    pitch = 360 / teeth
+    points = []
     for tooth in range(teeth):
         for radius, share in (
             (root, -width),
@@ -192,9 +218,14 @@ def _gear(u: Uniform) -> list[Part]:
 
 
 def _hammer(u: Uniform) -> list[Part]:
-    grip, length, head, face = u(0.1, 0.16), u(1.5, 1.8), u(0.16, 0.25), u(0.42, 0.6)
-    claw, droop = u(0.45, 0.75), u(0.0, 0.35)
-    top, hold = -1.0, -1.0 + length * 0.62
+    grip = u(0.1, 0.16)
+    length = u(1.5, 1.8)
+    head = u(0.16, 0.25)
+    face = u(0.42, 0.6)
+    claw = u(0.45, 0.75)
+    droop = u(0.0, 0.35)
+    top = -1.0
+    hold = -1.0 + length * 0.62
     return [
         filled(
             [
@@ -231,32 +262,41 @@ def _heart(u: Uniform) -> list[Part]:
         / 16
     )
     points = np.stack([x, y * u(0.9, 1.1)], axis=1)
-    parts = [filled(points)]
+    shapes = [filled(points)]
     if u(0, 1) < 0.4:
-        parts.append(painted(points * u(0.4, 0.62) - (0, 0.04)))
-    return parts
+        shapes.append(painted(points * u(0.4, 0.62) - (0, 0.04)))
+    return shapes
 
 
 def _house(u: Uniform) -> list[Part]:
-    half, eaves, roof, floor = u(0.6, 0.85), u(0.05, 0.22), u(0.5, 0.9), u(0.85, 1.2)
-    ridge, door, side = u(-0.2, 0.2), u(0.12, 0.2), u(-0.3, 0.3)
-    parts = [
+    half = u(0.6, 0.85)
+    eaves = u(0.05, 0.22)
+    roof = u(0.5, 0.9)
+    floor = u(0.85, 1.2)
+    ridge = u(-0.2, 0.2)
+    door = u(0.12, 0.2)
+    side = u(-0.3, 0.3)
+    shapes = [
         filled(box(-half, 0, half, floor)),
         filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),
         painted(box(side - door, floor - u(0.45, 0.6), side + door, floor)),
     ]
     if u(0, 1) < 0.7:
         at = u(0.3, 0.45)
-        parts.append(filled(box(at, -roof * u(0.9, 1.1), at + u(0.14, 0.22), 0)))
+        shapes.append(filled(box(at, -roof * u(0.9, 1.1), at + u(0.14, 0.22), 0)))
     for x in (-half * 0.62, half * 0.62):
         if abs(x - side) > door + 0.17:
-            parts.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
-    return parts
+            shapes.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
+    return shapes
 
 
 def _key(u: Uniform) -> list[Part]:
-    bow, squash, shaft, rim = u(0.34, 0.46), u(0.85, 1.2), u(0.07, 0.11), u(0.45, 0.62)
-    teeth, bits = int(u(2, 4)), []
+    bow = u(0.34, 0.46)
+    squash = u(0.85, 1.2)
+    shaft = u(0.07, 0.11)
+    rim = u(0.45, 0.62)
+    teeth = int(u(2, 4))
+    bits = []
     for tooth in range(teeth):
         left = 0.93 - (tooth + 1) * u(0.2, 0.24)
         bits.append(filled(box(left, 0, left + 0.13, shaft + u(0.18, 0.34))))
@@ -269,26 +309,31 @@ def _key(u: Uniform) -> list[Part]:
 
 
 def _ladder(u: Uniform) -> list[Part]:
-    rungs, half, rail, taper = int(u(4, 7.99)), u(0.3, 0.42), u(0.1, 0.15), u(0.65, 1.0)
+    rungs = int(u(4, 7.99))
+    half = u(0.3, 0.42)
+    rail = u(0.1, 0.15)
+    taper = u(0.65, 1.0)
     thick = u(0.08, 0.12)
-    parts = [
+    shapes = [
         filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)
     ]
     for y in np.linspace(-0.85, 0.85, rungs):
         width = half * (taper + (1 - taper) * (y + 1) / 2)
-        parts.append(filled(box(-width, y - thick / 2, width, y + thick / 2)))
-    return parts
+        shapes.append(filled(box(-width, y - thick / 2, width, y + thick / 2)))
+    return shapes
 
 
 def _leaf(u: Uniform) -> list[Part]:
-    width, peak, bend = u(0.36, 0.58), u(0.7, 1.2), u(-0.25, 0.25)
+    width = u(0.36, 0.58)
+    peak = u(0.7, 1.2)
+    bend = u(-0.25, 0.25)
     x = np.linspace(0, 1, 20)
     side = width * np.sin(np.pi * x**peak)
     if u(0, 1) < 0.5:
         side[1:-1:2] *= u(0.75, 0.88)  # a serrated edge
     middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
     stem = np.array([(-1.25, -bend * 0.5), (-1.05, -bend * 0.2), (-0.85, 0)])
-    parts = [
+    shapes = [
         filled(
             np.concatenate(
                 [
@@ -303,12 +348,15 @@ def _leaf(u: Uniform) -> list[Part]:
     for at in (5, 9, 13):
         for s in (-1, 1):
             end = middle[at] + (0.24, s * side[at + 1] * 0.75)
-            parts.append(painted(ribbon([middle[at], end], 0.05)))
-    return parts
+            shapes.append(painted(ribbon([middle[at], end], 0.05)))
+    return shapes
 
 
 def _lightning(u: Uniform) -> list[Part]:
-    top, mid, drop, lean = u(0.28, 0.42), u(0.2, 0.36), u(-0.12, 0.08), u(0.1, 0.3)
+    top = u(0.28, 0.42)
+    mid = u(0.2, 0.36)
+    drop = u(-0.12, 0.08)
+    lean = u(0.1, 0.3)
     right = [
         (lean - top * 0.6, -1),
         (lean + top, -1),
@@ -320,8 +368,13 @@ def _lightning(u: Uniform) -> list[Part]:
 
 
 def _mug(u: Uniform) -> list[Part]:
-    top, taper, height, handle = u(0.5, 0.68), u(0.75, 1.1), u(0.6, 0.82), u(0.3, 0.44)
-    base, thick, low = top * taper, u(0.09, 0.15), u(0.3, 0.5)
+    top = u(0.5, 0.68)
+    taper = u(0.75, 1.1)
+    height = u(0.6, 0.82)
+    handle = u(0.3, 0.44)
+    base = top * taper
+    thick = u(0.09, 0.15)
+    low = u(0.3, 0.5)
     middle = u(-0.12, 0.12)
     edge = (top + base) / 2 - 0.06
     lip = u(0.06, 0.13)
@@ -336,11 +389,10 @@ def _mug(u: Uniform) -> list[Part]:
 
 
 def _ring(u: Uniform) -> list[Part]:
-    squash, hole, power = (
-        u(0.8, 1.0),
-        u(0.5, 0.75),
-        u(0.65, 1.0),
-    )  # the power ranges from a rounded square to a circle
+    # the power ranges from a rounded square to a circle
+    squash = u(0.8, 1.0)
+    hole = u(0.5, 0.75)
+    power = u(0.65, 1.0)
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     unit = np.stack([np.cos(t), np.sin(t)], 1)
     outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
@@ -349,7 +401,9 @@ def _ring(u: Uniform) -> list[Part]:
 
 
 def _spiral(u: Uniform) -> list[Part]:
-    turns, width, growth = u(1.9, 2.9), u(0.15, 0.2), u(0.8, 1.05)
+    turns = u(1.9, 2.9)
+    width = u(0.15, 0.2)
+    growth = u(0.8, 1.05)
     side = 1 if u(0, 1) < 0.5 else -1
     t = np.linspace(0.06, 1, 60)
     angle = 2 * np.pi * turns * t + u(0, 6.28)
@@ -358,35 +412,39 @@ def _spiral(u: Uniform) -> list[Part]:
 
 
 def _star(u: Uniform) -> list[Part]:
-    tips, inner = int(u(5, 8.99)), u(0.36, 0.55)
+    tips = int(u(5, 8.99))
+    inner = u(0.36, 0.55)
     angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
     radius = np.where(np.arange(2 * tips) % 2 == 0, 1.0, inner)
     points = np.stack([np.cos(angle), np.sin(angle)], 1) * radius[:, None]
-    parts = [filled(points)]
+    shapes = [filled(points)]
     if u(0, 1) < 0.35:
-        parts.append(painted(points * u(0.4, 0.6)))
-    return parts
+        shapes.append(painted(points * u(0.4, 0.6)))
+    return shapes
 
 
 def _tree(u: Uniform) -> list[Part]:
-    trunk, foot = u(0.09, 0.17), u(0.9, 1.1)
-    parts = [
+    trunk = u(0.09, 0.17)
+    foot = u(0.9, 1.1)
+    shapes = [
         filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])
     ]
     if u(0, 1) < 0.5:  # a conifer: tiers of triangles
-        tiers, width = int(u(2, 4.99)), u(0.55, 0.75)
+        tiers = int(u(2, 4.99))
+        width = u(0.55, 0.75)
         step = 1.5 / (tiers + 1)
         for tier in range(tiers):
             half = width * (0.5 + 0.5 * (tier + 1) / tiers)
             y = -1 + tier * step
-            parts.append(filled([(0, y), (half, y + 2 * step), (-half, y + 2 * step)]))
+            shapes.append(filled([(0, y), (half, y + 2 * step), (-half, y + 2 * step)]))
     else:  # a broad tree: a crown of round tufts
-        crown, tufts = u(0.34, 0.44), int(u(5, 8))
-        parts.append(filled(arc(0, -0.35, 0.45, 0.42, steps=20)))
+        crown = u(0.34, 0.44)
+        tufts = int(u(5, 8))
+        shapes.append(filled(arc(0, -0.35, 0.45, 0.42, steps=20)))
         for tuft in range(tufts):
             a = 2 * np.pi * tuft / tufts
             radius = crown * u(0.75, 1.0)
-            parts.append(
+            shapes.append(
                 filled(
                     arc(
                         0.42 * np.cos(a),
@@ -397,21 +455,19 @@ def _tree(u: Uniform) -> list[Part]:
                     )
                 )
             )
-    parts.append(
+    shapes.append(
         painted(
             [(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]
         )
     )
-    return parts
+    return shapes
 
 
 def _umbrella(u: Uniform) -> list[Part]:
-    height, pole, scallops, hook = (
-        u(0.65, 0.95),
-        u(0.07, 0.11),
-        int(u(3, 6)),
-        u(0.15, 0.24),
-    )
+    height = u(0.65, 0.95)
+    pole = u(0.07, 0.11)
+    scallops = int(u(3, 6))
+    hook = u(0.15, 0.24)
     side = 1 if u(0, 1) < 0.5 else -1
     end = u(0.75, 0.95)
     dome = arc(0, 0, 1, height, 180, 360, 28)
@@ -421,7 +477,7 @@ def _umbrella(u: Uniform) -> list[Part]:
         for i in range(scallops)
     ]
     curl = arc(hook, end, hook, hook, 180, 0, 12)
-    parts = [
+    shapes = [
         filled(np.concatenate([dome, *hem])),
         filled(
             ribbon(
@@ -432,14 +488,14 @@ def _umbrella(u: Uniform) -> list[Part]:
     ]
     for i in range(1, scallops):
         x = 1 - 2 * radius * i
-        parts.append(
+        shapes.append(
             painted(
                 ribbon(
                     [(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)], 0.05
                 )
             )
         )
-    return parts
+    return shapes
 
 
 _DRAWN = (
@@ -456,10 +512,11 @@ def outline(class_name: str, u: Uniform) -> list[Part]:
 
     They are centred, and the longer side of their bounding box goes from -1 to 1.
     """
-    parts = OUTLINES[class_name](u)
-    everything = np.concatenate([points for role, points in parts if role == FILL])
-    low, high = everything.min(axis=0), everything.max(axis=0)
+    shapes = OUTLINES[class_name](u)
+    everything = np.concatenate([points for role, points in shapes if role == FILL])
+    low = everything.min(axis=0)
+    high = everything.max(axis=0)
     return [
         Part(role, (points - (low + high) / 2) * (2 / (high - low).max()))
-        for role, points in parts
+        for role, points in shapes
     ]

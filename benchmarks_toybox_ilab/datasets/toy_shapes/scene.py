@@ -116,7 +116,8 @@ class _Clip:
 
 def _rotation(angle: float) -> np.ndarray:
     """Return the matrix that turns rows of points by an angle in radians."""
-    cos, sin = math.cos(angle), math.sin(angle)
+    cos = math.cos(angle)
+    sin = math.sin(angle)
     return np.array([[cos, sin], [-sin, cos]])
 
 
@@ -322,15 +323,15 @@ def render(
             f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames "
             f"ends at {frames_per_clip - 1}."
         )
-    thing = _thing(class_name, object_index)
+    shape = _thing(class_name, object_index)
     clip = _clip(class_name, object_index, session_index)
     time = frame_index / max(frames_per_clip - 1, 1)
     at = {name: curve(time) for name, curve in clip.curves.items()}
     pixels = size * OVERSAMPLING
     scene = _background(clip, at, pixels)
-    surface = Image.new("RGB", scene.size, thing.body)
+    surface = Image.new("RGB", scene.size, shape.body)
     mask = Image.new("L", scene.size)
-    _draw_object(thing, at, surface, mask)
+    _draw_object(shape, at, surface, mask)
     # The shadow lies on the side away from the light.
     shadow = (
         round(0.03 * pixels * -math.cos(clip.shade)),
@@ -354,7 +355,7 @@ def _background(clip: _Clip, at: dict[str, float], pixels: int) -> Image.Image:
 
 
 def _draw_object(
-    thing: _Thing, at: dict[str, float], surface: Image.Image, mask: Image.Image
+    shape: _Thing, at: dict[str, float], surface: Image.Image, mask: Image.Image
 ) -> None:
     """Draw pattern and details of an object on its surface, and its outline on a mask.
 
@@ -366,15 +367,15 @@ def _draw_object(
     """
     on_surface = ImageDraw.Draw(surface)
     on_mask = ImageDraw.Draw(mask)
-    outlines = [part.points for part in thing.parts]
+    outlines = [part.points for part in shape.parts]
     placed = _corners(
-        [*thing.pattern, *outlines], lambda points: _placed(points, at, mask.width)
+        [*shape.pattern, *outlines], lambda points: _placed(points, at, mask.width)
     )
-    for corners in islice(placed, len(thing.pattern)):
-        on_surface.polygon(corners, fill=thing.print)
-    for part, corners in zip(thing.parts, placed):
+    for corners in islice(placed, len(shape.pattern)):
+        on_surface.polygon(corners, fill=shape.print)
+    for part, corners in zip(shape.parts, placed):
         if part.role == DETAIL:
-            on_surface.polygon(corners, fill=thing.detail)
+            on_surface.polygon(corners, fill=shape.detail)
         else:
             on_mask.polygon(corners, fill=0 if part.role == HOLE else 255)
 
