@@ -1,0 +1,168 @@
+"""The page of a learner's answers: mistakes first, thumbnails and heat maps."""
+
+import base64
+import io
+
+import numpy as np
+import pytest
+import torch
+from fake_runs import ATTACK, Page
+from PIL import Image
+
+from crumb_avalanche.images.clips import BadImage, Clip
+from crumb_avalanche.learner.answer import Answer, ClassInfo
+from crumb_avalanche.report.contact_sheet import ContactSheet, heat_map
+
+
+class Stub:
+    """Answers that a clip shows what its path says: ``LABEL CONFIDENCE``."""
+
+    method = "stub"
+    image_size = 16
+    classes = (ClassInfo("a", 1), ClassInfo("b", 1))
+    note = ""
+    explains = False
+
+    def predict_all(self, clip):
+        frames = [path for path, _ in clip.frames]
+        label, confidence = clip.path.split()[:2]
+        known = None if label == "a" else confidence > "0.5"
+        yield Answer(
+            label,
+            float(confidence),
+            known,
+            (("other", 0.1),),
+            clip.path,
+            clip.label,
+            (None,) * len(frames),
+        )
+
+
+def clip(path, label=None, colours=((9, 9, 9),)):
+    frames = [(path, Image.new("RGB", (40, 20), colour)) for colour in colours]
+    return Clip(path, label, iter(frames))
+
+
+def sheet_of(*clips, most=300):
+    sheet = ContactSheet(Stub(), most)
+    answers = list(sheet.ask(clips, "skip", [].append))
+    assert [answer.path for answer in answers] == [asked.path for asked in clips]
+    return sheet
+
+
+def page_of(*clips, most=300):
+    return Page(sheet_of(*clips, most=most).page("mine", []))
+
+
+def pixels(uri):
+    """The pixels of a data URI, ``(H, W, channels)``."""
+    _, _, data = uri.partition(",")
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))).astype(int)
+
+
+@pytest.fixture
+def mistakes():
+    """A page of at most three of four answers, two of them wrong."""
+    return page_of(
+        clip("a 0.7 w", "a"),
+        clip("b 0.6 x", "a"),
+        clip("b 0.9 y", "a"),
+        clip("b 0.8 z", "b"),
+        most=3,
+    )
+
+
+def test_the_most_confident_mistakes_come_first(mistakes):
+    positions = [mistakes.text.index(path) for path in ("b 0.9 y", "b 0.6 x", "a 0.7")]
+    assert positions == sorted(positions)
+
+
+def test_further_answers_have_no_image(mistakes):
+    assert "b 0.8 z" not in mistakes.text
+    assert len(mistakes.images()) == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Images are shown of 3 of the 4 answers",
+        "2 of 4 right (50.0 %) The true class",
+        "There are no heat maps",
+    ],
+)
+def test_the_page_says(mistakes, words):
+    assert words in mistakes.text
+
+
+def test_confused_classes_are_counted(mistakes):
+    (row,) = mistakes.tables["confused"]
+    assert [row[name]["text"] for name in ("truth", "answer", "images")] == [*"ab2"]
+
+
+@pytest.fixture
+def unlabelled():
+    """A page of an unknown and a known image without a true class."""
+    return page_of(clip("b 0.4 x"), clip("a 0.4 y"))
+
+
+@pytest.mark.parametrize("words", ["unknown (nearest: b)", "1 of 2 unknown"])
+def test_unknown_images_are_named_so(unlabelled, words):
+    assert words in unlabelled.text
+
+
+@pytest.mark.parametrize(
+    "words", ["unknown (nearest: a)", " %) The true class", "Confusion"]
+)
+def test_unlabelled_images_are_not_counted(unlabelled, words):
+    assert words not in unlabelled.text
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_clip_shows_its_middle_frame(count):
+    colours = [(number, number, number) for number in range(count)]
+    (uri,) = page_of(clip("a 0.7", None, colours)).images()
+    assert pixels(uri).shape == (20, 40, 3)
+    assert abs(pixels(uri).mean() - count // 2) <= max(1, count / 64)
+
+
+@pytest.fixture
+def attacked():
+    """A page whose names and paths are HTML."""
+    sheet = sheet_of(clip(f"b 0.9 {ATTACK}", ATTACK))
+    return Page(sheet.page(ATTACK, [BadImage(ATTACK, ATTACK)]))
+
+
+def test_names_and_paths_are_text(attacked):
+    assert attacked.tags["script"] == 1
+
+
+def test_all_images_are_in_the_page(attacked):
+    assert all(uri.startswith("data:") for uri in attacked.images())
+
+
+@pytest.fixture
+def heat():
+    """A heat map ``(14, 28, 4)`` of evidence for the answer above and against it below."""
+    shares = torch.zeros(28, 28)
+    shares[:14] = 2.0
+    shares[20:] = -1.0
+    return pixels(heat_map(shares, (100, 50)))
+
+
+def test_heat_maps_have_the_shape_of_the_image(heat):
+    assert heat.shape == (14, 28, 4)
+
+
+def test_heat_maps_are_orange_for_the_answer(heat):
+    red, _, blue, _ = heat[0, 0]
+    assert red > blue
+
+
+def test_heat_maps_are_blue_against_the_answer(heat):
+    red, _, blue, _ = heat[-1, 0]
+    assert blue > red
+
+
+def test_heat_maps_are_clear_without_evidence(heat):
+    opacity = heat[:, 0, 3]
+    assert opacity[0] > opacity[-1] > opacity[8] == 0
