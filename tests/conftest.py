@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small_models
 import torch
+from flags import flags
 from hypothesis import HealthCheck, settings
 from PIL import Image
 
@@ -41,28 +42,25 @@ os.fsync = os.fstat
 
 def pytest_collection_finish(session):
     gc.collect()
-    # a run collects garbage at its end: with the objects of all libraries and tests in
-    # 0.3 s, else in 0.02
+    # A run collects garbage at its end: with the objects of all libraries and tests in
+    # 0.3 s, else in 0.02 s.
     gc.freeze()
 
 
 def pytest_runtest_teardown(item, nextitem):
     if nextitem is None or nextitem.path != item.path:
-        # a forked worker that collects a decoded frame or an ONNX session waits for
-        # threads that it lacks
+        # A forked worker that collects a decoded frame or an ONNX session waits for
+        # threads that it lacks.
         gc.collect()
 
 
 def pytest_runtest_setup(item):
-    torch.set_num_threads(
-        1
-    )  # a command that a test before ran may have set its own number
-    for seed in (
-        random.seed,
-        np.random.seed,
-        torch.manual_seed,
-    ):  # alike, whichever tests ran before in this process
-        seed(0)
+    # A command that a test before ran may have set its own number.
+    torch.set_num_threads(1)
+    # Alike, whichever tests ran before in this process.
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -183,21 +181,19 @@ def ran(done, tiny):
     return call
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny(clips) -> list[str]:
-    """Settings of a run that takes a second."""
-    return [
-        *(
-            "run",
-            "--benchmark",
-            "clip_folder",
-            "--dataset-root",
-            str(clips),
-            "--preset",
-            "paper",
-            "--weights",
-            "none",
-        ),
-        *("--backbone", "small_cnn", "--image-size", "32", "--batch-size", "8"),
-        *("--first-epochs", "2", "--threads", "1", "--progress", "false"),
-    ]
+    """The command of a run that takes a second."""
+    settings = flags(
+        benchmark="clip_folder",
+        dataset_root=clips,
+        preset="paper",
+        weights="none",
+        backbone="small_cnn",
+        image_size=32,
+        batch_size=8,
+        first_epochs=2,
+        threads=1,
+        progress=False,
+    )
+    return ["run", *settings]
