@@ -15,7 +15,7 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from site_parts import paper_tables, recorded_tables
+from site_parts import paper_tables, recorded_tables, reference
 from site_parts.csv_tables import (
     DOCS,
     LABELS,
@@ -359,7 +359,19 @@ def backbones() -> str:
     return markdown(header, rows)
 
 
+def rooms() -> str:
+    """Return the table of the packages' rooms, with the first line of what each says of itself."""
+    rows = []
+    for package, (_, names) in reference.PACKAGES.items():
+        for name in names:
+            path = f"{package}/{name}"
+            path += "/" if (ROOT / path).is_dir() else ".py"
+            rows.append([f"`{path}`", reference.first_line(package, name)])
+    return markdown(["room, lowest first", "holds"], rows, left=2)
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "rooms": rooms,
     "recommended": recommended,
     "small_budgets": partial(recommended, "_small"),
     "readme": readme,
