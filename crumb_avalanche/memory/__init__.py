@@ -1,1 +1,1 @@
-"""Replay buffers: what is kept of an image, which images are kept, and how it is packed."""
+"""Replay buffers: what is stored of an image, of which images, and how packed."""

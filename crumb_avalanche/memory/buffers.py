@@ -241,8 +241,8 @@ def _copied(by_class: dict[int, list[int]]) -> dict[int, list[int]]:
 class CodeBuffer(MemoryBuffer):
     """CRUMB's memory: the codes of feature maps, bit-packed.
 
-    A memory is the paper's ``m_i``. It takes ``ceil(G * H * W * bits / 8)`` bytes, 5,408
-    for maps of 512x13x13 and a codebook of 256x16.
+    A memory is the paper's ``m_i``. It takes ``ceil(G * H * W * bits / 8)`` bytes,
+    5,408 for maps of 512x13x13 and a codebook of 256x16.
     """
 
     @staticmethod

@@ -58,7 +58,7 @@ class SelectionRule(ABC):
 
     @abstractmethod
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose the images of a batch to store, by their labels, and take slots for them.
+        """Choose the images of a batch to store, by label, and take slots for them.
 
         Returns:
             ``(position in the batch, slot)`` pairs; a later pair for the same slot
@@ -89,11 +89,11 @@ class SelectionRule(ABC):
 class EveryJth(SelectionRule):
     """Every j-th image, so that the buffer fills towards the end of the experience.
 
-    Paper: "Replay to mitigate catastrophic forgetting", algorithm 1. A class may hold ``capacity / classes seen`` memories. Of its ``N`` coming images
-    every ``j``-th is kept, with ``j = N / quota``, not rounded: the kept images are
-    spread evenly over the experience and exactly fill the quota. In the first
-    experience this is the paper's ``j`` = images / capacity; later ones have only their
-    share of the buffer.
+    Paper: "Replay to mitigate catastrophic forgetting", algorithm 1. A class may hold
+    ``capacity / classes seen`` memories. Of its ``N`` coming images every ``j``-th is
+    kept, with ``j = N / quota``, not rounded: the kept images are spread evenly over
+    the experience and exactly fill the quota. In the first experience this is the
+    paper's ``j`` = images / capacity; later ones have only their share of the buffer.
 
     The paper's classes come in one experience each. If a class returns, as in an online
     or domain-incremental stream, its ``n``-th image of all is kept with the probability
@@ -217,7 +217,7 @@ class ClassBalancedReservoir(SelectionRule):
 
 @dataclass
 class ReferenceRule(SelectionRule):
-    """The rule of the published code: a second pass over the experience after its training.
+    """The rule of the published code, a second pass over an experience after training.
 
     Quota ``capacity // classes seen``; within each batch every ``j``-th image of each
     class, starting with its first, ``j = max(1, (batches - 1) * batch size //

@@ -143,8 +143,9 @@ def package_of_weights() -> Distribution | None:
 def default_backbone(weights: Any = "torchvision") -> str:
     """Return the backbone of a learner for which none is named.
 
-    It is EfficientNet-Lite0, which is the better one, if its weights are installed. Of a
-    file of ``weights``, as for ``split_backbone``, and of random ones it is SqueezeNet.
+    It is EfficientNet-Lite0, which is the better one, if its weights are installed. Of
+    a file of ``weights``, as for ``split_backbone``, and of random ones it is
+    SqueezeNet.
     """
     is_installed = package_of_weights() is not None
     if weights == "package" or (weights == "torchvision" and is_installed):

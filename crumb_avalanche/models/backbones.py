@@ -84,7 +84,7 @@ def _squeezenet_ends(
 
 
 def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
-    """Return a pool of maps of any size, what is between it and the head, and the head."""
+    """Return a pool of maps of any size, what follows it, and the head."""
     ends: Ends = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between}
     if head is not None:
         ends["head"] = head
@@ -168,7 +168,9 @@ BACKBONES: dict[str, Backbone] = {
 def register_backbone(
     name: str, backbone: Backbone, preprocessing: Preprocessing | None = None
 ) -> None:
-    """Add a network to ``BACKBONES``, or replace one: runs and learners take it by name.
+    """Add a network to ``BACKBONES``, or replace one.
+
+    Runs and learners take it by name.
 
     Args:
         name: of the network.
@@ -387,8 +389,8 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
 # Networks of timm, with its weights and preprocessing.
 
 _CURE = (
-    "give a file (--weights FILE), or 'none' for random weights (in Python weights=FILE "
-    "or None)"
+    "give a file (--weights FILE), or 'none' for random weights (in Python "
+    "weights=FILE or None)"
 )
 
 

@@ -1,4 +1,4 @@
-"""Calibrate a model before a stream: set feature scale and codebook from a few images."""
+"""Calibrate a model: set feature scale and codebook from a few images."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain

@@ -60,9 +60,9 @@ def warn_where_bf16_is_slow(device: torch.device) -> None:
     """Warn on a CPU that is slower with bf16 (with AVX2 only, about ten times)."""
     if not is_quick_in_bf16(device):
         warnings.warn(
-            "this CPU has no instructions for bf16 and takes about ten times as long as "
-            "with fp32: use --precision fp32, set_precision('fp32') in a script, or a "
-            "CPU with AVX-512 or AMX, or a GPU",
+            "this CPU has no instructions for bf16 and takes about ten times as long "
+            "as with fp32: use --precision fp32, set_precision('fp32') in a script, or "
+            "a CPU with AVX-512 or AMX, or a GPU",
             stacklevel=3,
         )
 
@@ -234,9 +234,10 @@ def rounded(values: Tensor) -> list[float]:
 class Stopwatch:
     """Accumulates wall seconds by name.
 
-    A block measured inside another one counts for the outer one. On a GPU, whose calls return before their work is done, a block lasts from when the
-    GPU begins its work to when it ends it. Nothing waits for that until ``seconds`` is
-    read. A ``SplitModel`` sets ``device`` to its own.
+    A block measured inside another one counts for the outer one. On a GPU, whose calls
+    return before their work is done, a block lasts from when the GPU begins its work to
+    when it ends it. Nothing waits for that until ``seconds`` is read. A ``SplitModel``
+    sets ``device`` to its own.
     """
 
     def __init__(self, device: torch.device | str = "cpu"):

@@ -1,4 +1,4 @@
-"""Layers of the halves of a network: replaced dropout and heads, the layout and scale of maps, and operations."""
+"""Layers of the halves of a network, the layout and scale of maps, operations."""
 
 import copy
 import math
@@ -15,7 +15,7 @@ _BITS = 8  # values that one random number decides on
 
 
 class AveragingConv2d(nn.Conv2d):
-    """1x1 convolution of the average over locations: ``(B, C, H, W)`` -> ``(B, classes, 1, 1)``.
+    """1x1 convolution of the average over locations.
 
     It equals the average of the convolution, up to rounding, with ``H * W`` times fewer
     multiplications: 169 for SqueezeNet, where the head had a fifth of those of the
@@ -29,17 +29,17 @@ class AveragingConv2d(nn.Conv2d):
         """Return ``(B, classes, 1, 1)`` of ``(B, C, H, W)``."""
         # Not mean(): its gradient would be a whole map in memory, and with the axes in
         # another order.
-        return super().forward(
-            maps.sum((2, 3), keepdim=True) / (maps.shape[2] * maps.shape[3])
-        )
+        sums = maps.sum((2, 3), keepdim=True)
+        return super().forward(sums / (maps.shape[2] * maps.shape[3]))
 
 
 class CoinDropout(nn.Dropout):
-    """``nn.Dropout`` that draws one random number for 8 values, if ``p`` is one half and the device a CPU.
+    """``nn.Dropout`` that draws one random number for 8 values.
 
-    Torch draws one for every value, which on a CPU takes longer than the convolutions
-    around it (SqueezeNet drops half of a 512x13x13 map). The distribution is the same,
-    the draws differ. In all other cases it is torch's dropout.
+    It does so if ``p`` is one half and the device a CPU. Torch draws one for every
+    value, which on a CPU takes longer than the convolutions around it (SqueezeNet drops
+    half of a 512x13x13 map). The distribution is the same, the draws differ. In all
+    other cases it is torch's dropout.
     """
 
     def forward(self, values: Tensor) -> Tensor:
@@ -56,7 +56,10 @@ class CoinDropout(nn.Dropout):
 
 
 def coin_mask(values: Tensor) -> Tensor:
-    """Draw zeros and twos with equal chances, in the shape and strides of ``values``, from the global RNG."""
+    """Draw zeros and twos with equal chances, from the global RNG.
+
+    The mask has the shape and strides of ``values``.
+    """
     draws = torch.empty(-(-values.numel() // _BITS), dtype=torch.int32).random_(
         0, 2**_BITS
     )
@@ -72,7 +75,10 @@ def coin_mask(values: Tensor) -> Tensor:
 
 
 def _is_dense(values: Tensor) -> bool:
-    """Return whether the values fill their memory without gaps and overlaps, in any order of axes."""
+    """Whether values fill their memory without gaps and overlaps.
+
+    The axes may be in any order.
+    """
     order = sorted(
         range(values.dim()), key=lambda axis: (values.stride(axis), values.shape[axis])
     )
@@ -90,21 +96,26 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def head_outputs(layers: nn.Module, name: str) -> int:
-    """Return the outputs of the head, by its qualified name among layers; TypeError if it is of another kind."""
+    """Return the outputs of the head, by its qualified name among layers.
+
+    Raises:
+        TypeError: it is neither linear nor convolutional.
+    """
     head = layers.get_submodule(name)
-    outputs = getattr(
-        head, "out_channels" if isinstance(head, nn.Conv2d) else "out_features", None
-    )
+    if isinstance(head, nn.Conv2d):
+        return head.out_channels
+    outputs = getattr(head, "out_features", None)
     if outputs is None:
         raise TypeError(
-            f"the head {name!r} is a {type(head).__name__}; give an nn.Linear or nn.Conv2d with an output for "
-            "each class of the whole stream: strategies mask the classes not seen yet, so no head has to grow"
+            f"the head {name!r} is a {type(head).__name__}; give an nn.Linear or "
+            "nn.Conv2d with an output for each class of the whole stream: strategies "
+            "mask the classes not seen yet, so no head has to grow"
         )
     return outputs
 
 
 def head_like(head: nn.Module, n_classes: int) -> nn.Module:
-    """Build a newly initialised head of the same kind; draws from torch's global RNG."""
+    """Build a newly initialised head of the same kind, from torch's global RNG."""
     if isinstance(head, AveragingConv2d):
         return AveragingConv2d(head.in_channels, n_classes)
     if isinstance(head, nn.Conv2d):
@@ -128,7 +139,10 @@ class Layout:
     channels_last: bool = False
 
     def grid(self, tokens: int) -> tuple[int, int]:
-        """Return height and width of the patches among a number of tokens; images are square."""
+        """Return height and width of the patches among a number of tokens.
+
+        Images are square; patches that make no square are one column.
+        """
         patches = tokens - self.prefix_tokens
         side = math.isqrt(patches)
         return (side, side) if side**2 == patches else (patches, 1)
@@ -141,16 +155,25 @@ REFERENCE_SCALE = 14.0
 
 
 def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
-    """Return the factor to ``REFERENCE_SCALE``, or 1 if the input of the head does not scale as the maps do.
+    """Return the factor to ``REFERENCE_SCALE``.
 
-    ``maps`` may be any locations of maps, ``whole`` are complete ones, of which 4 are
-    tried. ValueError: they are constant.
+    It is 1 if the input of the head does not scale as the maps do.
+
+    Args:
+        maps: ``(B, C, H, W)``, any locations of maps.
+        layers: P.
+        head: its name among them.
+        whole: ``(B, C, H, W)``, complete maps, of which 4 are tried.
+
+    Raises:
+        ValueError: the maps are constant.
     """
     positive = maps[maps > 0]
     spread = float(positive.std()) if len(positive) > 1 else 0.0
     if not spread > 0:
         raise ValueError(
-            "the feature maps are constant, so no scale can be measured; check weights and images"
+            "the feature maps are constant, so no scale can be measured; check weights "
+            "and images"
         )
     factor = REFERENCE_SCALE / spread
     # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.

@@ -57,12 +57,12 @@ class MapDataset(Dataset):
 class MapStore:
     """Store the maps of ``count`` images in one file.
 
-    First stands an entry for each map, with its checksum, then the maps. The file takes ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of
-    that at half precision; it is sparse until filled. Its name is a hash of everything
-    that decides F(x); see ``map_key``. Maps are stored before the feature scale.
-    Several processes may fill one store at the same time. Every reading verifies a
-    checksum: ``dataset`` computes a damaged map again, with a warning; later readings
-    raise.
+    First stands an entry for each map, with its checksum, then the maps. The file takes
+    ``4 * C * H * W + 8`` bytes per map (346,120 for 512x13x13), half of that at half
+    precision; it is sparse until filled. Its name is a hash of everything that decides
+    F(x); see ``map_key``. Maps are stored before the feature scale. Several processes
+    may fill one store at the same time. Every reading verifies a checksum: ``dataset``
+    computes a damaged map again, with a warning; later readings raise.
 
     Reads and writes are plain system calls: pages of a memory map would count as memory
     of the process, and a full disk or a file truncated by another process would end it
@@ -113,7 +113,8 @@ class MapStore:
         with self._writing():
             with open(self.path, "ab") as file:  # new files and lost ends are zeros
                 file.truncate(count * (ENTRY_BYTES + self.bytes_per_map))
-            self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115 - close() does
+            # close() closes it.
+            self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115
         # Entries of the maps that this process has verified, 0 for others.
         self._verified = np.zeros(count, np.uint64)
 
@@ -401,10 +402,11 @@ USUAL_CAPACITY = 512  # maps
 class FeatureMemo:
     """Least-recently-used cache of the feature maps of ``uint8`` images.
 
-    They are looked up by the content of the image. A ``MapStore`` holds maps of the stream's images only; this one serves the images of
-    a replay buffer where runs are compared, and is not part of a method's memory. On a
-    CPU an image passes F alone, so that its map does not depend on its batch. It keeps
-    ``capacity`` maps of ``4 * C * H * W`` bytes (346,112 for 512x13x13).
+    They are looked up by the content of the image. A ``MapStore`` holds maps of the
+    stream's images only; this one serves the images of a replay buffer where runs are
+    compared, and is not part of a method's memory. On a CPU an image passes F alone, so
+    that its map does not depend on its batch. It keeps ``capacity`` maps of ``4 * C * H
+    * W`` bytes (346,112 for 512x13x13).
 
     Attributes:
         found: images whose maps were cached.

@@ -1,4 +1,4 @@
-"""The demo's network, EfficientNet-Lite, and SqueezeNet, MobileNetV2 and ResNet-18 as torchvision has them.
+"""SqueezeNet, MobileNetV2, EfficientNet-Lite, ResNet-18 and the demo's network.
 
 Importing torchvision takes 170 MB and seconds, because it loads torch's compiler; an
 answer to a photo needs neither. Of torchvision's networks, names and order of layers,
@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 
 class Fire(nn.Module):
-    """Module of SqueezeNet (Iandola et al., 2016): a 1x1 convolution, followed by a 1x1 and a 3x3 one side by side."""
+    """Module of SqueezeNet (Iandola et al., 2016).
+
+    A 1x1 convolution is followed by a 1x1 and a 3x3 one side by side.
+    """
 
     def __init__(self, inputs: int, squeezed: int, outputs: int):
         super().__init__()
@@ -35,7 +38,12 @@ class Fire(nn.Module):
 
 
 class SqueezeNet(nn.Module):
-    """SqueezeNet 1.0 or 1.1 for 1,000 classes, by its first convolution and the numbers of layers that are pools."""
+    """SqueezeNet 1.0 or 1.1 for 1,000 classes.
+
+    Args:
+        first: the first convolution.
+        pools: numbers of the layers that are pools.
+    """
 
     def __init__(self, first: nn.Conv2d, pools: tuple[int, ...]):
         super().__init__()
@@ -78,13 +86,17 @@ class SqueezeNet(nn.Module):
 
 
 class SamePaddedConv2d(nn.Conv2d):
-    """Convolution that pads as TensorFlow's "SAME": as few zeros as the size needs, an odd one below and on the right.
+    """Convolution that pads as TensorFlow's "SAME".
 
-    Torch's convolution of stride 2 pads an image of an even size on the other sides.
+    It pads as few zeros as the size needs, an odd one below and on the right. Torch's
+    convolution of stride 2 pads an image of an even size on the other sides.
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute ``(B, outputs, ceil(H / stride), ceil(W / stride))`` of ``(B, inputs, H, W)``."""
+        """Compute maps of ``(B, inputs, H, W)``.
+
+        They are ``(B, outputs, ceil(H / stride), ceil(W / stride))``.
+        """
         edges: list[int] = []
         # Whole numbers, so that exporters find constants.
         for side, kernel, stride in zip(
@@ -96,7 +108,10 @@ class SamePaddedConv2d(nn.Conv2d):
 
 
 class Conv2dNormActivation(nn.Sequential):
-    """Convolution with batch norm and ReLU6; ``same`` pads strides as ``SamePaddedConv2d``."""
+    """Convolution with batch norm and ReLU6.
+
+    ``same`` pads strides as ``SamePaddedConv2d``.
+    """
 
     def __init__(
         self,
@@ -107,17 +122,25 @@ class Conv2dNormActivation(nn.Sequential):
         groups: int = 1,
         same: bool = False,
     ):
-        kind, padding = (
-            (SamePaddedConv2d, 0) if same and stride > 1 else (nn.Conv2d, kernel // 2)
-        )
-        convolution = kind(
-            inputs, outputs, kernel, stride, padding, groups=groups, bias=False
+        pads_itself = same and stride > 1
+        convolution_type = SamePaddedConv2d if pads_itself else nn.Conv2d
+        convolution = convolution_type(
+            inputs,
+            outputs,
+            kernel,
+            stride=stride,
+            padding=0 if pads_itself else kernel // 2,
+            groups=groups,
+            bias=False,
         )
         super().__init__(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
 
 
 class InvertedResidual(nn.Module):
-    """Block of MobileNetV2 (Sandler et al., CVPR 2018); ``expansion`` is the factor of its inner channels."""
+    """Block of MobileNetV2 (Sandler et al., CVPR 2018).
+
+    ``expansion`` is the factor of its inner channels.
+    """
 
     def __init__(
         self,
@@ -169,13 +192,15 @@ class MobileNetV2(nn.Module):
     ):
         super().__init__()
         self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2, same=same))
-        inputs, expansion = 32, 1
+        inputs = 32
+        expansion = 1
         for outputs, blocks, stride, kernel in stages:
             for block in range(blocks):
-                one = InvertedResidual(
-                    inputs, outputs, 1 if block else stride, expansion, kernel, same
+                block_stride = 1 if block else stride
+                residual = InvertedResidual(
+                    inputs, outputs, block_stride, expansion, kernel, same
                 )
-                self.features.append(one)
+                self.features.append(residual)
                 inputs = outputs
             expansion = 6
         self.features.append(Conv2dNormActivation(inputs, 1280, 1))
@@ -186,16 +211,16 @@ class MobileNetV2(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
-        return self.classifier(
-            nn.functional.adaptive_avg_pool2d(self.features(images), 1).flatten(1)
-        )
+        pooled = nn.functional.adaptive_avg_pool2d(self.features(images), 1)
+        return self.classifier(pooled.flatten(1))
 
 
 class EfficientNetLite(MobileNetV2):
-    """EfficientNet-Lite for 1,000 classes: EfficientNet (Tan and Le, ICML 2019) for small devices.
+    """EfficientNet-Lite for 1,000 classes.
 
-    It has neither squeeze-and-excitation nor swish, so it is MobileNetV2 with other
-    stages, padded as in TensorFlow.
+    That is EfficientNet (Tan and Le, ICML 2019) for small devices. It has neither
+    squeeze-and-excitation nor swish, so it is MobileNetV2 with other stages, padded as
+    in TensorFlow.
 
     Args:
         width: factor of the channels of all stages; Lite0 1, Lite1 1, Lite2 1.1.
@@ -231,7 +256,10 @@ class EfficientNetLite(MobileNetV2):
 
 
 class BasicBlock(nn.Module):
-    """Block of ResNet-18 (He et al., CVPR 2016): two 3x3 convolutions, the first one with the stride."""
+    """Block of ResNet-18 (He et al., CVPR 2016).
+
+    It has two 3x3 convolutions, the first one with the stride.
+    """
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -290,7 +318,7 @@ def _start_convolutions(network: nn.Module) -> None:
 
 
 class SmallCNN(nn.Module):
-    """Network for small images that trains from scratch in a minute on a CPU; the demo's backbone.
+    """Network for small images, which trains in a minute on a CPU; the demo's.
 
     Three convolutions with batch norm and pools (128 x 8 x 8 from 64 pixels), one
     without, and a linear layer. The plastic layers have no batch norm, whose statistics
@@ -317,7 +345,7 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):
-        """Compute logits ``(B, classes)`` of ``(B, 3, h, w)`` normalised float32 ``images``."""
+        """Compute logits ``(B, classes)`` of normalised ``(B, 3, h, w)`` images."""
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 

@@ -139,8 +139,8 @@ RUNTIMES = ("torch", *BUILDERS)
 def use_runtime(model: Split, name: str) -> Runtime:
     """Let a runtime run the F of a model from now on, and return it.
 
-    A copy of the model runs torch again. Call it when F has its weights, the model its precision and device, and torch its
-    threads.
+    A copy of the model runs torch again. Call it when F has its weights, the model its
+    precision and device, and torch its threads.
 
     Args:
         model: the model.

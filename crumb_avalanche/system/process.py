@@ -37,7 +37,7 @@ KEPT_BYTES = 512 * 2**20
 
 
 def check_device(name: str) -> None:
-    """Raise ValueError if a device is neither cpu nor cuda, or torch does not see it."""
+    """Raise ValueError if torch does not see a device, or it is no cpu or cuda."""
     import torch
 
     try:
@@ -75,10 +75,11 @@ def set_up_process(threads: int, seed: int) -> None:
 def keep_freed_memory() -> None:
     """Let the C library reuse freed blocks instead of returning them to the system.
 
-    That holds for the rest of the process. A batch of 128 maps of 512x13x13 is 44 MB. By default, glibc maps new memory for
-    each tensor of that size, which the system clears page by page: reading maps from a
-    cache takes twice as long. Blocks above 512 MB are still returned, and so is free
-    memory above it; without glibc nothing changes.
+    That holds for the rest of the process. A batch of 128 maps of 512x13x13 is 44 MB.
+    By default, glibc maps new memory for each tensor of that size, which the system
+    clears page by page: reading maps from a cache takes twice as long. Blocks above 512
+    MB are still returned, and so is free memory above it; without glibc nothing
+    changes.
     """
     with contextlib.suppress(OSError, AttributeError):
         for setting in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):

@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import IO, Any, BinaryIO, TypeGuard
 
 import numpy as np
@@ -155,7 +156,7 @@ def read_header(file: BinaryIO) -> Header:
     return Header(spelling=spelling, metadata=metadata, entries=entries)
 
 
-def read_tensors_of(file: BinaryIO, header: Header) -> dict[str, Tensor]:
+def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
     """Read all tensors of an open file into memory of their own, in order of name.
 
     Raises:
@@ -167,7 +168,8 @@ def read_tensors_of(file: BinaryIO, header: Header) -> dict[str, Tensor]:
         tensor = torch.empty(entry.shape, dtype=entry.dtype)
         file.seek(begin + entry.start)
         values = bytes_of(tensor)
-        if len(values) and file.readinto(values.data) != len(values):  # type: ignore[attr-defined]
+        n_read = file.readinto(values.data)
+        if n_read != len(values):
             raise FormatError(f"it ends in tensor {entry.name!r}")
         tensors[entry.name] = tensor
     return {name: tensors[name] for name in sorted(tensors)}

@@ -221,7 +221,7 @@ def check_count(name: str, value: Any, hint: Any = Count) -> None:
 
 
 class InRange:
-    """Base of dataclasses whose values are checked when they are made; see ``checked``."""
+    """Base of dataclasses whose values are checked when they are made."""
 
     def __post_init__(self) -> None:
         hints = hints_of(type(self))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pydantic import (
     PlainValidator,
     TypeAdapter,
     ValidationError,
+    with_config,
 )
 from typing_extensions import NotRequired, TypedDict
 
@@ -125,13 +126,13 @@ def record(further: bool = False, **kinds: Any) -> Any:
     members = {}
     for name, kind in kinds.items():
         if name.endswith("?"):
-            members[name.removesuffix("?")] = NotRequired[kind]  # type: ignore[valid-type]
+            optional = NotRequired[kind]  # type: ignore[valid-type]
+            members[name.removesuffix("?")] = optional
         else:
             members[name] = kind
     dictionary = TypedDict("dictionary", members)  # type: ignore[misc]
-    extra = "allow" if further else "forbid"
-    dictionary.__pydantic_config__ = ConfigDict(extra=extra)  # type: ignore[attr-defined,typeddict-item]
-    return dictionary
+    config = ConfigDict(extra="allow" if further else "forbid")
+    return with_config(config)(dictionary)
 
 
 def whole(low: int = 0, high: int = 2**63 - 1) -> Any:
