@@ -1,7 +1,8 @@
-"""Buffers: declared bytes, stored labels, complete removal of dropped memories, and how codes are packed."""
+"""Buffers hold what they say, codes are packed, and the product quantizer is faiss's."""
 
 import re
 from collections import Counter
+from dataclasses import dataclass
 
 import faiss
 import pytest
@@ -26,38 +27,44 @@ from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
-C, H, W, G = (
-    8,
-    4,
-    4,
-    2,
-)  # maps and groups of the small model, whose codebook has 8 rows: 4 bits a code
+# Maps and groups of the small model, whose codebook has 8 rows: 4 bits a code.
+C = 8
+H = 4
+W = 4
+G = 2
 
 
 def digits(number):
     """Codes that spell a number below 8**4: one base-8 digit after the other."""
-    return (torch.tensor(number) >> (3 * (torch.arange(H * W * G) % 4))) & 7
+    digit_of_code = torch.arange(H * W * G) % 4
+    return (torch.tensor(number) >> (3 * digit_of_code)) & 7
 
 
 def batch_of(numbers, labels):
-    """Images, maps and codes that all tell their number, 1 to 255; 0 would look like an empty slot."""
+    """Images, maps and codes that all tell their number, 1 to 255.
+
+    0 would look like an empty slot.
+    """
     values = torch.tensor(numbers)
     codes = torch.stack([digits(number) for number in numbers]).to(torch.uint8)
+
+    def pixels(positions):
+        levels = values[list(positions)].to(torch.uint8)
+        return levels.view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
+
     return StreamBatch(
         labels=torch.tensor(labels),
         feature_map=values.float().view(-1, 1, 1, 1).expand(-1, C, H, W),
         codes=codes.view(-1, H, W, G).permute(0, 3, 1, 2),
-        pixels=lambda positions: (
-            values[list(positions)]
-            .to(torch.uint8)
-            .view(-1, 1, 1, 1)
-            .expand(-1, 3, 16, 16)
-        ),
+        pixels=pixels,
     )
 
 
 def number_in(buffer, row):
-    """Which item a row of a buffer holds; 0 for a row of zero bytes; fails on a mixture of items."""
+    """The number of the image in a row of a buffer; 0 for a row of zero bytes.
+
+    Fails on a mixture of images.
+    """
     if isinstance(buffer, CodeBuffer):
         codes = unpack(row[None], 4, H * W * G)[0].long()
         number = int((codes[:4] << (3 * torch.arange(4))).sum())
@@ -68,132 +75,195 @@ def number_in(buffer, row):
     return int(values[0])
 
 
-def feed(buffer, model, experiences, size, first=1, check=None):
-    """Offer experiences of labels, numbered from ``first``; returns the label of each number."""
+def feed(buffer, model, experiences, batch_size, check=None):
+    """Offer experiences of labels, whose images are numbered from 1.
+
+    ``check`` is called with the label of each number before and after each batch.
+    """
     label_of = {}
     for labels in experiences:
-        buffer.begin_experience(labels, size)
+        buffer.begin_experience(labels, batch_size)
         if check:
             check(label_of)
-        for start in range(0, len(labels), size):
-            part = labels[start : start + size]
-            numbers = list(range(first, first + len(part)))
-            label_of |= dict(zip(numbers, part))
-            first += len(part)
+        for start in range(0, len(labels), batch_size):
+            batch_labels = labels[start : start + batch_size]
+            first = len(label_of) + 1
+            numbers = list(range(first, first + len(batch_labels)))
+            label_of.update(zip(numbers, batch_labels))
             if not buffer.rule.finished:
-                buffer.store(batch_of(numbers, part), model)
+                buffer.store(batch_of(numbers, batch_labels), model)
             if check:
                 check(label_of)
-    return label_of
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Experiences of labels, and how they are offered."""
+
+    experiences: list[list[int]]
+    mem_size: int
+    batch_size: int
+    seed: int
 
 
 @st.composite
 def streams(draw):
-    experiences, first = [], 0
-    for classes in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
-        labels = [
-            first + c for c in range(classes) for _ in range(draw(st.integers(1, 20)))
-        ]
+    """Experiences of new classes, in any order, and room for a memory of each."""
+    experiences = []
+    n_classes = 0
+    for n_new in draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)):
+        labels = []
+        for label in range(n_classes, n_classes + n_new):
+            labels += [label] * draw(st.integers(1, 20))
         draw(st.randoms(use_true_random=False)).shuffle(labels)
         experiences.append(labels)
-        first += classes
-    return (
-        experiences,
-        first + draw(st.integers(0, 12)),
-        draw(st.integers(1, 9)),
-        draw(st.integers(0, 99)),
+        n_classes += n_new
+    return Stream(
+        experiences=experiences,
+        mem_size=n_classes + draw(st.integers(0, 12)),
+        batch_size=draw(st.integers(1, 9)),
+        seed=draw(st.integers(0, 99)),
     )
+
+
+def label_of_slot(buffer):
+    """The class of each taken slot."""
+    labels = {}
+    for label, members in buffer.slots.by_class.items():
+        labels.update(dict.fromkeys(members, label))
+    return labels
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize("rule", RULES)
 @given(stream=streams())
 @settings(max_examples=15)
-def test_at_every_moment_the_tensors_hold_the_members_and_nothing_else(
-    make_model, kind, rule, stream
-):
-    experiences, mem_size, size, seed = stream
+def test_tensors_hold_the_memories_alone(make_model, kind, rule, stream):
+    """At every moment: rows and labels of memories, and zeros elsewhere."""
     model = make_model()
-    buffer = kind(mem_size, RULES[rule](), seed)
+    buffer = kind(stream.mem_size, RULES[rule](), stream.seed)
 
-    def check(label_of):
-        taken = {
-            slot: label
-            for label, members in buffer.slots.by_class.items()
-            for slot in members
-        }
-        assert len(buffer) == len(taken) <= mem_size
-        assert {
-            slot: int(label) for slot, label in enumerate(buffer.labels) if label >= 0
-        } == taken
+    def check(label_of_number):
+        taken = label_of_slot(buffer)
+        labels = dict(enumerate(buffer.labels.tolist()))
+        assert {slot: label for slot, label in labels.items() if label >= 0} == taken
+        assert len(buffer) == len(taken) <= stream.mem_size
         if buffer.rows is None:  # until the first memory
-            assert not taken and buffer.buffer_bytes == 0
+            assert not taken
             return
-        numbers = [number_in(buffer, row) for row in buffer.rows]
-        # A member's row is whole and of its label; the bytes of all others are gone.
-        assert {slot for slot, number in enumerate(numbers) if number} == set(taken)
-        assert all(label_of[numbers[slot]] == label for slot, label in taken.items())
-        assert len({numbers[slot] for slot in taken}) == len(taken)
-        # The reported bytes are those of the tensors.
-        assert (
-            buffer.rows.untyped_storage().nbytes()
-            == buffer.buffer_bytes
-            == mem_size * kind.item_bytes(model)
-        )
-        assert (
-            buffer.labels.untyped_storage().nbytes()
-            == buffer.label_bytes
-            == 2 * mem_size
-        )
+        numbers = dict(enumerate(number_in(buffer, row) for row in buffer.rows))
+        stored = {slot: number for slot, number in numbers.items() if number}
+        assert len(set(stored.values())) == len(stored)
+        assert {slot: label_of_number[n] for slot, n in stored.items()} == taken
 
-    feed(buffer, model, experiences, size, check=check)
-    assert set(buffer.classes) == {label for labels in experiences for label in labels}
+    feed(buffer, model, stream.experiences, stream.batch_size, check)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("rule", RULES)
+@given(stream=streams())
+@settings(max_examples=5)
+def test_every_class_has_a_memory(make_model, kind, rule, stream):
+    buffer = kind(stream.mem_size, RULES[rule](), stream.seed)
+    feed(buffer, make_model(), stream.experiences, stream.batch_size)
+    assert set(buffer.classes) == set().union(*stream.experiences)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_reported_bytes_are_those_of_the_tensors(model, kind):
+    buffer = kind(9)
+    assert buffer.buffer_bytes == 0
+    feed(buffer, model, [[0, 1] * 15], 7)
+    row_bytes = buffer.rows.untyped_storage().nbytes()
+    assert row_bytes == buffer.buffer_bytes == 9 * kind.item_bytes(model)
+    label_bytes = buffer.labels.untyped_storage().nbytes()
+    assert label_bytes == buffer.label_bytes == 2 * 9
 
 
 @pytest.mark.parametrize(
-    "kind, size", [(CodeBuffer, 16), (ImageBuffer, 768), (MapBuffer, 512)]
+    ("kind", "size"),
+    [
+        (CodeBuffer, 16),  # 2 * 4 * 4 codes of 4 bits
+        (ImageBuffer, 768),  # 3 * 16 * 16 pixels
+        (MapBuffer, 512),  # 8 * 4 * 4 floats
+    ],
 )
-def test_an_empty_buffer(kind, size, model):
-    buffer = kind(5)
-    # 2 * 4 * 4 codes of 4 bits; 3 * 16 * 16 pixels; 8 * 4 * 4 floats.
+def test_bytes_of_a_memory(kind, size, model):
     assert kind.item_bytes(model) == size
-    assert len(buffer) == buffer.buffer_bytes == 0 and buffer.classes == []
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_an_empty_buffer(kind):
+    buffer = kind(5)
+    assert len(buffer) == 0
+    assert buffer.classes == []
     assert bool(buffer)  # ``if storage_policy`` asks whether there is a buffer
     assert buffer.sample(set(), 4).shape == (0,)
-    with pytest.raises(TypeError, match=r"mem_size is 2\.5; give a whole number"):
-        kind(2.5)
-    with pytest.raises(
-        TypeError, match=r"rule is <class .*; give an instance of a SelectionRule"
-    ):
-        CodeBuffer(4, EveryJth)
-    with pytest.raises(
-        ValueError, match="mem_size is 0; a buffer holds at least 1 memory"
-    ):
-        kind(0)
-    empty = kind(5)
-    empty.load_state_dict(buffer.state_dict())
-    assert empty.rows is None and len(empty) == 0
-    with pytest.raises(ValueError, match="the saved buffer has mem_size=5, this one 4"):
-        kind(4).load_state_dict(buffer.state_dict())
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_the_state_of_an_empty_buffer(kind):
+    buffer = kind(5)
+    buffer.load_state_dict(kind(5).state_dict())
+    assert buffer.rows is None
+    assert len(buffer) == 0
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_the_state_of_another_capacity(kind):
+    words = "the saved buffer has mem_size=5, this one 4"
+    with pytest.raises(ValueError, match=words):
+        kind(4).load_state_dict(kind(5).state_dict())
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((2.5,), TypeError, r"mem_size is 2\.5; give a whole number"),
+        ((0,), ValueError, "mem_size is 0; a buffer holds at least 1 memory"),
+        (
+            (4, EveryJth),
+            TypeError,
+            r"rule is <class .*; give an instance of a SelectionRule",
+        ),
+    ],
+    ids=["fraction", "none", "class"],
+)
+def test_errors_of_a_buffer(kind, arguments, error, words):
+    with pytest.raises(error, match=words):
+        kind(*arguments)
+
+
+@pytest.fixture
+def three_classes(model):
+    """A buffer of 9 memories of the classes 0, 1 and 2."""
+    buffer = MapBuffer(9, ClassBalancedReservoir())
+    feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
+    return buffer
 
 
 @pytest.mark.parametrize(
-    "without, at_least, size", [([], 21, 21), ([], 22, 24), ([1], 21, 22), ([9], 1, 3)]
+    ("without", "at_least", "size"),
+    [(set(), 21, 21), (set(), 22, 24), ({1}, 21, 22), ({9}, 1, 3)],
 )
-def test_a_replay_batch_is_balanced_and_leaves_classes_out(
-    model, without, at_least, size
-):
-    buffer = MapBuffer(9, ClassBalancedReservoir())
-    feed(buffer, model, [[0, 1] * 15, [2] * 30], 7)
-    slots = buffer.sample(set(without), at_least)
-    assert slots.dtype == torch.int64 and len(slots) == size
-    counts = Counter(buffer.labels[slots].tolist())
-    kept = {0, 1, 2} - set(without)
-    assert counts == dict.fromkeys(kept, size // len(kept))
-    # Round by round: any prefix is balanced too.
-    assert set(buffer.labels[slots[: len(kept)]].tolist()) == kept
-    assert set(buffer.sample(set(), 300).tolist()) == set(range(9))
-    assert buffer.sample({0, 1, 2}, 5).shape == (0,)
+def test_a_replay_batch_is_balanced(three_classes, without, at_least, size):
+    slots = three_classes.sample(without, at_least)
+    assert slots.dtype == torch.int64
+    assert len(slots) == size
+    classes = {0, 1, 2} - without
+    labels = three_classes.labels[slots].tolist()
+    assert Counter(labels) == dict.fromkeys(classes, size // len(classes))
+    # Round by round: the first round has each class, too.
+    assert set(labels[: len(classes)]) == classes
+
+
+def test_a_replay_draws_every_memory(three_classes):
+    assert set(three_classes.sample(set(), 300).tolist()) == set(range(9))
+
+
+def test_a_replay_without_any_class(three_classes):
+    assert three_classes.sample({0, 1, 2}, 5).shape == (0,)
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -230,51 +300,61 @@ def test_bytes_worked_by_hand(bits, codes, packed):
     ).tolist() == [codes]
 
 
-def test_the_smallest_width_that_names_every_row():
-    rows = (1, 2, 3, 4, 5, 16, 17, 256, 257, 32768)
-    assert [bits_per_code(number) for number in rows] == [
-        1,
-        1,
-        2,
-        2,
-        4,
-        4,
-        8,
-        8,
-        16,
-        16,
-    ]
+@pytest.mark.parametrize(
+    ("rows", "bits"),
+    [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (4, 2),
+        (5, 4),
+        (16, 4),
+        (17, 8),
+        (256, 8),
+        (257, 16),
+        (32768, 16),
+    ],
+)
+def test_the_smallest_width(rows, bits):
+    assert bits_per_code(rows) == bits
 
 
-def test_codes_and_bytes_that_do_not_fit_are_errors():
-    with pytest.raises(
-        ValueError, match="codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"
-    ):
+def test_an_unknown_width():
+    words = "codes of 3 bits cannot be packed; use one of 1, 2, 4, 8, 16"
+    with pytest.raises(ValueError, match=words):
         pack(torch.zeros(1, 1), 3)
-    for bits, wrong in ((1, 2), (2, 4), (4, -1), (8, 256), (16, -1)):
-        words = f"codes from {min(0, wrong)} to {max(0, wrong)} do not fit in {bits} bits (0 to {2**bits - 1})"
-        with pytest.raises(ValueError, match=re.escape(words)):
-            pack(torch.tensor([[0, wrong]], dtype=torch.int16), bits)
-    for bits, length, right in ((2, 5, 2), (8, 3, 3), (16, 3, 6)):
-        for wrong in (right - 1, right + 1):
-            words = f"{wrong} bytes are not {length} codes of {bits} bits, which take {right}"
-            with pytest.raises(ValueError, match=words):
-                unpack(torch.zeros(1, wrong, dtype=torch.uint8), bits, length)
 
 
-def quantizer(channels=16, groups=4, centroids=256, seed=0):
+@pytest.mark.parametrize(
+    ("bits", "code"), [(1, 2), (2, 4), (4, -1), (8, 256), (16, -1)]
+)
+def test_codes_that_do_not_fit(bits, code):
+    words = f"codes from {min(0, code)} to {max(0, code)} do not fit in {bits} bits "
+    words += f"(0 to {2**bits - 1})"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        pack(torch.tensor([[0, code]], dtype=torch.int16), bits)
+
+
+@pytest.mark.parametrize(("bits", "length", "size"), [(2, 5, 2), (8, 3, 3), (16, 3, 6)])
+@pytest.mark.parametrize("more", [-1, 1])
+def test_bytes_that_do_not_fit(bits, length, size, more):
+    packed = torch.zeros(1, size + more, dtype=torch.uint8)
+    words = f"{size + more} bytes are not {length} codes of {bits} bits, which take "
+    with pytest.raises(ValueError, match=f"{words}{size}"):
+        unpack(packed, bits, length)
+
+
+def quantizer(channels=16, groups=4, centroids=256):
     """One with random centroids."""
-    made = ProductQuantizer(channels, groups, centroids)
-    made.centroids.copy_(
-        torch.randn(made.centroids.shape, generator=torch.Generator().manual_seed(seed))
-    )
-    return made
+    random = torch.Generator().manual_seed(0)
+    filled = ProductQuantizer(channels, groups, centroids)
+    filled.centroids.copy_(torch.randn(filled.centroids.shape, generator=random))
+    return filled
 
 
-def maps(count, channels, height=3, width=2, seed=1):
-    return torch.randn(
-        count, channels, height, width, generator=torch.Generator().manual_seed(seed)
-    )
+def maps(count, channels, height=3, width=2):
+    random = torch.Generator().manual_seed(1)
+    return torch.randn(count, channels, height, width, generator=random)
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(512, 32), (64, 32), (16, 4)])
@@ -296,41 +376,58 @@ def test_codes_and_decoded_maps_are_those_of_faiss(channels, groups):
 def test_ties_go_to_the_lowest_centroid():
     ours = quantizer(4, 2, centroids=4)
     ours.centroids[:, 2] = ours.centroids[:, 1]
-    assert set(
-        ours.encode(ours.decode(torch.full((1, 2, 1, 1), 2)))[0].flatten().tolist()
-    ) == {1}
+    decoded = ours.decode(torch.full((1, 2, 1, 1), 2))
+    assert ours.encode(decoded).flatten().tolist() == [1, 1]
 
 
-def test_fit_finds_clusters_with_another_table_for_each_group():
-    centres = torch.tensor(
-        [[[0.0, 0], [10, 0], [0, 10]], [[50.0, 0], [0, 50], [50, 50]]]
-    )
-    generator = torch.Generator().manual_seed(0)
-    which = torch.randint(3, (600, 2), generator=generator)
-    vectors = torch.cat([centres[0][which[:, 0]], centres[1][which[:, 1]]], dim=1)
-    vectors += 0.1 * torch.randn(vectors.shape, generator=generator)
-    ours = ProductQuantizer(4, 2, centroids=8).fit(vectors)
-    for group in range(2):
-        distances = torch.cdist(centres[group], ours.centroids[group])
-        assert distances.min(dim=1).values.max() < 0.5
-    feature_map = vectors[:5].view(5, 4, 1, 1)
+# Centres of three clusters of each of two groups of two channels.
+CENTRES = torch.tensor([[[0.0, 0], [10, 0], [0, 10]], [[50.0, 0], [0, 50], [50, 50]]])
+
+
+@pytest.fixture
+def clustered():
+    """600 vectors near the centres of each group."""
+    random = torch.Generator().manual_seed(0)
+    cluster = torch.randint(3, (600, 2), generator=random)
+    by_group = [CENTRES[group][cluster[:, group]] for group in range(2)]
+    vectors = torch.cat(by_group, dim=1)
+    return vectors + 0.1 * torch.randn(vectors.shape, generator=random)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_fit_finds_the_clusters_of_each_group(clustered, group):
+    ours = ProductQuantizer(4, 2, centroids=8).fit(clustered)
+    distances = torch.cdist(CENTRES[group], ours.centroids[group])
+    assert distances.min(dim=1).values.max() < 0.5
+
+
+def test_fitted_centroids_reconstruct_maps(clustered):
+    ours = ProductQuantizer(4, 2, centroids=8).fit(clustered)
+    feature_map = clustered[:5].view(5, 4, 1, 1)
     assert (ours.decode(ours.encode(feature_map)) - feature_map).abs().max() < 0.8
-    tables = [
-        ProductQuantizer(4, 2, centroids=8).fit(vectors, seed).centroids
-        for seed in (1, 1, 2)
-    ]
-    assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[0], tables[2])
 
 
-def test_bytes():
+@pytest.mark.parametrize(("seed", "is_same"), [(1, True), (2, False)])
+def test_a_seed_decides_the_centroids(clustered, seed, is_same):
+    first = ProductQuantizer(4, 2, centroids=8).fit(clustered, 1)
+    second = ProductQuantizer(4, 2, centroids=8).fit(clustered, seed)
+    assert torch.equal(first.centroids, second.centroids) == is_same
+
+
+def test_bytes_of_a_quantizer():
     ours = ProductQuantizer(512)
-    assert (
-        ours.table_bytes == 524_288
-        and ours.map_bytes(13, 13) == 5_408
-        and ours.bits == 8
-    )
-    assert not ours.fitted and quantizer().fitted
-    assert ProductQuantizer(8, 8, 16).map_bytes(4, 4) == 64  # 4 bits a code
+    assert ours.table_bytes == 524_288
+    assert ours.map_bytes(13, 13) == 5_408
+    assert ours.bits == 8
+
+
+def test_codes_of_four_bits():
+    assert ProductQuantizer(8, 8, 16).map_bytes(4, 4) == 64
+
+
+def test_fitted():
+    assert not ProductQuantizer(512).fitted
+    assert quantizer().fitted
 
 
 @pytest.mark.parametrize(
@@ -365,6 +462,6 @@ def test_bytes():
         ),
     ],
 )
-def test_mistakes_are_told(make, words):
+def test_errors_of_a_quantizer(make, words):
     with pytest.raises(ValueError, match=words):
         make()
