@@ -3,6 +3,7 @@
 import copy
 import pickle
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
@@ -129,6 +130,7 @@ def test_all_that_learns_is_optimised(followed):
     assert {id(weight) for weight in weights} <= optimised
 
 
+@cache
 def shares(outer_every, **method):
     """The share before each step of two experiences, and at the end."""
     model, stream = ready()
@@ -416,19 +418,25 @@ class Aggregated:
         self.layers.aggregate()
 
 
+@cache
+def aggregated(build):
+    """For tests that only read it."""
+    return Aggregated(build)
+
+
 each_network = pytest.mark.parametrize("build", [traced_model, registered_model])
 
 
 @each_network
 def test_a_real_network_answers_as_before(build):
-    network = Aggregated(build)
+    network = aggregated(build)
     logits = network.model.eval()(network.images)
     torch.testing.assert_close(logits, network.logits, rtol=1e-4, atol=1e-5)
 
 
 @each_network
 def test_a_real_network_has_the_same_features(build):
-    network = Aggregated(build)
+    network = aggregated(build)
     features = pooled_features(network.model, network.images)
     torch.testing.assert_close(features, network.features, rtol=1e-4, atol=1e-5)
 
@@ -446,7 +454,7 @@ def test_statistics_of_the_stable_branch_rest(build):
 
 @each_network
 def test_a_pickled_network_is_the_same(build):
-    network = Aggregated(build)
+    network = aggregated(build)
     again = pickle.loads(pickle.dumps(network.strategy)).model
     logits = network.model.eval()(network.images)
     assert torch.equal(again.eval()(network.images), logits)

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -214,14 +215,20 @@ class Stages:
         return fit_bias(masked, labels, self.classes(1), STAGE)
 
 
+@cache
+def stages_of(experiences):
+    """For tests that only read them."""
+    return Stages(experiences)
+
+
 def test_there_is_no_bias_after_one_experience():
-    bic = Stages(1).bic
+    bic = stages_of(1).bic
     assert torch.equal(bic.alpha, torch.ones(6))
     assert not bic.beta.any()
 
 
 def test_the_second_stage_fits_the_newest_scalars():
-    stages = Stages(2)
+    stages = stages_of(2)
     alpha, beta = stages.fitted()
     newest = stages.classes(1)
     assert alpha != 1
@@ -231,7 +238,7 @@ def test_the_second_stage_fits_the_newest_scalars():
 
 
 def test_the_second_stage_fits_nothing_else():
-    stages = Stages(2)
+    stages = stages_of(2)
     not_fitted = [label for label in range(6) if label not in stages.classes(1)]
     assert torch.equal(stages.bic.alpha[not_fitted], torch.ones(4))
     assert not stages.bic.beta[not_fitted].any()
@@ -239,7 +246,7 @@ def test_the_second_stage_fits_nothing_else():
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_scalars_stay_in_later_experiences(number):
-    stages = Stages(3)
+    stages = stages_of(3)
     classes = stages.classes(number)
     assert torch.equal(stages.bic.alpha[classes], stages.before[classes])
 

@@ -75,8 +75,8 @@ def case_of(name):
 def test_registered_forms_have_a_case(name):
     assert case_of(name), (
         f"{name} is registered, but no test compares it: add a Case to CASES in "
-        "tests/helpers/closed_form_cases.py, with a small instance and a Reference that "
-        "computes its scores from all images"
+        "tests/helpers/closed_form_cases.py, with a small instance and a Reference "
+        "that computes its scores from all images"
     )
     forms = {type(case.make(1)) for case in case_of(name)}
     assert forms == {STRATEGIES[name].form}

@@ -1,11 +1,11 @@
-"""Closed forms by hand: Gaussians of features, LoRanPAC, PLDA, and ridge regression on random features."""
+"""Closed forms by hand: Gaussians, LoRanPAC, PLDA, and ridge regression."""
 
 import pickle
 from types import SimpleNamespace
 
 import pytest
 import torch
-from closed_form_cases import D, discriminant, feed, images
+from closed_form_cases import D, axes_of, discriminant, feed, images
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
@@ -25,6 +25,11 @@ from crumb_avalanche.methods.typicality import DISTANCE, RISE
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 CLASSES = 4
+EYE = torch.eye(D, dtype=torch.float64)
+
+
+def exact(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def blocks(count=400, seed=0):
@@ -34,308 +39,392 @@ def blocks(count=400, seed=0):
     return features[order], labels[order]
 
 
-def assert_same_densities(ours, expected, **tolerance):
+def groups_of(features, labels):
+    """``(n, D)`` float64 features of each class."""
+    return [features[labels == label].double() for label in range(CLASSES)]
+
+
+def fresh():
+    return images(200, CLASSES, seed=1)[0]
+
+
+def assert_same_densities(scores, expected, **tolerance):
     """Equal up to a constant of each image."""
     torch.testing.assert_close(
-        ours - ours[:, :1], expected - expected[:, :1], **tolerance
+        scores - scores[:, :1], expected - expected[:, :1], **tolerance
     )
+
+
+class DefinedRda:
+    """Regularised discriminant by its definition, of what directions hold.
+
+    A class's scatter is ``B^T B``, and the rest of its trace lies all around.
+    """
+
+    def __init__(self, statistics, features, labels, shrinkage, diagonal, own_images):
+        directions = statistics.directions
+        self.rows = torch.stack([directions.of_class(c) for c in range(CLASSES)])
+        self.outside = directions.outside.double()
+        self.counts = torch.bincount(labels).double()
+        groups = groups_of(features, labels)
+        self.means = torch.stack([group.mean(0) for group in groups])
+        self.own = 0.4 * self.counts / (self.counts + own_images)
+        whitening = self.whitening(shrinkage, diagonal)
+        self.centre = self.means.mean(0)
+        space = axes_of((self.means - self.centre) @ whitening)
+        self.projection = whitening @ space
+
+    def whitening(self, shrinkage, diagonal):
+        scatters = torch.einsum("ckd,cke->de", self.rows, self.rows)
+        total = self.counts.sum()
+        common = (scatters + self.outside.sum() / D * EYE) / total
+        variances = common.diagonal().mean().expand(D)
+        if diagonal:
+            variances = common.diagonal()
+        common = common + min(1.0, shrinkage * D / float(total)) * variances.diag()
+        return torch.linalg.inv(torch.linalg.cholesky(common)).T
+
+    def covariance(self, label):
+        rows = self.rows[label] @ self.projection
+        outside = self.outside[label]
+        left_out = outside / (outside + self.rows[label].square().sum())
+        share = self.own[label]
+        isotropic = 1 - share + share * left_out
+        own = share * rows.T @ rows / self.counts[label]
+        return isotropic * torch.eye(CLASSES - 1) + own
+
+    def log_densities(self, features):
+        points = (features.double() - self.centre) @ self.projection
+        means = (self.means - self.centre) @ self.projection
+        densities = [
+            MultivariateNormal(means[c], self.covariance(c)).log_prob(points)
+            for c in range(CLASSES)
+        ]
+        return torch.stack(densities, 1)
 
 
 @pytest.mark.parametrize("own_images", [0.0, 30.0])
 @pytest.mark.parametrize("diagonal", [False, True])
 @pytest.mark.parametrize("shrinkage", [1e-4, 1.0, 500.0])
 def test_rda_where_directions_leave_a_rest(shrinkage, diagonal, own_images):
-    # The definition again, of what is kept: a class's scatter is B^T B, and the rest of
-    # its trace lies all around.
     features, labels = blocks()
-    features, labels = (
-        part[(labels != 1) | (torch.arange(len(labels)) % 3 == 0)]
-        for part in (features, labels)
-    )
-    ours = discriminant(
-        CLASSES,
-        D,
-        2,
-        own=0.4,
-        shrinkage=shrinkage,
-        own_images=own_images,
-        diagonal=diagonal,
-    )
-    feed(ours, features, labels)
-    kept = torch.stack([ours.directions.of_class(label) for label in range(CLASSES)])
-    outside, counts = ours.directions.outside.double(), torch.bincount(labels).double()
-    assert (outside > 0.01 * kept.square().sum((1, 2))).all()
-    common = (
-        torch.einsum("ckd,cke->de", kept, kept) + outside.sum() / D * torch.eye(D)
-    ) / len(labels)
-    variances = common.diagonal() if diagonal else common.diagonal().mean().expand(D)
-    common += min(1.0, shrinkage * D / len(labels)) * variances.diag()
-    means = torch.stack(
-        [features[labels == label].double().mean(0) for label in range(CLASSES)]
-    )
-    centre, whitening = means.mean(0), torch.linalg.inv(torch.linalg.cholesky(common)).T
-    space = torch.linalg.svd((means - centre) @ whitening, full_matrices=False)[2][
-        : CLASSES - 1
-    ].T
-    fresh = images(200, CLASSES, 1)[0].double()
-    expected = []
-    for label in range(CLASSES):
-        own = kept[label] @ whitening @ space
-        rest = outside[label] / (outside[label] + kept[label].square().sum())
-        share = 0.4 * counts[label] / (counts[label] + own_images)
-        covariance = (1 - share + share * rest) * torch.eye(
-            CLASSES - 1
-        ) + share * own.T @ own / counts[label]
-        placed = [
-            (point - centre) @ whitening @ space for point in (fresh, means[label])
-        ]
-        expected.append(MultivariateNormal(placed[1], covariance).log_prob(placed[0]))
-    assert_same_densities(
-        ours.scores(fresh), torch.stack(expected, 1), rtol=1e-4, atol=1e-4
-    )
+    used = (labels != 1) | (torch.arange(len(labels)) % 3 == 0)  # of unequal size
+    features, labels = features[used], labels[used]
+    rule = dict(shrinkage=shrinkage, diagonal=diagonal, own_images=own_images)
+    statistics = discriminant(CLASSES, D, 2, own=0.4, **rule)
+    feed(statistics, features, labels)
+    defined = DefinedRda(statistics, features, labels, **rule)
+    assert (defined.outside > 0.01 * defined.rows.square().sum((1, 2))).all()
+    scores = statistics.scores(fresh())
+    expected = defined.log_densities(fresh())
+    assert_same_densities(scores, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_feature_that_never_varies_does_not_break_the_diagonal():
+def test_a_constant_feature_does_not_break_the_diagonal():
     features, labels = blocks()
     features[:, 2] = 9 * labels.float()  # constant within each class
-    scores = feed(
-        discriminant(CLASSES, D, directions=D, diagonal=True), features, labels
-    ).scores(features)
-    assert scores.isfinite().all() and (scores.argmax(1) == labels).all()
+    statistics = discriminant(CLASSES, D, directions=D, diagonal=True)
+    scores = feed(statistics, features, labels).scores(features)
+    assert scores.isfinite().all()
+    assert (scores.argmax(1) == labels).all()
+
+
+def strongest(covariance, directions):
+    """What the strongest directions hold of a covariance."""
+    values, vectors = torch.linalg.eigh(covariance)
+    axes = vectors[:, -directions:]
+    return (axes * values[-directions:]) @ axes.T
 
 
 @pytest.mark.parametrize("directions", [1, 3, D])
-def test_lr_rgda_is_the_gaussian_of_the_strongest_directions(directions):
+def test_lr_rgda_has_the_strongest_directions(directions):
     features, labels = images(200, CLASSES)
-    ours = LowRankRda(
-        CLASSES, D, directions, whole=True, own=0.6, common=0.5, ridge=0.02
-    )
-    ours.update(features, labels)
-    groups = [features[labels == label].double() for label in range(CLASSES)]
+    weights = dict(own=0.6, common=0.5, ridge=0.02)
+    statistics = LowRankRda(CLASSES, D, directions, whole=True, **weights)
+    statistics.update(features, labels)
+    groups = groups_of(features, labels)
     covariances = [torch.cov(group.T, correction=0) for group in groups]
-    common = sum(
-        len(group) * covariance for group, covariance in zip(groups, covariances)
-    ) / len(labels)
-    fresh, expected = images(200, CLASSES, 1)[0], []
+    scatters = [len(groups[c]) * covariances[c] for c in range(CLASSES)]
+    common = sum(scatters) / len(labels)
+    shared = 0.5 * common + 0.02 * common.diagonal().mean() * EYE
+    expected = []
     for group, covariance in zip(groups, covariances):
-        values, vectors = torch.linalg.eigh(covariance)
-        own = (vectors[:, -directions:] * values[-directions:]) @ vectors[
-            :, -directions:
-        ].T
-        blended = (
-            0.6 * own + 0.5 * common + 0.02 * common.diagonal().mean() * torch.eye(D)
-        )
-        expected.append(
-            MultivariateNormal(group.mean(0), blended).log_prob(fresh.double())
-        )
-    assert_same_densities(
-        ours.scores(fresh), torch.stack(expected, 1), rtol=1e-2, atol=2e-2
-    )
+        blended = 0.6 * strongest(covariance, directions) + shared
+        gaussian = MultivariateNormal(group.mean(0), blended)
+        expected.append(gaussian.log_prob(fresh().double()))
+    scores = statistics.scores(fresh())
+    assert_same_densities(scores, torch.stack(expected, 1), rtol=1e-2, atol=2e-2)
 
 
-def test_what_srdas_directions_leave_out_has_the_shape_of_the_common_covariance():
+def test_what_srda_leaves_out_has_the_common_shape():
     features, labels = images(200, CLASSES)
-    ours = StreamingRda(CLASSES, D, directions=2, own=0.5, shrinkage=1e-9)
-    ours.update(features, labels)
+    statistics = StreamingRda(CLASSES, D, directions=2, own=0.5, shrinkage=1e-9)
+    statistics.update(features, labels)
     every = torch.ones(CLASSES, dtype=torch.bool)
-    scatters = ours.stored_scatters(every)
-    common = ours.common_covariance(every, scatters)
-    fresh, expected = images(200, CLASSES, 1)[0], []
-    for label, (its, rest) in enumerate(
-        zip(scatters.rows.split(scatters.counts.tolist()), scatters.outside)
-    ):
-        share = float(rest / (rest + its.square().sum()))
-        its = its / (labels == label).sum() ** 0.5
-        assert 0.05 < share < 0.6
-        mean = features[labels == label].double().mean(0)
-        blended = 0.5 * (its.T @ its + share * common) + 0.5 * common
-        log_share = (labels == label).double().mean().log()
-        expected.append(
-            MultivariateNormal(mean, blended).log_prob(fresh.double()) + log_share
-        )
-    assert_same_densities(
-        ours.scores(fresh), torch.stack(expected, 1), rtol=1e-4, atol=1e-4
-    )
+    scatters = statistics.stored_scatters(every)
+    common = statistics.common_covariance(every, scatters)
+    rows_of_classes = scatters.rows.split(scatters.counts.tolist())
+    expected = []
+    for label, group in enumerate(groups_of(features, labels)):
+        rows = rows_of_classes[label]
+        outside = scatters.outside[label]
+        left_out = float(outside / (outside + rows.square().sum()))
+        assert 0.05 < left_out < 0.6
+        own = rows.T @ rows / len(group) + left_out * common
+        gaussian = MultivariateNormal(group.mean(0), 0.5 * own + 0.5 * common)
+        prior = torch.tensor(len(group) / len(labels), dtype=torch.float64).log()
+        expected.append(gaussian.log_prob(fresh().double()) + prior)
+    scores = statistics.scores(fresh())
+    assert_same_densities(scores, torch.stack(expected, 1), rtol=1e-4, atol=1e-4)
 
 
-def test_one_image_at_a_time_far_from_the_origin_and_many_of_them():
-    """float32 sums of products would have lost the covariance: the mean is 1,000 times the deviations."""
-    features, labels = images(3000, CLASSES)
-    features = 1000 + features
-    means = torch.stack(
-        [features[labels == c].double().mean(0) for c in range(CLASSES)]
-    )
-    rest = features.double() - means[labels]
-    covariance = rest.T @ rest / len(labels)
-    largest = covariance.abs().max()
-    lda = feed(StreamingLDA(CLASSES, D), features, labels, size=1)
-    assert (lda.means.double() - means).abs().max() < 1e-5 * 1000
-    assert (lda.covariance.double() - covariance).abs().max() < 1e-4 * largest
-    # Of the largest entry, not of each: small ones are differences of products, whose
-    # rounding differs between CPUs.
-    many = feed(StreamingLDA(CLASSES, D), features, labels, 300).covariance.double()
-    assert (many - covariance).abs().max() < 2e-6 * largest
+class FarImages:
+    """Images whose mean is 1,000 times their deviations.
+
+    float32 sums of products would have lost the covariance.
+    """
+
+    def __init__(self):
+        features, self.labels = images(3000, CLASSES)
+        self.features = 1000 + features
+        groups = groups_of(self.features, self.labels)
+        self.means = torch.stack([group.mean(0) for group in groups])
+        outside = self.features.double() - self.means[self.labels]
+        self.covariance = outside.T @ outside / len(self.labels)
+
+    def learned(self, size):
+        return feed(StreamingLDA(CLASSES, D), self.features, self.labels, size)
+
+    def error(self, size):
+        """Of the covariance, relative to its largest entry.
+
+        Not to each: small ones are differences of products, whose rounding differs
+        between CPUs.
+        """
+        difference = self.learned(size).covariance.double() - self.covariance
+        return difference.abs().max() / self.covariance.abs().max()
 
 
-def test_random_fourier_features_approximate_the_kernel():
+def test_means_of_far_images():
+    far = FarImages()
+    means = far.learned(size=1).means.double()
+    assert (means - far.means).abs().max() < 1e-5 * 1000
+
+
+@pytest.mark.parametrize(("size", "tolerance"), [(1, 1e-4), (300, 2e-6)])
+def test_the_covariance_of_far_images(size, tolerance):
+    assert FarImages().error(size) < tolerance
+
+
+def test_fourier_features_approximate_the_kernel():
     features, _ = images(30, 4)
     values = KernelLDA(4, D, projection=20_000, gamma=0.05).transformed(features)
     kernel = (-0.05 * torch.cdist(features, features) ** 2).exp().double()
     torch.testing.assert_close(values @ values.T, kernel, rtol=0, atol=0.04)
 
 
+LENGTHS = st.integers(1, 150)
+
+
 @settings(max_examples=25)
-@given(st.integers(1, 150), st.lists(st.integers(1, 9), min_size=1, max_size=4))
+@given(LENGTHS, st.lists(st.integers(1, 9), min_size=1, max_size=4))
 def test_packed_scatter_is_the_matrix(length, sizes):
     generator = torch.Generator().manual_seed(length)
-    packed, rows = PackedScatter(length), []
-    for size in sizes:
-        rows.append(torch.randn(size, length, generator=generator, dtype=torch.float64))
-        packed.add(rows[-1])
-    together = torch.cat(rows)
-    torch.testing.assert_close(
-        packed.whole(), together.T @ together, rtol=1e-5, atol=1e-4
-    )
-    assert tensor_bytes(packed.strips) == PackedScatter.bytes_of(length)
-    assert PackedScatter.bytes_of(length) < 4 * length**2 or length <= 64
+    shape = (sum(sizes), length)
+    rows = torch.randn(shape, generator=generator, dtype=torch.float64)
+    packed = PackedScatter(length)
+    for batch in rows.split(sizes):
+        packed.add(batch)
+    torch.testing.assert_close(packed.whole(), rows.T @ rows, rtol=1e-5, atol=1e-4)
 
 
-def fed(truncated):
-    """Two images (2, 0) of class 0 and one (0, 1) of class 1, and the answers to the two axes."""
+@given(LENGTHS)
+def test_bytes_of_a_packed_scatter(length):
+    size = PackedScatter.bytes_of(length)
+    assert tensor_bytes(PackedScatter(length).strips) == size
+    assert size < 4 * length**2 or length <= 64
+
+
+def loranpac(truncated):
+    """Two images (2, 0) of class 0, and one (0, 1) of class 1."""
     form = LoRanPAC(2, 2, projection=2, rank=1.0, truncated=truncated)
     form._weights = torch.eye(2, dtype=torch.float64)
     form.update(torch.tensor([[2.0, 0], [2, 0], [0, 1]]), torch.tensor([0, 0, 1]))
-    return form, form.scores(torch.eye(2))
+    return form
 
 
-def test_what_is_small_is_dropped_for_good():
-    """Squared singular values are 8 along the first axis and 1 along the second; class sums are (4, 0) and (0, 1).
+def answers_to_axes(form):
+    return form.scores(torch.eye(2))
 
-    Least squares has the weights 4 / 8 and 1 / 1. With 60 % truncated, one direction of
-    three images is kept, and class 1 has no weight. Two images (0, 2) of class 1 then
-    make squared singular values of 8 and 8 instead of 9, two of five directions are
-    kept, and the sum of class 1 is (0, 5).
+
+def test_loranpac_is_least_squares():
+    """Squared singular values are 8 and 1 along the axes; sums are (4, 0) and (0, 1).
+
+    The weights are 4 / 8 and 1 / 1.
     """
-    _, answers = fed(truncated=0.25)
-    torch.testing.assert_close(
-        answers, torch.tensor([[0.5, 0], [0, 1]], dtype=torch.float64)
-    )
-    form, answers = fed(truncated=0.6)
-    torch.testing.assert_close(
-        answers, torch.tensor([[0.5, 0], [0, 0]], dtype=torch.float64)
-    )
+    expected = exact([[0.5, 0], [0, 1]])
+    torch.testing.assert_close(answers_to_axes(loranpac(0.25)), expected)
+
+
+def test_what_is_small_is_dropped():
+    """With 60 % truncated, one direction of three images is left.
+
+    Class 1 has no weight.
+    """
+    expected = exact([[0.5, 0], [0, 0]])
+    torch.testing.assert_close(answers_to_axes(loranpac(0.6)), expected)
+
+
+def test_what_is_dropped_is_dropped_for_good():
+    """Two images (0, 2) of class 1 make squared singular values of 8 and 8, not 9.
+
+    Two of five directions are left, and the sum of class 1 is (0, 5).
+    """
+    form = loranpac(0.6)
     form.update(torch.tensor([[0.0, 2], [0, 2]]), torch.tensor([1, 1]))
-    torch.testing.assert_close(
-        form.scores(torch.eye(2)),
-        torch.tensor([[0.5, 0], [0, 5 / 8]], dtype=torch.float64),
-    )
+    torch.testing.assert_close(answers_to_axes(form), exact([[0.5, 0], [0, 5 / 8]]))
 
 
-def test_one_class_a_step_with_more_features_than_images_stays_accurate():
-    """Equal features of hundreds of images leave all singular values but a few at the rounding of float32."""
+def test_more_features_than_images_stay_accurate():
+    """Of one class a step.
+
+    Equal features of hundreds of images leave all singular values but a few at the
+    rounding of float32.
+    """
     generator = torch.Generator().manual_seed(0)
     centres = 3 * torch.randn(8, 16, generator=generator)
     form = LoRanPAC(8, 16, projection=300, rank=0.5)
     for label, centre in enumerate(centres):
         rows = centre + 1e-3 * torch.randn(60, 16, generator=generator)
-        for some in rows.split(7):
-            form.update(some, torch.full((len(some),), label))
-    scores = form.scores(centres)
-    torch.testing.assert_close(
-        scores, torch.eye(8, dtype=torch.float64), rtol=0, atol=0.02
-    )
+        feed(form, rows, torch.full((60,), label))
+    expected = torch.eye(8, dtype=torch.float64)
+    torch.testing.assert_close(form.scores(centres), expected, rtol=0, atol=0.02)
 
 
-def test_later_classes_leave_the_covariance_and_images_are_rejected_by_relative_distance():
-    """Classes 3 and 0 form the covariance, in the order of arrival: scatters 2 along y and 2 along x of 4 images.
+@pytest.fixture
+def plda():
+    """Classes 3 and 0 form the covariance, in the order of arrival.
 
-    The covariance is I / 2, shrunk to 3 / 4 I by a shrinkage of 1 / 2. Class 1 has the
-    mean (0, 3) and adds nothing. Squared distances of (0, 0), (4, 0) and (0, 3) to a
-    point are those of the plane by 3 / 4. The Gaussian of all classes has the centre
-    (4, 3) / 3 and the covariance 3 / 4 I + ((32, -12), (-12, 18)) / 9.
+    Their scatters are 2 along y and 2 along x, of 4 images: the covariance is I / 2,
+    shrunk to 3 / 4 I by a shrinkage of 1 / 2. Class 1 has the mean (0, 3) and adds
+    nothing.
     """
     features = torch.tensor([[0.0, 1], [0, -1], [5, 0], [3, 0], [0, 1], [0, 5]])
-    form = feed(
-        PostDeploymentLDA(4, 2, shrinkage=0.5, base_classes=2),
-        features,
-        torch.tensor([3, 3, 0, 0, 1, 1]),
-        2,
-    )
-    torch.testing.assert_close(form.covariance, torch.eye(2) / 2)
-    assert form.shaping.tolist() == [2, 0, 0, 2] and form.image_counts.tolist() == [
-        2,
-        2,
-        0,
-        2,
-    ]
-    points = torch.tensor([[4.0, 3], [-4, -3]], dtype=torch.float64)
-    expected = torch.tensor([[8, 4.5, 0], [-24, -13.5, 0]], dtype=torch.float64) / 0.75
-    torch.testing.assert_close(form.scores(points)[:, [0, 1, 3]], expected)
-    total = (
-        0.75 * torch.eye(2, dtype=torch.float64)
-        + torch.tensor([[32, -12], [-12, 18]], dtype=torch.float64) / 9
-    )
-    rest = points - torch.tensor([4 / 3, 1], dtype=torch.float64)
-    background = (rest @ torch.linalg.inv(total) * rest).sum(1)
-    relative = (
-        background - torch.tensor([9, 25], dtype=torch.float64) / 0.75
-    )  # to (4, 0), and to (0, 0)
-    expected = (
-        DISTANCE * relative / (200 / 27) ** 0.5 + RISE * 2 / 3
-    )  # the length of the means is that root
-    torch.testing.assert_close(evidence(form, points).typicality[:, 0], expected)
+    form = PostDeploymentLDA(4, 2, shrinkage=0.5, base_classes=2)
+    return feed(form, features, torch.tensor([3, 3, 0, 0, 1, 1]), 2)
 
 
-def test_merged_parts_with_the_same_base_classes_equal_one():
-    generator = torch.Generator().manual_seed(0)
-    features, labels = torch.randn(60, 3, generator=generator), torch.arange(60) % 4
-    whole, one, other = (PostDeploymentLDA(4, 3, base_classes=2) for _ in range(3))
-    whole.update(features, labels)
-    one.update(features[:23], labels[:23])
-    other.update(features[24:], labels[24:])  # begins with classes 0 and 1, too
-    other.update(features[23:24], labels[23:24])
-    one.merge(other)
-    assert one.shaping.tolist() == whole.shaping.tolist() == [15, 15, 0, 0]
-    torch.testing.assert_close(one.covariance, whole.covariance, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(one.means, whole.means, rtol=1e-5, atol=1e-6)
+POINTS = exact([[4, 3], [-4, -3]])
 
 
-def test_the_chosen_ridge_by_hand():
-    """One random feature of 1 for each of two images, so that the Gram matrix is 2, and a ridge of 2 s.
+def test_later_classes_leave_the_covariance(plda):
+    torch.testing.assert_close(plda.covariance, torch.eye(2) / 2)
+    assert plda.shaping.tolist() == [2, 0, 0, 2]
+    assert plda.image_counts.tolist() == [2, 2, 0, 2]
 
-    The weight of a class sum t is t / (2 + 2 s), the effective parameters are p = 1 /
-    (1 + s). Two images of one class (t = 2) have the error 2 s^2 / (1 + s)^2 / (2 -
-    p)^2 = 2 s^2 / (1 + 2 s)^2, which rises with s: a small ridge. Two images of two
-    classes (t = 1 twice) look the same; the residuals rise from 1 to 2 with s, but the
-    squared denominator rises from 1 to 4: the largest ridge.
+
+def test_plda_by_hand(plda):
+    scores = plda.scores(POINTS)[:, [0, 1, 3]]
+    expected = exact([[8, 4.5, 0], [-24, -13.5, 0]]) / 0.75
+    torch.testing.assert_close(scores, expected)
+
+
+def test_plda_rejects_by_relative_distance(plda):
+    """Squared distances of (0, 0), (4, 0) and (0, 3) are those of the plane by 3 / 4.
+
+    The Gaussian of all classes has the centre (4, 3) / 3 and the covariance 3 / 4 I +
+    ((32, -12), (-12, 18)) / 9.
     """
-    one = torch.ones(1, dtype=torch.float64)
-    assert (
-        chosen_ridge(one, 2.0 * one, images=2) == 1e-3
-    )  # residuals of smaller ones are below the rounding of sums
-    assert chosen_ridge(one, one, images=2) == 100
-    assert chosen_ridge(one, one, images=1) == 100, (
-        "as many parameters as images at small ridges"
-    )
+    total = exact([[32, -12], [-12, 18]]) / 9 + 0.75 * torch.eye(2)
+    difference = POINTS - exact([4 / 3, 1])
+    background = (difference @ torch.linalg.inv(total) * difference).sum(1)
+    nearest = exact([9, 25]) / 0.75  # to (4, 0), and to (0, 0)
+    length = (200 / 27) ** 0.5  # of the means
+    expected = DISTANCE * (background - nearest) / length + RISE * 2 / 3
+    typicality = evidence(plda, POINTS).typicality
+    torch.testing.assert_close(typicality[:, 0], expected)
 
 
-def test_the_projection_comes_from_its_seed_alone():
-    features, labels = images(200, 4)
-    one, other, third = (
-        feed(RandomProjection(4, D, projection=20, seed=seed), features, labels)
-        for seed in (3, 3, 4)
-    )
-    assert torch.equal(one.gram, other.gram) and not torch.equal(one.gram, third.gram)
-    again = pickle.loads(pickle.dumps(one))
-    assert again._weights is None and torch.equal(
-        again.scores(features), one.scores(features)
-    )
+class MergedParts:
+    """One instance of all images, and one of two parts with the same base classes."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        features = torch.randn(60, 3, generator=generator)
+        labels = torch.arange(60) % 4
+        self.complete = self.learned(features, labels, [slice(60)])
+        self.merged = self.learned(features, labels, [slice(23)])
+        # Begins with classes 0 and 1, too.
+        parts = [slice(24, 60), slice(23, 24)]
+        self.merged.merge(self.learned(features, labels, parts))
+
+    @staticmethod
+    def learned(features, labels, batches):
+        form = PostDeploymentLDA(4, 3, base_classes=2)
+        for batch in batches:
+            form.update(features[batch], labels[batch])
+        return form
+
+
+def test_merged_parts_have_the_base_classes_of_one():
+    merged = MergedParts()
+    assert merged.complete.shaping.tolist() == [15, 15, 0, 0]
+    assert merged.merged.shaping.tolist() == [15, 15, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["covariance", "means"])
+def test_merged_parts_equal_one(name):
+    instances = MergedParts()
+    merged = getattr(instances.merged, name)
+    complete = getattr(instances.complete, name)
+    torch.testing.assert_close(merged, complete, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("energy", "count", "ridge"),
+    [
+        # Two images of one class: residuals of smaller ones are below the rounding.
+        (2.0, 2, 1e-3),
+        # Two images of two classes.
+        (1.0, 2, 100),
+        # As many parameters as images at small ridges.
+        (1.0, 1, 100),
+    ],
+)
+def test_the_chosen_ridge_by_hand(energy, count, ridge):
+    """One random feature of 1 for each of two images: the Gram matrix is 2.
+
+    With a ridge of 2 s, the weight of a class sum t is t / (2 + 2 s), and the effective
+    parameters are p = 1 / (1 + s). Two images of one class (t = 2) have the error 2 s^2
+    / (1 + s)^2 / (2 - p)^2 = 2 s^2 / (1 + 2 s)^2, which rises with s: a small ridge.
+    Two images of two classes (t = 1 twice) look the same; the residuals rise from 1 to
+    2 with s, but the squared denominator rises from 1 to 4: the largest ridge.
+    """
+    values = exact([1.0])
+    assert chosen_ridge(values, energy * values, images=count) == ridge
+
+
+def projected(seed):
+    form = RandomProjection(4, D, projection=20, seed=seed)
+    return feed(form, *images(200, 4))
+
+
+def test_the_projection_comes_from_its_seed():
+    assert torch.equal(projected(3).gram, projected(3).gram)
+    assert not torch.equal(projected(3).gram, projected(4).gram)
+
+
+def test_the_projection_is_not_pickled():
+    form = projected(3)
+    again = pickle.loads(pickle.dumps(form))
+    assert again._weights is None
+    features, _ = images(200, 4)
+    assert torch.equal(again.scores(features), form.scores(features))
 
 
 @pytest.mark.parametrize("name", ["ranpac", "ranpac_gcv", "acil", "foal"])
 def test_forms_of_one_base_have_its_temperature(name):
     strategy = SimpleNamespace(statistics=STRATEGIES[name].form(2, 3, projection=4))
     outputs = torch.tensor([[0.06, 0.0]])
-    torch.testing.assert_close(
-        probabilities(strategy, outputs), (outputs.double() / 0.06).softmax(1)
-    )
+    expected = (outputs.double() / 0.06).softmax(1)
+    torch.testing.assert_close(probabilities(strategy, outputs), expected)

@@ -99,11 +99,15 @@ def test_the_old_network_is_the_latest(experiences):
     assert all(torch.equal(old[name], weights[name].half()) for name in old)
 
 
-@pytest.fixture
-def herded():
+def trained():
     """A strategy after one experience of two classes, its buffer and experience."""
     strategy, stream = taught("icarl", 1, settings=SETTINGS)
     return strategy, strategy.storage_policy, stream.train_stream[0]
+
+
+@pytest.fixture(scope="module")
+def herded():
+    return trained()
 
 
 def test_exemplars_are_chosen_after_the_last_epoch():
@@ -129,9 +133,9 @@ def test_exemplars_are_herded_by_features(herded, number):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_returning_class_is_herded_from_both(herded, number):
+def test_a_returning_class_is_herded_from_both(number):
     """From old exemplars and new frames."""
-    strategy, buffer, experience = herded
+    strategy, buffer, experience = trained()
     label = list(buffer.classes)[number]
     old = buffer.rows[buffer.slots.by_class[label]].clone()
     strategy.train(experience)

@@ -169,19 +169,22 @@ def test_a_row_is_no_image():
         GaussianBuffer(2).to_rows(None, [0], None)
 
 
+@pytest.fixture(scope="module")
+def squeezenet():
+    return split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
+
+
 @pytest.mark.parametrize(
     ("settings", "size", "classes"),
     [(PER_CHANNEL, 4_104, 550), (PER_VALUE, 692_232, 3)],
     ids=["per channel", "per value"],
 )
-def test_bytes_at_the_papers_cut(settings, size, classes):
-    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
-    assert MEMORY_RECALL.bytes_of_item(model, settings) == size
+def test_bytes_at_the_papers_cut(squeezenet, settings, size, classes):
+    assert MEMORY_RECALL.bytes_of_item(squeezenet, settings) == size
     budget = 15 * 3 * 224**2
-    bought = MEMORY_RECALL.memories_in_budget(model, budget, 10, settings)
+    bought = MEMORY_RECALL.memories_in_budget(squeezenet, budget, 10, settings)
     assert bought == classes
 
 
-def test_bytes_of_the_default():
-    model = split_backbone("squeezenet1_0", None, n_classes=10, codebook=None)
-    assert GaussianBuffer.item_bytes(model) == 4_104
+def test_bytes_of_the_default(squeezenet):
+    assert GaussianBuffer.item_bytes(squeezenet) == 4_104

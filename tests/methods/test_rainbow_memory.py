@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import small_models
 import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
@@ -224,12 +225,13 @@ class Looks(SupervisedPlugin):
         self.replay_rates.append(strategy.optimizer.param_groups[0]["lr"])
 
 
-@pytest.fixture
-def looks(make_model, make_stream):
+@pytest.fixture(scope="module")
+def looks():
     """Two experiences, of eight and four batches, at a rate of 0.04."""
     plugin = Looks()
-    model = make_model(codebook=False)
-    train(model, make_stream(), plugins=[plugin], rate=0.04, memory_epochs=3)
+    model = small_models.make_model(codebook=False)
+    stream = small_models.make_stream()
+    train(model, stream, plugins=[plugin], rate=0.04, memory_epochs=3)
     return plugin
 
 

@@ -4,13 +4,14 @@ Herding, rules, draws, and the old network.
 """
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from small_models import conv_head_model
-from watched import built
+from small_models import conv_head_model, make_model, make_stream
+from watched import built, outputs_of
 
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -274,7 +275,7 @@ class Offers:
         self.offer(strategy, batch)
 
 
-def build(name, make_model, *plugins, mem_size=8):
+def build(name, *plugins, mem_size=8):
     torch.manual_seed(0)
     np.random.seed(0)
     model = make_model(codebook=STRATEGIES[name].codebook)
@@ -285,28 +286,52 @@ def images_of(experience):
     return torch.stack([image for image, *_ in experience.dataset])
 
 
-def assert_in_order(offers, experience, model):
+def assert_in_order(labels, maps, experience, model):
     """Each image of the experience was offered once, in the order of the data set."""
-    assert offers.labels[:FRAMES] == list(experience.dataset.targets)
-    maps = torch.stack(offers.maps[:FRAMES])
-    torch.testing.assert_close(maps, model.features(images_of(experience)))
+    assert labels == list(experience.dataset.targets)
+    expected = model.features(images_of(experience))
+    torch.testing.assert_close(torch.stack(maps), expected)
+
+
+class Stopped:
+    """A strategy after two experiences that were stopped, and what it offered."""
+
+    def __init__(self, name, when):
+        self.stop = Stop(when)
+        self.stream = make_stream()
+        self.strategy = build(name, self.stop)
+        self.labels = []  # of each experience
+        self.maps = []
+        offers = Offers(self.strategy)
+        for experience in self.stream.train_stream:
+            offers.clear()
+            self.strategy.train(experience)
+            self.labels.append(list(offers.labels))
+            self.maps.append(list(offers.maps))
+
+
+@cache
+def stopped(name, when):
+    """For tests that only read it."""
+    return Stopped(name, when)
 
 
 EACH_STOP = [("er", when) for when in STOPS]
 EACH_STOP += [(name, "within the last") for name in OFFERING]
+each_stop = pytest.mark.parametrize(("name", "when"), EACH_STOP)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize(("name", "when"), EACH_STOP)
-def test_each_image_is_offered_once(name, when, number, make_model, make_stream):
-    stream = make_stream()
-    strategy = build(name, make_model, Stop(when))
-    offers = Offers(strategy)
-    for experience in stream.train_stream[: number + 1]:
-        offers.clear()
-        strategy.train(experience)
-    assert len(offers.labels) == FRAMES
-    assert_in_order(offers, stream.train_stream[number], strategy.model)
+@each_stop
+def test_each_image_is_offered_once(name, when, number):
+    result = stopped(name, when)
+    experience = result.stream.train_stream[number]
+    assert_in_order(
+        result.labels[number],
+        result.maps[number],
+        experience,
+        result.strategy.model,
+    )
 
 
 # Images of an experience that are trained on.
@@ -319,32 +344,31 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize(("name", "when"), EACH_STOP)
-def test_so_many_images_are_trained_on(name, when, make_model, make_stream):
-    stop = Stop(when)
-    strategy = build(name, make_model, stop)
-    for experience in make_stream().train_stream:
-        strategy.train(experience)
-    assert stop.images == [TRAINED[when]] * 2
+@each_stop
+def test_so_many_images_are_trained_on(name, when):
+    assert stopped(name, when).stop.images == [TRAINED[when]] * 2
 
 
-@pytest.mark.parametrize(("name", "when"), EACH_STOP)
-def test_memories_are_of_all_classes(name, when, make_model, make_stream):
-    stream = make_stream()
-    strategy = build(name, make_model, Stop(when))
-    for experience in stream.train_stream:
-        strategy.train(experience)
+@each_stop
+def test_memories_are_of_all_classes(name, when):
+    strategy = stopped(name, when).strategy
     groups = {0, 1, 2, 3}
     if name == "gem":  # its groups are experiences
         groups = {0, 1}
     assert set(strategy.storage_policy.classes) == groups
-    strategy.eval(stream.test_stream)
+
+
+@each_stop
+def test_a_stopped_one_answers(name, when):
+    result = stopped(name, when)
+    outputs, images = outputs_of(result.strategy, result.stream.test_stream)
+    assert outputs.shape == (len(images), 4)
 
 
 @pytest.mark.parametrize("when", ["at once", "within the last"])
 @pytest.mark.parametrize("name", ["icarl", "aanets", "rainbow_memory"])
-def test_choosing_methods_see_all_images(name, when, make_model, make_stream):
-    strategy = build(name, make_model, Stop(when))
+def test_choosing_methods_see_all_images(name, when):
+    strategy = build(name, Stop(when))
     for experience in make_stream().train_stream:
         strategy.train(experience)
     assert set(strategy.storage_policy.classes) == {0, 1, 2, 3}
@@ -352,9 +376,9 @@ def test_choosing_methods_see_all_images(name, when, make_model, make_stream):
 
 
 @pytest.mark.parametrize("when", ["at once", "within the last"])
-def test_remind_fits_and_stores_all_images(when, make_model, make_stream):
+def test_remind_fits_and_stores_all_images(when):
     first, _ = make_stream().train_stream
-    strategy = build("remind", make_model, Stop(when), mem_size=40)
+    strategy = build("remind", Stop(when), mem_size=40)
     strategy.train(first)
     assert strategy.storage_policy.quantizer.fitted
     assert len(strategy.storage_policy) == FRAMES
@@ -363,37 +387,39 @@ def test_remind_fits_and_stores_all_images(when, make_model, make_stream):
 @pytest.mark.parametrize(
     ("when", "offered"), [("at once", FRAMES), ("within the last", FRAMES + 12)]
 )
-def test_remind_stores_each_epoch(when, offered, make_model, make_stream):
+def test_remind_stores_each_epoch(when, offered):
     """Every epoch that is begun stores its images."""
     first, second = make_stream().train_stream
-    strategy = build("remind", make_model, Stop(when), mem_size=40)
+    strategy = build("remind", Stop(when), mem_size=40)
     offers = Offers(strategy)
     strategy.train(first)
     offers.clear()
     strategy.train(second)
-    assert_in_order(offers, second, strategy.model)
+    assert_in_order(
+        offers.labels[:FRAMES], offers.maps[:FRAMES], second, strategy.model
+    )
     assert len(offers.labels) == offered
     assert len(strategy.storage_policy) == 2 * FRAMES
 
 
-def shuffled_offers(make_model, make_stream):
+def shuffled_offers():
     """What is offered of an experience whose last epoch is shuffled and stopped."""
     experience = make_stream().train_stream[0]
-    strategy = build("er", make_model, Stop("within the last"))
+    strategy = build("er", Stop("within the last"))
     offers = Offers(strategy)
     strategy.train(experience, shuffle=True)
     return offers, experience, strategy.model
 
 
-def test_as_many_of_each_class_are_offered(make_model, make_stream):
-    offers, experience, _ = shuffled_offers(make_model, make_stream)
+def test_as_many_of_each_class_are_offered():
+    offers, experience, _ = shuffled_offers()
     targets = list(experience.dataset.targets)
     assert Counter(offers.labels) == Counter(targets)
     assert offers.labels[:12] != targets[:12]
 
 
-def test_the_rest_are_the_last_of_each_class(make_model, make_stream):
-    offers, experience, model = shuffled_offers(make_model, make_stream)
+def test_the_rest_are_the_last_of_each_class():
+    offers, experience, model = shuffled_offers()
     targets = list(experience.dataset.targets)
     last = []
     for label, count in (Counter(targets) - Counter(offers.labels[:12])).items():
