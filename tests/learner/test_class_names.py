@@ -41,86 +41,131 @@ def test_class_names(name):
 def test_class_names_that_break_the_rule(name, fact):
     with pytest.raises(ValueError, match=fact) as error:
         check_name(name)
-    assert "1 to 200 characters" in str(error.value) and len(str(error.value)) < 300
+    assert "1 to 200 characters" in str(error.value)
+    assert len(str(error.value)) < 300
 
 
-def test_names_that_look_the_same_are_the_same():
-    assert check_name("cafe\u0301") == check_name("caf\u00e9") == "caf\u00e9"
-    assert check_name(" tea cup\u3000") == "tea cup"
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("cafe\u0301", "caf\u00e9"),
+        ("caf\u00e9", "caf\u00e9"),
+        (" tea cup\u3000", "tea cup"),
+    ],
+)
+def test_names_that_look_the_same(name, expected):
+    assert check_name(name) == expected
 
 
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        *(
-            ("Cup", "cup"),
-            ("ｃｕｐ", "cup"),
-            ("tea  cup", "tea cup"),
-            ("tea\u00a0cup", "tea cup"),
-        ),
-        *(
-            ("STRASSE", "Straße"),
-            ("CAFE\u0301", "café"),
-            ("ﬁsh", "fish"),
-            ("❤\ufe0f", "❤"),
-        ),
+        ("Cup", "cup"),
+        ("ｃｕｐ", "cup"),
+        ("tea  cup", "tea cup"),
+        ("tea\u00a0cup", "tea cup"),
+        ("STRASSE", "Straße"),
+        ("CAFE\u0301", "café"),
+        ("ﬁsh", "fish"),
+        ("❤\ufe0f", "❤"),
     ],
 )
-def test_near_twins_are_asked_about(name, near):
-    with pytest.raises(
-        DoubtfulNameError, match=r"is nearly the name of class .*new_class=True"
-    ) as error:
+def test_near_twins(name, near):
+    line = r"is nearly the name of class .*new_class=True"
+    with pytest.raises(DoubtfulNameError, match=line) as error:
         check_near([check_name(name)], [check_name(near)])
     assert error.value.near == near
 
 
-def test_near_twins_come_by_no_other_road(make):
-    learner, other = make(), make()
+@pytest.fixture
+def cups(make):
+    """A learner of the class cup, and another one of the class Cup."""
+    learner = make()
     learner.teach(images(0), "cup")
+    other = make()
+    other.teach(images(1), "Cup")
+    return learner, other
+
+
+def names(learner):
+    return [info.name for info in learner.classes]
+
+
+def test_teaching_a_near_twin(cups):
+    learner, _ = cups
     with pytest.raises(DoubtfulNameError):
         learner.teach(images(1), "Cup")
-    other.teach(images(1), "Cup")
+
+
+def test_merging_a_near_twin(cups):
+    learner, other = cups
     with pytest.raises(DoubtfulNameError):
         learner.merge(other)
+
+
+def test_near_twins_in_one_lesson(cups):
+    learner, _ = cups
+    clips = [Clip("a", "mug", iter([])), Clip("b", "CUP", iter([]))]
     with pytest.raises(DoubtfulNameError):
-        learner.teach([Clip("a", "mug", iter([])), Clip("b", "CUP", iter([]))])
+        learner.teach(clips)
+
+
+def test_renaming_to_a_near_twin(cups):
+    learner, _ = cups
     learner.rename("cup", "CUP")  # the class itself
     learner.teach(images(1), "mug")
     with pytest.raises(DoubtfulNameError):
         learner.rename("mug", "Cup")
-    assert [info.name for info in learner.classes] == ["CUP", "mug"]
+    assert names(learner) == ["CUP", "mug"]
+
+
+def test_near_twins_that_are_meant(cups):
+    learner, other = cups
+    learner.teach(images(1), "mug")
     learner.rename("mug", "Cup", new_class=True)
+    assert names(learner) == ["cup", "Cup"]
     other.merge(learner, new_class=True)
-    assert [info.name for info in other.classes] == ["Cup", "CUP"]
+    assert names(other) == ["Cup", "cup"]
 
 
-def test_class_folders_that_are_twins_or_look_like_splits_are_asked_about(tmp_path):
-    twins = write_tree(tmp_path / "twins", ["tea  cup/1.png", "tea cup/1.png"])
-    splits = write_tree(
-        tmp_path / "splits",
-        ["train/cup/1.png", "valid/cup/1.png", "TEST_SET/cup/1.png"],
-    )
-    one = write_tree(tmp_path / "one", ["train/cup/1.png", "train/mug/1.png"])
-    inner = write_tree(tmp_path / "inner", ["images/train/1.png", "images/val/1.png"])
-    for source, fact in (
-        (twins, "'tea cup' is nearly"),
-        (splits, "TEST_SET, train, valid"),
-        (one, "train"),
-        (inner, "val"),
-    ):
-        with pytest.raises(DoubtfulNameError, match=rf"{fact}.*new_class=True"):
-            check_class_folders(str(source))
-    with pytest.raises(
-        DoubtfulNameError, match="'images' is nearly the name of class 'Images'"
-    ):
-        check_class_folders(
-            write_tree(tmp_path / "known", ["images/1.png"]), ["Images"]
-        )
-    vehicles = write_tree(
-        tmp_path / "vehicles", ["train/1.png", "car/1.png", "test car/1.png"]
-    )
-    for source in (vehicles, splits / "train", tmp_path / "absent", [splits], None):
-        check_class_folders(source, ["cup"])
+@pytest.mark.parametrize(
+    ("files", "fact"),
+    [
+        (["tea  cup/1.png", "tea cup/1.png"], "'tea cup' is nearly"),
+        (
+            ["train/cup/1.png", "valid/cup/1.png", "TEST_SET/cup/1.png"],
+            "TEST_SET, train, valid",
+        ),
+        (["train/cup/1.png", "train/mug/1.png"], "train"),
+        (["images/train/1.png", "images/val/1.png"], "val"),
+    ],
+)
+def test_doubtful_class_folders(tmp_path, files, fact):
+    """They are near twins, or look like splits."""
+    source = write_tree(tmp_path / "tree", files)
+    with pytest.raises(DoubtfulNameError, match=rf"{fact}.*new_class=True"):
+        check_class_folders(str(source))
+
+
+def test_a_class_folder_near_a_known_class(tmp_path):
+    source = write_tree(tmp_path / "known", ["images/1.png"])
+    line = "'images' is nearly the name of class 'Images'"
+    with pytest.raises(DoubtfulNameError, match=line):
+        check_class_folders(source, ["Images"])
+
+
+def test_class_folders_of_which_one_looks_like_a_split(tmp_path):
+    files = ["train/1.png", "car/1.png", "test car/1.png"]
+    check_class_folders(write_tree(tmp_path / "vehicles", files), ["cup"])
+
+
+def test_sources_without_doubtful_folders(tmp_path):
+    files = ["train/cup/1.png", "valid/cup/1.png"]
+    splits = write_tree(tmp_path / "splits", files)
+    check_class_folders(splits / "train", ["cup"])
+    check_class_folders(tmp_path / "absent", ["cup"])
+    check_class_folders([splits], ["cup"])
+    check_class_folders(None, ["cup"])
 
 
 def test_a_class_named_unknown(make):

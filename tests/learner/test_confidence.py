@@ -1,4 +1,4 @@
-"""Temperature and threshold by hand and over any records; which images become records, and how these are kept."""
+"""Temperature and threshold by hand and over any records; what becomes a record."""
 
 import math
 
@@ -22,350 +22,414 @@ from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.system.tensor_file import StateError
 
 
-def made(scores, typicality=None, labels=None, counts=None):
+def evidence_of(scores, typicality=None, labels=None, counts=None):
     """Evidence of images from their scores; the rest is the same for all."""
     scores = torch.as_tensor(scores, dtype=torch.float64)
-    columns = scores.shape[1]
+    images, columns = scores.shape
+    if typicality is None:
+        typicality = torch.zeros(images, 3, dtype=torch.float64)
     return Evidence(
-        scores,
-        torch.arange(columns) if labels is None else torch.tensor(labels),
-        torch.full((columns,), 10) if counts is None else torch.tensor(counts),
-        torch.zeros(len(scores), 3, dtype=torch.float64)
-        if typicality is None
-        else torch.as_tensor(typicality),
+        scores=scores,
+        labels=torch.tensor(labels or list(range(columns))),
+        counts=torch.tensor(counts or [10] * columns),
+        typicality=torch.as_tensor(typicality),
     )
 
 
 def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
+    """Evidence of a clip of a class, whose scores are mostly the largest."""
     generator = torch.Generator().manual_seed(seed)
-    scores = spread * torch.randn(
-        images, classes, generator=generator, dtype=torch.float64
-    )
+    scores = torch.randn(images, classes, generator=generator, dtype=torch.float64)
+    scores *= spread
     scores[:, label] += 2
-    return made(
-        scores,
-        torch.randn(images, 3, generator=generator, dtype=torch.float64),
-        counts=counts,
-    )
+    typicality = torch.randn(images, 3, generator=generator, dtype=torch.float64)
+    return evidence_of(scores, typicality, counts=counts)
 
 
-def taught(lessons=8, **arguments):
-    confidence = Confidence()
-    for seed in range(lessons):
-        confidence.observe(random_lesson(seed, label=seed % 4, **arguments), seed % 4)
+def observed(seeds=range(8), confidence=None, **arguments):
+    """A confidence that observed a random lesson for each seed, of classes in turn."""
+    if confidence is None:
+        confidence = Confidence()
+    for seed in seeds:
+        confidence.observe(random_lesson(seed, seed % 4, **arguments), seed % 4)
     return confidence
 
 
-def same(one, other):
-    first, second = one.state_dict(), other.state_dict()
-    assert first.keys() == second.keys() and first.pop("next") == second.pop("next")
-    return all(torch.equal(first[name], second[name]) for name in first)
+def same(confidence, other):
+    state = confidence.state_dict()
+    expected = other.state_dict()
+    assert state.keys() == expected.keys()
+    assert state.pop("next") == expected.pop("next")
+    return all(torch.equal(state[name], expected[name]) for name in state)
 
 
-def test_calibration_error_by_hand():
-    # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8, 1]
-    # holds 0.9, which is wrong.
+# Calibration error
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "correct", "bins", "expected"),
+    [
+        # Bins of a fifth: (0.4, 0.6] holds 0.5 and 0.55, of which one is right; (0.8,
+        # 1] holds 0.9, which is wrong.
+        ([0.5, 0.55, 0.9], [True, False, False], 5, (abs(1.05 - 1) + 0.9) / 3),
+        ([1.0] * 4, [True] * 4, 15, 0),
+        ([0.0] * 4, [True] * 4, 15, 1),
+        # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75
+        # expected, 1 right of 2.
+        ([0.5, 0.25], [True, False], 2, 0.25 / 2),
+    ],
+)
+def test_calibration_error_by_hand(probabilities, correct, bins, expected):
     error = expected_calibration_error(
-        torch.tensor([0.5, 0.55, 0.9]), torch.tensor([True, False, False]), bins=5
+        torch.tensor(probabilities), torch.tensor(correct), bins
     )
-    assert error == pytest.approx((abs(1.05 - 1) + 0.9) / 3)
-    assert (
-        expected_calibration_error(torch.ones(4), torch.ones(4, dtype=torch.bool)) == 0
-    )
-    assert (
-        expected_calibration_error(torch.zeros(4), torch.ones(4, dtype=torch.bool)) == 1
-    )
-    # 0.5 and 0.25 share the lower of two bins, where their surplus cancels: 0.75
-    # expected, 1 right of 2.
-    error = expected_calibration_error(
-        torch.tensor([0.5, 0.25]), torch.tensor([True, False]), bins=2
-    )
-    assert error == pytest.approx(0.25 / 2)
+    assert error == pytest.approx(expected)
 
 
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=40),
     st.integers(1, 20),
 )
-def test_calibration_error_is_a_share_and_at_least_the_overall_one(pairs, bins):
-    probabilities, correct = (
-        torch.tensor([one for one, _ in pairs]),
-        torch.tensor([two for _, two in pairs]),
-    )
+def test_range_of_calibration_error(pairs, bins):
+    """It is a share, and at least the difference over all images."""
+    probabilities, correct = map(torch.tensor, zip(*pairs))
     error = expected_calibration_error(probabilities, correct, bins)
     overall = abs(float(probabilities.double().mean() - correct.double().mean()))
     assert overall - 1e-9 <= error <= 1 + 1e-9
 
 
-def test_temperature_of_a_made_example():
-    """Two classes, a gap of 4, three of four right: the likelihood is largest where the sigmoid of 4 / T is 3/4.
-
-    The slopes of likelihood and prior are equal at the result; more lessons bring it
-    closer to 4 / log 3.
-    """
-    assert Confidence().temperature(made([[1.0, 0]])) == 1  # the usual one
-    distances = []
-    for lessons in (20, 100, 500):
-        confidence = Confidence(capacity=8000)
-        for _ in range(lessons):
-            confidence.observe(made([[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]), 0)
-        evidence = made([[4.0, 0]])
-        temperature = confidence.temperature(evidence)
-        share = 1 / (1 + math.exp(-4 / temperature))
-        assert lessons * (share - 0.75) * 4 / temperature == pytest.approx(
-            math.log(temperature) / PRIOR**2, rel=0.01
-        )
-        assert confidence.probabilities(evidence)[0].tolist() == pytest.approx(
-            [share, 1 - share]
-        )
-        distances.append(4 / math.log(3) - temperature)
-    assert distances[0] > distances[1] > distances[2] and distances[2] < 0.5
+# Temperature
 
 
-def test_a_long_lesson_counts_as_much_as_a_short_one():
-    def of(images):
+def three_of_four(lessons):
+    """A confidence of two classes, a gap of 4, and three of four images right."""
+    confidence = Confidence(capacity=8000)
+    for _ in range(lessons):
+        scores = [[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]
+        confidence.observe(evidence_of(scores), 0)
+    return confidence
+
+
+def test_usual_temperature():
+    assert Confidence().temperature(evidence_of([[1.0, 0]])) == 1
+
+
+@pytest.mark.parametrize("lessons", [20, 100, 500])
+def test_temperature_by_hand(lessons):
+    """The slopes of likelihood and prior are equal at the result."""
+    confidence = three_of_four(lessons)
+    evidence = evidence_of([[4.0, 0]])
+    temperature = confidence.temperature(evidence)
+    share = 1 / (1 + math.exp(-4 / temperature))
+    slope = lessons * (share - 0.75) * 4 / temperature
+    assert slope == pytest.approx(math.log(temperature) / PRIOR**2, rel=0.01)
+    probabilities = confidence.probabilities(evidence)[0].tolist()
+    assert probabilities == pytest.approx([share, 1 - share])
+
+
+def test_temperature_of_more_lessons():
+    """The likelihood is largest where the sigmoid of 4 / T is 3/4."""
+    evidence = evidence_of([[4.0, 0]])
+    counts = (20, 100, 500)
+    temperatures = [three_of_four(count).temperature(evidence) for count in counts]
+    distances = [4 / math.log(3) - temperature for temperature in temperatures]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.5
+
+
+def test_long_lessons_count_once():
+    def temperature(images):
         confidence = Confidence()
-        confidence.observe(made([[3.0, 0]] * images), 0)
-        confidence.observe(made([[0.0, 3]]), 0)
-        return confidence.temperature(made([[3.0, 0]]))
+        confidence.observe(evidence_of([[3.0, 0]] * images), 0)
+        confidence.observe(evidence_of([[0.0, 3]]), 0)
+        return confidence.temperature(evidence_of([[3.0, 0]]))
 
-    assert of(1) == of(15)
+    assert temperature(1) == temperature(15)
 
 
-@pytest.mark.parametrize("usual, least", [(None, -1), (-0.5, -1), (-1.5, -1.5)])
-def test_familiarity_by_hand(usual, least):
-    """Half of each value is 1, half -1: its deviation is 1, that of the sum of the first two 2, the quantile -2."""
-    units = torch.tensor(
-        [1.0, 1, 1] if usual else [0.25, 4, 1]
-    )  # without a usual one, those of the sum do not matter
+# Familiarity
+
+
+@pytest.mark.parametrize(
+    ("usual", "least", "units"),
+    [
+        (None, -1, [0.25, 4, 1]),  # those of the sum do not matter
+        (-0.5, -1, [1.0, 1, 1]),
+        (-1.5, -1.5, [1.0, 1, 1]),
+    ],
+)
+def test_familiarity_by_hand(usual, least, units):
+    """Half of each value is 1, half -1.
+
+    Its deviation is 1, that of the sum of the first two 2, the quantile -2.
+    """
+    units = torch.tensor(units)
     confidence = Confidence(usual=usual)
-    for place in range(LEAST_LESSONS):
-        typicality = torch.tensor(
-            [[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64
-        ).repeat(10, 1)
-        confidence.observe(made([[1.0, 0]] * 20, units * typicality), place % 2)
-    typicality = torch.tensor(
-        [[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]],
-        dtype=torch.float64,
-    )
-    evidence = made([[1.0, 0]] * 4, units * typicality)
+    values = torch.tensor([[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64)
+    for lesson in range(LEAST_LESSONS):
+        typicality = units * values.repeat(10, 1)
+        confidence.observe(evidence_of([[1.0, 0]] * 20, typicality), lesson % 2)
+    asked = [[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]]
+    typicality = units * torch.tensor(asked, dtype=torch.float64)
+    evidence = evidence_of([[1.0, 0]] * 4, typicality)
     expected = [2.5, 0, -0.25, (-1.75 - least) * STEEPNESS[1]]
     assert confidence.familiarity(evidence).tolist() == pytest.approx(expected)
     assert confidence.known(evidence).tolist() == [True, True, False, False]
 
 
-def test_thresholds_are_quantiles_of_the_records_of_which_each_lesson_counts_once():
-    """A readable twin: every lesson as often as the others, by copies."""
-    confidence, sizes, seen, copied = Confidence(), (1, 2, 4, 8, 16, 16), [], []
-    for seed, images in enumerate(sizes):
+def test_thresholds_are_quantiles():
+    """A readable twin: every lesson counts as often as the others, by copies."""
+    confidence = Confidence()
+    seen = []
+    copied = []
+    for seed, images in enumerate((1, 2, 4, 8, 16, 16)):
         lesson = random_lesson(seed, label=seed % 4, images=images)
         confidence.observe(lesson, seed % 4)
         seen.append(lesson.typicality.float().double())
         copied.append(seen[-1].repeat(16 // images, 1))
-    deviations, new = torch.cat(seen).std(0, correction=0), random_lesson(70)
+    deviations = torch.cat(seen).std(0, correction=0)
 
-    def sums(some):
-        return torch.stack(
-            [some[:, 0] / deviations[0] + some[:, 1] / deviations[1], some[:, 2]], 1
-        )
+    def sums(typicality):
+        scaled = typicality / deviations
+        return torch.stack([scaled[:, 0] + scaled[:, 1], typicality[:, 2]], 1)
 
     copies = sums(torch.cat(copied)).sort(0).values
-    margins = (
-        sums(new.typicality) - copies[math.ceil(REJECTED * len(copies)) - 1]
-    ) * torch.tensor(STEEPNESS)
+    least = copies[math.ceil(REJECTED * len(copies)) - 1]
+    asked = random_lesson(70)
+    margins = (sums(asked.typicality) - least) * torch.tensor(STEEPNESS)
     expected = (margins / sums(torch.cat(seen)).std(0, correction=0)).amin(1)
-    assert torch.allclose(confidence.familiarity(new), expected)
+    assert torch.allclose(confidence.familiarity(asked), expected)
 
 
-def test_before_enough_lessons_only_doubtful_images_are_unknown():
-    confidence = taught(LEAST_LESSONS - 1)
+@pytest.mark.parametrize(("lessons", "missing"), [(0, 5), (2, 3), (5, 0)])
+def test_lessons_missing(lessons, missing):
+    assert LEAST_LESSONS == 5
+    assert observed(range(lessons)).lessons_missing == missing
+
+
+def test_known_images_before_enough_lessons():
+    confidence = observed(range(LEAST_LESSONS - 1))
     assert confidence.known(random_lesson(99)).all()
-    assert [taught(count).lessons_missing for count in (0, 2, LEAST_LESSONS)] == [
-        LEAST_LESSONS,
-        3,
-        0,
-    ]
-    equal = made(torch.zeros(1, math.ceil(1 / DOUBTFUL) + 5))
-    assert (
-        not Confidence().known(equal).any()
-        and Confidence().known(equal._replace(scores=equal.scores[:, :2])).all()
-    )
     assert confidence.familiarity(random_lesson(99)).dtype == torch.float64
 
 
-def test_early_records_of_a_class_do_not_set_temperature_and_threshold():
-    early = taught(6, counts=[4] * 4)
+@pytest.mark.parametrize(
+    ("columns", "known"), [(2, True), (math.ceil(1 / DOUBTFUL) + 5, False)]
+)
+def test_doubtful_images_before_enough_lessons(columns, known):
+    """They are unknown where no class has a probability of a tenth."""
+    equal = evidence_of(torch.zeros(1, columns))
+    assert Confidence().known(equal).tolist() == [known]
+
+
+# Which records count
+
+
+def test_early_records_of_a_class():
+    """They set neither temperature nor threshold once it has more images."""
     now = random_lesson(50, counts=[10] * 4)
+    early = observed(range(6), counts=[4] * 4)
     stale = early.temperature(now)
-    for seed in range(100, 120):
-        early.observe(
-            random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4
-        )
+    later = {"seeds": range(100, 120), "counts": [9] * 4, "spread": 0.1}
+    observed(confidence=early, **later)
+    late = observed(**later)
+    assert early.temperature(now) == late.temperature(now) != stale
+    then = now._replace(counts=torch.tensor([8] * 4))
+    assert early.temperature(then) != late.temperature(then)
+
+
+@pytest.fixture
+def of_few_classes():
+    """Two confidences that observed three classes; the first one two classes before.
+
+    And the familiarity of images of six classes before the three.
+    """
+    both = Confidence()
+    for seed in range(8):
+        lesson = random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
+        both.observe(lesson, seed % 2)
+    early = both.familiarity(random_lesson(50, classes=6))
     late = Confidence()
     for seed in range(100, 120):
-        late.observe(
-            random_lesson(seed, label=seed % 4, counts=[9] * 4, spread=0.1), seed % 4
-        )
-    assert early.temperature(now) == late.temperature(now) != stale
-    assert early.temperature(
-        now._replace(counts=torch.tensor([8] * 4))
-    ) != late.temperature(now)
+        lesson = random_lesson(seed, label=seed % 3, classes=3)
+        both.observe(lesson, seed % 3)
+        late.observe(lesson, seed % 3)
+    return both, late, early
 
 
-def test_records_from_a_time_of_few_classes_do_not_set_temperature_and_threshold():
-    def two_classes(seed):
-        return random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
-
-    both, late, now = Confidence(), Confidence(), random_lesson(50, classes=6)
-    for seed in range(8):
-        both.observe(two_classes(seed), seed % 2)
-    early = both.familiarity(now)
-    for seed in range(100, 120):
-        for confidence in (both, late):
-            confidence.observe(random_lesson(seed, label=seed % 3, classes=3), seed % 3)
+def test_records_of_few_classes(of_few_classes):
+    """They do not count once there are more than twice as many."""
+    both, late, early = of_few_classes
+    now = random_lesson(50, classes=6)
     assert both.temperature(now) == late.temperature(now)
-    assert torch.equal(
-        both.familiarity(now), late.familiarity(now)
-    ) and not torch.equal(early, late.familiarity(now))
-    many = now._replace(counts=1000 * now.counts)  # all records are of few images
-    assert torch.equal(both.familiarity(many), late.familiarity(many))
-    smaller = random_lesson(50, classes=4)
-    assert both.temperature(smaller) != late.temperature(smaller), (
-        "two classes are half of four"
-    )
+    assert torch.equal(both.familiarity(now), late.familiarity(now))
+    assert not torch.equal(early, late.familiarity(now))
+
+
+def test_records_of_few_classes_and_images(of_few_classes):
+    both, late, _ = of_few_classes
+    now = random_lesson(50, classes=6, counts=[10_000] * 6)
+    assert torch.equal(both.familiarity(now), late.familiarity(now))
+
+
+def test_records_of_half_of_the_classes(of_few_classes):
+    both, late, _ = of_few_classes
+    now = random_lesson(50, classes=4)
+    assert both.temperature(now) != late.temperature(now)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
-def test_probabilities_are_a_softmax_that_keeps_the_order(seed, lessons):
-    confidence, evidence = taught(lessons), random_lesson(seed)
+def test_probabilities_are_a_softmax(seed, lessons):
+    """They keep the order of the scores."""
+    confidence = observed(range(lessons))
+    evidence = random_lesson(seed)
     probabilities = confidence.probabilities(evidence)
     assert torch.allclose(probabilities.sum(1), torch.ones(12, dtype=torch.float64))
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
-    assert confidence.familiarity(evidence).isfinite().all()
-    assert torch.equal(
-        confidence.known(evidence), confidence.familiarity(evidence) >= 0
-    )
+    familiarity = confidence.familiarity(evidence)
+    assert familiarity.isfinite().all()
+    assert torch.equal(confidence.known(evidence), familiarity >= 0)
 
 
-def test_what_is_no_record():
+# What becomes a record, and how records are kept
+
+
+def test_no_capacity():
     with pytest.raises(ValueError, match=r"capacity is 0; give at least 1"):
         Confidence(0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "label", "records"),
+    [
+        ([[1.0, 2.0]], [3, 5], 4, 0),  # a new class has no score
+        ([[1.0]], [0], 0, 0),  # a single class is always right
+        ([[1.0, 2.0]] * 100, [3, 5], 5, PER_LESSON),
+    ],
+)
+def test_number_of_records(scores, labels, label, records):
     confidence = Confidence()
-    confidence.observe(made([[1.0, 2.0]], labels=[3, 5]), 4)
-    assert len(confidence) == 0, "a new class has no score"
-    confidence.observe(made([[1.0]]), 0)
-    assert len(confidence) == 0, "a single class is always right"
-    confidence.observe(made([[1.0, 2.0]] * 100, labels=[3, 5]), 5)
-    assert len(confidence) == PER_LESSON
+    confidence.observe(evidence_of(scores, labels=labels), label)
+    assert len(confidence) == records
 
 
 @given(
     st.integers(1, 60),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12),
 )
-def test_the_records_stay_within_the_capacity_and_every_class_keeps_some(
-    capacity, lessons
-):
+def test_capacity(capacity, lessons):
+    """The records stay within it, and every class keeps some."""
     confidence = Confidence(capacity)
-    for number, (label, images) in enumerate(lessons):
-        confidence.observe(random_lesson(number, label, images), label)
+    for seed, (label, images) in enumerate(lessons):
+        confidence.observe(random_lesson(seed, label, images), label)
         assert len(confidence) <= capacity
-    state = confidence.state_dict()
+    labels = set(confidence.state_dict()["labels"].tolist())
     if capacity >= 8:
-        assert set(state["labels"].tolist()) == {label for label, _ in lessons}
-    assert (
-        sum(
-            state[name].element_size() * state[name].shape[1:].numel()
-            for name in state
-            if name != "next"
-        )
-        == 236
-    )
+        assert labels == {label for label, _ in lessons}
+
+
+def test_bytes_of_a_record():
+    state = observed().state_dict()
+    del state["next"]
+    sizes = [rows[0].numel() * rows.element_size() for rows in state.values()]
+    assert sum(sizes) == 236
 
 
 def test_more_than_sixteen_rivals():
     confidence = Confidence()
     scores = torch.arange(40.0).repeat(3, 1)
-    confidence.observe(made(scores), 20)
+    confidence.observe(evidence_of(scores), 20)
     state = confidence.state_dict()
     assert state["rivals"][0].tolist() == list(range(39, 39 - RIVALS, -1))
     assert state["gaps"][0].tolist() == list(range(19, 19 - RIVALS, -1))
 
 
-def test_forget_leaves_nothing_of_a_class():
-    confidence = taught(12)
-    others = Confidence()
-    for seed in range(12):
-        if seed % 4 != 2:
-            evidence = random_lesson(seed, label=seed % 4)
-            kept = [0, 1, 3]
-            evidence = Evidence(
-                evidence.scores[:, kept],
-                torch.tensor(kept),
-                evidence.counts[:3],
-                evidence.typicality,
-            )
-            others.observe(evidence, seed % 4)
+def without_class_two(evidence):
+    """The same images, of which class 2 was never known."""
+    columns = [0, 1, 3]
+    return evidence_of(evidence.scores[:, columns], evidence.typicality, columns)
+
+
+def test_forget():
+    """It leaves nothing of a class."""
+    confidence = observed(range(12))
     confidence.forget(2)
+    others = Confidence()
+    for seed in (0, 1, 3, 4, 5, 7, 8, 9, 11):
+        lesson = random_lesson(seed, label=seed % 4)
+        others.observe(without_class_two(lesson), seed % 4)
     assert len(confidence) == len(others) == 9 * 12
-    assert (
-        2 not in confidence.state_dict()["labels"]
-        and 2 not in confidence.state_dict()["rivals"]
-    )
-    fresh = made(
-        random_lesson(77).scores[:, :3], random_lesson(77).typicality, labels=[0, 1, 3]
-    )
-    assert confidence.temperature(fresh) == pytest.approx(others.temperature(fresh))
-    assert torch.allclose(confidence.familiarity(fresh), others.familiarity(fresh))
+    state = confidence.state_dict()
+    assert 2 not in state["labels"]
+    assert 2 not in state["rivals"]
+    asked = without_class_two(random_lesson(77))
+    expected = others.temperature(asked)
+    assert confidence.temperature(asked) == pytest.approx(expected)
+    assert torch.allclose(confidence.familiarity(asked), others.familiarity(asked))
 
 
 def test_state_round_trip():
-    confidence, loaded = taught(9), Confidence()
+    confidence = observed(range(9))
+    loaded = Confidence()
     loaded.load_state_dict(confidence.state_dict())
     assert same(confidence, loaded)
     evidence = random_lesson(123)
     assert torch.equal(confidence.familiarity(evidence), loaded.familiarity(evidence))
-    loaded.observe(evidence, 1)
-    assert len(loaded) == len(confidence) + 12, "the tensors are copies"
-    for name in confidence.state_dict():
-        with pytest.raises(StateError, match=name):
-            Confidence().load_state_dict(
-                {
-                    key: value
-                    for key, value in confidence.state_dict().items()
-                    if key != name
-                }
-            )
-    bad = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
+
+
+def test_a_loaded_state_is_a_copy():
+    confidence = observed(range(9))
+    loaded = Confidence()
+    loaded.load_state_dict(confidence.state_dict())
+    loaded.observe(random_lesson(123), 1)
+    assert len(loaded) == len(confidence) + 12
+
+
+@pytest.mark.parametrize("name", Confidence().state_dict())
+def test_a_state_that_lacks_a_tensor(name):
+    state = observed().state_dict()
+    del state[name]
+    with pytest.raises(StateError, match=name):
+        Confidence().load_state_dict(state)
+
+
+def test_a_state_of_another_shape():
+    confidence = observed(range(9))
+    state = confidence.state_dict() | {"gaps": torch.zeros(3, RIVALS)}
     with pytest.raises(StateError, match=r"gaps.*\(3, 16\).*108 records"):
-        loaded.load_state_dict(bad)
-    assert len(loaded) == len(confidence) + 12, "unchanged after an error"
+        confidence.load_state_dict(state)
+    assert len(confidence) == 108
 
 
-def test_merge_renumbers_and_leaves_out():
-    one, other = taught(4), taught(8)
-    before = other.state_dict()
-    one.merge(other, {0: 0, 1: 7, 2: 2})
-    state = one.state_dict()
-    assert (
-        set(state["labels"].tolist()) == {0, 1, 2, 3, 7} and len(one) == 4 * 12 + 6 * 12
-    )
+def test_merge_renumbers():
+    """It leaves out classes without a new number."""
+    confidence = observed(range(4))
+    confidence.merge(observed(range(8)), {0: 0, 1: 7, 2: 2})
+    state = confidence.state_dict()
+    assert set(state["labels"].tolist()) == {0, 1, 2, 3, 7}
+    assert len(confidence) == 4 * 12 + 6 * 12
     assert len(state["lessons"].unique()) == 4 + 6, "lessons stay apart"
-    added = state["labels"][4 * 12 :]
-    assert set(added.tolist()) == {0, 2, 7} and 3 not in state["rivals"][4 * 12 :]
-    assert torch.equal(
-        state["gaps"][4 * 12 :] == -torch.inf, state["rivals"][4 * 12 :] == -1
-    )
-    assert all(
-        torch.equal(before[name], other.state_dict()[name])
-        for name in before
-        if name != "next"
-    )
+    labels, rivals, gaps = (state[name][48:] for name in ("labels", "rivals", "gaps"))
+    assert set(labels.tolist()) == {0, 2, 7}
+    assert 3 not in rivals
+    assert torch.equal(gaps == -torch.inf, rivals == -1)
 
 
-def test_merge_of_two_classes_into_one_makes_no_class_its_own_rival():
-    one, other = Confidence(), taught(8)
-    one.merge(other, {0: 5, 1: 5, 2: 2, 3: 3})
-    state = one.state_dict()
+def test_merge_leaves_the_other_one():
+    other = observed(range(8))
+    Confidence().merge(other, {0: 0, 1: 7, 2: 2})
+    assert same(other, observed(range(8)))
+
+
+def test_merge_of_two_classes_into_one():
+    """The class is no rival of its own."""
+    confidence = Confidence()
+    confidence.merge(observed(range(8)), {0: 5, 1: 5, 2: 2, 3: 3})
+    state = confidence.state_dict()
     assert not (state["rivals"] == state["labels"][:, None]).any()
-    Confidence().merge(Confidence(), {})
+
+
+def test_merge_of_nothing():
+    confidence = Confidence()
+    confidence.merge(Confidence(), {})
+    assert len(confidence) == 0

@@ -56,6 +56,10 @@ class Good:
     parts: dict[str, dict]
     others: dict[str, Learner]
 
+    def weights_of(self, method):
+        """What has to be given with a file of a method."""
+        return self.weights if method == "slda" else None
+
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory, weights_file):
@@ -161,8 +165,7 @@ def test_crafted_files(good, data):
     path = good.folder / "crafted.safetensors"
     if not write_crafted(path, data, good.parts[method]):
         return
-    weights = good.weights if method == "slda" else None
-    check_use(path, weights, good.others[method])
+    check_use(path, good.weights_of(method), good.others[method])
     try:
         read_header(path)
     except LearnerError as error:
@@ -216,12 +219,21 @@ def changed(parts, field, value):
         value: the new value, or a function of the old one.
     """
     parts = copy.deepcopy(parts)
-    *path, last = (int(key) if key.isdigit() else key for key in field.split("."))
-    inner = parts if path[:1] == ["state"] else parts["learner"]
+    *path, last = map(as_key, field.split("."))
+    inner = parts["learner"]
+    if path[:1] == ["state"]:
+        inner = parts
     for key in path:
         inner = inner[key]
-    inner[last] = value(inner[last]) if callable(value) else value
+    if callable(value):
+        value = value(inner[last])
+    inner[last] = value
     return parts
+
+
+def as_key(text):
+    """Return the index of a list or the key of a dictionary."""
+    return int(text) if text.isdigit() else text
 
 
 def picture(width, height, kind="JPEG"):

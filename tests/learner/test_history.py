@@ -1,4 +1,7 @@
-"""Any lesson that is kept can be taken back, or learned under another name: the rest is as if it had never been."""
+"""Any lesson that is kept can be taken back, or learned under another name.
+
+The rest is as if it had never been.
+"""
 
 import copy
 import io
@@ -13,22 +16,24 @@ from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 
 CLASSES = 4
+BUDGET = 4_000_000
+SMALL_BUDGET = 15_000  # bytes; features take four times as many
 
 
 @pytest.fixture(scope="module")
 def make_any(weights_file):
     """A function that makes a learner of a method, looks and a budget."""
 
-    def made(method="rda", looks=(1.0,), budget_bytes=4_000_000):
+    def make(method="rda", looks=(1.0,), budget_bytes=BUDGET):
         return Learner(
             method, "small_cnn", weights_file, SIZE, budget_bytes, looks=looks
         )
 
-    return made
+    return make
 
 
-def shown(seed, number, frames):
-    """A lesson of a class, with the label that it is given."""
+def lesson_of(seed, number, frames):
+    """A lesson of a class: its images, and the label that it is given."""
     return images(number, frames, seed=seed), f"c{number}"
 
 
@@ -38,173 +43,255 @@ def teach(learner, lessons):
     return learner
 
 
-def check_same_answers(one, other):
-    """Answers, with confidence and what is unknown, of classes taught and others; and what is learned later."""
-    assert [info.name for info in one.classes] == [info.name for info in other.classes]
-    for number in range(CLASSES + 1) if one.classes else ():
-        pair = [learner.predict(images(number, 2, seed=77)) for learner in (one, other)]
-        assert [answer.label for answer in pair[0].frames] == [
-            answer.label for answer in pair[1].frames
-        ]
-        assert pair[0].known == pair[1].known and pair[0].confidence == pytest.approx(
-            pair[1].confidence, abs=1e-4
-        )
+def names(learner):
+    return [info.name for info in learner.classes]
+
+
+def counts(learner):
+    return {info.name: info.images for info in learner.classes}
+
+
+def check_same_answers(learner, other):
+    """Answers, with confidence and what is unknown, of classes taught and others."""
+    assert names(learner) == names(other)
+    if not learner.classes:
+        return
+    for number in range(CLASSES + 1):
+        clip = images(number, 2, seed=77)
+        answer = learner.predict(clip)
+        expected = other.predict(clip)
+        labels = [frame.label for frame in answer.frames]
+        assert labels == [frame.label for frame in expected.frames]
+        assert answer.known == expected.known
+        assert answer.confidence == pytest.approx(expected.confidence, abs=1e-4)
+
+
+def check_same_learner(learner, other):
+    """What was learned, the lessons, and what is learned later."""
+    assert same(learner, other)
+    assert [lesson.images for lesson in learner.lessons] == [
+        lesson.images for lesson in other.lessons
+    ]
+    later = [lesson_of(99, 1, 5)]
+    check_same_answers(teach(learner, later), teach(other, later))
 
 
 LESSONS = st.lists(
     st.tuples(st.integers(0, CLASSES - 1), st.integers(1, 9)), min_size=2, max_size=6
 )
+CASES = settings(max_examples=3, deadline=None)
 
 
-@settings(max_examples=6, deadline=None)
-@given(
-    data=st.data(),
-    method=st.sampled_from(CLOSED_FORMS),
-    looks=st.sampled_from([(1.0,), (0.75, 0.5)]),
-    lessons=LESSONS,
-    saved=st.booleans(),
-    moves=st.booleans(),
-    budget=st.sampled_from([4_000_000, 15_000]),
-)
-def test_a_learner_is_as_one_that_never_had_the_lesson_or_had_it_with_another_name(
-    make_any, tmp_path_factory, data, method, looks, lessons, saved, moves, budget
-):
-    lessons = [shown(seed, *one) for seed, one in enumerate(lessons)]
-    budget = (
-        budget if method in ("rda", "ncm") else 4_000_000
-    )  # others need 66,052 bytes at least
-    learner = teach(make_any(method, looks, budget), lessons)
-    if saved:
-        path = tmp_path_factory.mktemp("learner") / "a.safetensors"
-        learner.save(path)
-        learner = Learner.load(path)
+@st.composite
+def learners(draw):
+    """Arguments of a learner, its lessons, and whether it is saved and loaded."""
+    method = draw(st.sampled_from(CLOSED_FORMS))
+    budget = BUDGET
+    if method in ("rda", "ncm"):  # others need 66,052 bytes at least
+        budget = draw(st.sampled_from([BUDGET, SMALL_BUDGET]))
+    looks = draw(st.sampled_from([(1.0,), (0.75, 0.5)]))
+    lessons = draw(LESSONS)
+    lessons = [lesson_of(seed, *lesson) for seed, lesson in enumerate(lessons)]
+    return (method, looks, budget), lessons, draw(st.booleans())
+
+
+def taught(make_any, tmp_path_factory, arguments, lessons, saved):
+    learner = teach(make_any(*arguments), lessons)
+    if not saved:
+        return learner
+    path = tmp_path_factory.mktemp("learner") / "a.safetensors"
+    learner.save(path)
+    return Learner.load(path)
+
+
+@CASES
+@given(data=st.data(), case=learners())
+def test_undo_of_a_lesson(make_any, tmp_path_factory, data, case):
+    """The learner is one that never had the lesson."""
+    arguments, lessons, saved = case
+    learner = taught(make_any, tmp_path_factory, arguments, lessons, saved)
     number = data.draw(st.sampled_from(learner.undoable))
     source, label = lessons[number - 1]
-    if moves:
-        learner.move(label, "right", lesson=number)
-        others = [(source, "right")]
-    else:
-        assert learner.undo(number).images == {label: len(source)}
-        others = []
-        with pytest.raises(ValueError, match=f"there is no lesson {number}; "):
-            learner.undo(number)
-    other = teach(
-        make_any(method, looks, budget),
-        lessons[: number - 1] + others + lessons[number:],
-    )
-    assert same(learner, other)
-    assert [one.images for one in learner.lessons] == [
-        one.images for one in other.lessons
-    ]
-    more = shown(99, 1, 5)
-    check_same_answers(teach(learner, [more]), teach(other, [more]))
-    assert learner.lessons[-1].number == len(lessons) + (moves or number < len(lessons))
+    assert learner.undo(number).images == {label: len(source)}
+    with pytest.raises(ValueError, match=f"there is no lesson {number}; "):
+        learner.undo(number)
+    without = lessons[: number - 1] + lessons[number:]
+    check_same_learner(learner, teach(make_any(*arguments), without))
+    assert learner.lessons[-1].number == len(lessons) + (number < len(lessons))
+
+
+@CASES
+@given(data=st.data(), case=learners())
+def test_move_of_a_lesson(make_any, tmp_path_factory, data, case):
+    """The learner is one that had the lesson with another name."""
+    arguments, lessons, saved = case
+    learner = taught(make_any, tmp_path_factory, arguments, lessons, saved)
+    number = data.draw(st.sampled_from(learner.undoable))
+    source, label = lessons[number - 1]
+    learner.move(label, "right", lesson=number)
+    right = [*lessons[: number - 1], (source, "right"), *lessons[number:]]
+    check_same_learner(learner, teach(make_any(*arguments), right))
+    assert learner.lessons[-1].number == len(lessons) + 1
+
+
+def wrong_and_right(make_any, method):
+    """A learner whose lesson 5 has the name tea instead of c1, and one without."""
+    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    right = teach(make_any(method), lessons)
+    lessons[4] = (lessons[4][0], "tea")
+    return teach(make_any(method), lessons), right
 
 
 @pytest.mark.parametrize("method", CLOSED_FORMS)
-def test_a_class_is_moved_to_another_one(make_any, method):
-    lessons = [shown(seed, seed % 3, 6) for seed in range(6)]
-    wrong = [
-        (source, "tea" if seed == 4 else label)
-        for seed, (source, label) in enumerate(lessons)
-    ]
-    learner, right = teach(make_any(method), wrong), teach(make_any(method), lessons)
+def test_move_of_a_class(make_any, method):
+    learner, right = wrong_and_right(make_any, method)
     learner.move("tea", "c1")
-    assert {info.name: info.images for info in learner.classes} == {
-        info.name: info.images for info in right.classes
-    }
+    assert counts(learner) == counts(right)
     for number in range(3):
-        answers = [one.predict(images(number, 1, seed=50)) for one in (learner, right)]
-        assert answers[0].label == answers[1].label
-        assert answers[0].confidence == pytest.approx(answers[1].confidence, abs=0.05)
-    learner.undo(2)  # learned again from features, under the names that hold now
+        image = images(number, 1, seed=50)
+        answer = learner.predict(image)
+        expected = right.predict(image)
+        assert answer.label == expected.label
+        assert answer.confidence == pytest.approx(expected.confidence, abs=0.05)
+
+
+@pytest.mark.parametrize("method", CLOSED_FORMS)
+def test_undo_after_a_move(make_any, method):
+    """Later lessons are learned again under the names that hold now."""
+    learner, right = wrong_and_right(make_any, method)
+    learner.move("tea", "c1")
+    learner.undo(2)
     right.undo(2)
     assert same(learner, right)
-    learner.move("c1", "cup")  # a new name
-    assert [lesson.images for lesson in learner.lessons][-2:] == [{"cup": 6}, {"c2": 6}]
 
 
-def test_features_are_kept_as_long_as_the_budget_holds_them(make_any, tmp_path):
-    learner = make_any(budget_bytes=15_000)
-    learner.teach(*shown(0, 0, 6))
-    each = learner._state.history.features[0].bytes
-    fits = 60_000 // each
-    for number in range(1, fits + 3):
-        learner.teach(*shown(number, number % 3, 6))
-    total = fits + 3
-    assert learner.undoable == list(range(total - fits + 1, total + 1))
-    with pytest.raises(
-        ValueError,
-        match=rf"lesson 1 cannot be taken back, only {total - fits + 1}, .*60,000 bytes",
-    ):
+def test_move_to_a_new_name(make_any):
+    learner = teach(make_any(), [lesson_of(seed, seed, 6) for seed in range(2)])
+    learner.move("c1", "cup")
+    assert [lesson.images for lesson in learner.lessons] == [{"c0": 6}, {"cup": 6}]
+
+
+@pytest.fixture
+def full(make_any):
+    """A learner that keeps features of its last lessons, but not of all; their number.
+
+    The features of a lesson of six images are equally large.
+    """
+    learner = make_any(budget_bytes=SMALL_BUDGET)
+    learner.teach(*lesson_of(0, 0, 6))
+    fits = 4 * SMALL_BUDGET // learner._state.history.features[0].bytes
+    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(1, fits + 3)]
+    return teach(learner, lessons), fits
+
+
+def saved_and_loaded(learner, path):
+    learner.save(path)
+    return Learner.load(path)
+
+
+def test_as_many_lessons_as_fit(full):
+    learner, fits = full
+    total = len(learner.lessons)
+    first = total - fits + 1
+    assert learner.undoable == list(range(first, total + 1))
+    line = rf"lesson 1 cannot be taken back, only {first}, .*60,000 bytes"
+    with pytest.raises(ValueError, match=line):
         learner.undo(1)
-    # A lesson of too many images needs no features while it is last.
-    learner.teach(*shown(90, 1, 6 * (fits + 1)))
-    learner.save(tmp_path / "a.safetensors")
-    learner = Learner.load(tmp_path / "a.safetensors")
-    assert learner.undoable == [total + 1]
+
+
+def test_a_lesson_of_too_many_images(full, tmp_path):
+    """It needs no features while it is the last one."""
+    learner, fits = full
+    learner.teach(*lesson_of(90, 1, 6 * (fits + 1)))
+    learner = saved_and_loaded(learner, tmp_path / "a.safetensors")
+    number = len(learner.lessons)
+    assert learner.undoable == [number]
     with pytest.raises(ValueError, match="no features are kept"):
-        learner.move("c1", "c0", lesson=total + 1)
-    assert learner.undo().number == total + 1 and not learner.undoable
-    learner.save(tmp_path / "a.safetensors")
-    learner = Learner.load(tmp_path / "a.safetensors")
-    with pytest.raises(
-        ValueError, match="there is no lesson to take back: the features"
-    ):
+        learner.move("c1", "c0", lesson=number)
+    assert learner.undo().number == number
+    learner = saved_and_loaded(learner, tmp_path / "b.safetensors")
+    assert learner.undoable == []
+    line = "there is no lesson to take back: the features"
+    with pytest.raises(ValueError, match=line):
         learner.undo()
 
 
-def test_forgotten_classes_stay_forgotten(make_any):
-    learner, other = (
-        teach(make_any(), [shown(seed, seed % 3, 6) for seed in range(6)])
-        for _ in range(2)
-    )
+def test_undo_after_forget(make_any):
+    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    learner = teach(make_any(), lessons)
     learner.forget("c1")
-    assert learner.undo(1).images == {"c0": 6} and learner.lessons[0].images == {}
-    assert [info.name for info in learner.classes] == ["c2", "c0"]
-    recorded = learner._state.history.features
-    assert not any(clip.label == "c1" for lesson in recorded for clip in lesson.clips)
-    learner = teach(make_any(), [shown(9, 3, 6)])
+    assert learner.undo(1).images == {"c0": 6}
+    assert learner.lessons[0].images == {}
+    assert names(learner) == ["c2", "c0"]
+    for lesson in learner._state.history.features:
+        assert "c1" not in [clip.label for clip in lesson.clips]
+
+
+def test_history_of_merged_learners(make_any):
+    learner = teach(make_any(), [lesson_of(9, 3, 6)])
+    other = teach(make_any(), [lesson_of(seed, seed % 3, 6) for seed in range(6)])
     learner.merge(other)
-    assert [lesson.number for lesson in learner.lessons] == list(
-        range(1, 8)
-    ) and learner.undoable == []
+    assert [lesson.number for lesson in learner.lessons] == list(range(1, 8))
+    assert learner.undoable == []
 
 
-def test_what_cannot_be_taken_back_or_moved(make_any):
-    learner = teach(make_any(), [shown(0, 0, 3), shown(1, 1, 3)])
-    for call, words in (
-        (lambda: make_any().undo(), "there is no lesson to take back$"),
-        (lambda: learner.undo(7), "there is no lesson 7; only 1, 2 can be taken back"),
-        (lambda: learner.move("c0", "c0"), "those of c0 already"),
-        (lambda: learner.move("x", "c0"), "no class 'x'"),
-        (lambda: learner.move("c0", "c1", lesson=2), "lesson 2 shows c1, not c0"),
-        (lambda: learner.move("c0", "C1"), "nearly"),
-        (lambda: learner.move("c0", "a/b"), "class name 'a/b'"),
-    ):
-        before = copy.deepcopy(learner)
-        with pytest.raises(ValueError, match=words):
-            call()
-        assert same(learner, before)
+def test_undo_without_lessons(make_any):
+    with pytest.raises(ValueError, match=r"there is no lesson to take back$"):
+        make_any().undo()
 
 
-def test_pictures_are_kept_and_saved_by_request_only(make_any, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (lambda it: it.undo(7), "there is no lesson 7; only 1, 2 can be taken back"),
+        (lambda it: it.move("c0", "c0"), "those of c0 already"),
+        (lambda it: it.move("x", "c0"), "no class 'x'"),
+        (lambda it: it.move("c0", "c1", lesson=2), "lesson 2 shows c1, not c0"),
+        (lambda it: it.move("c0", "C1"), "nearly"),
+        (lambda it: it.move("c0", "a/b"), "class name 'a/b'"),
+    ],
+)
+def test_changes_that_are_refused(make_any, change, line):
+    learner = teach(make_any(), [lesson_of(0, 0, 3), lesson_of(1, 1, 3)])
+    before = copy.deepcopy(learner)
+    with pytest.raises(ValueError, match=line):
+        change(learner)
+    assert same(learner, before)
+
+
+@pytest.fixture
+def pictured(make_any, tmp_path):
+    """A learner of three lessons, of which the last two have pictures."""
     learner = make_any()
-    learner.teach(*shown(0, 0, 3))
+    learner.teach(*lesson_of(0, 0, 3))
     learner.keep_pictures = True
-    learner.teach(*shown(1, 1, 30))
+    learner.teach(*lesson_of(1, 1, 30))
     Image.fromarray(images(2, 1)[0]).save(tmp_path / "cup.png")
     learner.teach(tmp_path / "cup.png", "c2")
-    for pictures, expected in ((False, [False] * 3), (True, [False, True, True])):
-        learner.save(tmp_path / "a.safetensors", pictures=pictures)
-        again = Learner.load(tmp_path / "a.safetensors")
-        assert [bool(lesson.picture) for lesson in again.lessons] == expected
-    assert [lesson.source for lesson in again.lessons] == ["", "", "cup.png"]
-    picture = Image.open(io.BytesIO(again.lessons[1].picture))
-    assert (
-        picture.format == "JPEG"
-        and picture.size == (4 * SIZE, 64)
-        and len(again.lessons[1].picture) < 10_000
-    )
-    again.undo(2)
-    assert [bool(lesson.picture) for lesson in again.lessons] == [False, True]
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("pictures", "expected"),
+    [(False, [False, False, False]), (True, [False, True, True])],
+)
+def test_saved_pictures(pictured, tmp_path, pictures, expected):
+    pictured.save(tmp_path / "a.safetensors", pictures=pictures)
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    assert [bool(lesson.picture) for lesson in loaded.lessons] == expected
+    assert [lesson.source for lesson in loaded.lessons] == ["", "", "cup.png"]
+
+
+def test_size_of_a_picture(pictured):
+    data = pictured.lessons[1].picture
+    picture = Image.open(io.BytesIO(data))
+    assert picture.format == "JPEG"
+    assert picture.size == (4 * SIZE, 64)
+    assert len(data) < 10_000
+
+
+def test_pictures_after_undo(pictured, tmp_path):
+    pictured.save(tmp_path / "a.safetensors", pictures=True)
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    loaded.undo(2)
+    assert [bool(lesson.picture) for lesson in loaded.lessons] == [False, True]

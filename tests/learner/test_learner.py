@@ -1,4 +1,4 @@
-"""What a person may rely on: lessons in any order, undo, forget, merge, and a file that is whole or refused."""
+"""What a person may rely on: lessons in any order, undo, forget, merge, and the file."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from small_lessons import SIZE, images, same, taught
 
-from crumb_avalanche.learner import lesson
+from crumb_avalanche.learner import lesson as lesson_module
 from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.file import read_header
 from crumb_avalanche.learner.learner import Learner
@@ -33,387 +33,601 @@ def counts(learner):
     return {info.name: info.images for info in learner.classes}
 
 
+def label(learner, number, seed=1):
+    """The answer for an image of a class."""
+    return learner.predict(images(number, 1, seed=seed)).label
+
+
+def copy_of(learner):
+    """A copy that shares no memory."""
+    return pickle.loads(pickle.dumps(learner))
+
+
+# Lessons
+
+
 @closed_forms
-def test_it_grows_from_one_class_to_thirty(make, method):
+def test_one_class_to_thirty(make, method):
     learner = make(method)
+    least = 0.8 if method != "ranpac" else 0.6
     for number in range(30):
         learner.teach(images(number, 4), f"c{number}")
         if number in (0, 1, 9, 29):
-            answers = [
-                learner.predict(images(n, 1, seed=1)).label for n in range(number + 1)
-            ]
-            right = np.mean([answer == f"c{n}" for n, answer in enumerate(answers)])
-            assert right >= (0.8 if method != "ranpac" else 0.6), (number, right)
+            right = [label(learner, n) == f"c{n}" for n in range(number + 1)]
+            assert np.mean(right) >= least
     assert counts(learner) == {f"c{number}": 4 for number in range(30)}
 
 
 @closed_forms
-def test_it_begins_with_nothing_and_a_class_may_come_back(make, method):
-    learner = make(method)
+def test_before_the_first_lesson(make, method):
     with pytest.raises(NothingTaughtError, match=r"nothing was taught.*teach"):
-        learner.predict(images(0, 1))
+        make(method).predict(images(0, 1))
+
+
+@closed_forms
+def test_a_single_class(make, method):
+    learner = make(method)
     learner.teach(images(0, 1), "only")
     answer = learner.predict(images(1, 1))
-    assert (
-        answer.label == "only"
-        and answer.confidence == pytest.approx(1)
-        and not answer.runners_up
-    )
+    assert answer.label == "only"
+    assert answer.confidence == pytest.approx(1)
+    assert not answer.runners_up
+
+
+@closed_forms
+def test_a_class_that_comes_back(make, method):
+    learner = make(method)
+    learner.teach(images(0, 1), "first")
     learner.teach(images(1, 1), "other")
-    assert {learner.predict(images(n, 1)).label for n in (0, 1)} == {"only", "other"}
-    learner.teach(images(0, 5, seed=2), "only")
-    assert (
-        counts(learner) == {"only": 6, "other": 1}
-        and learner.predict(images(0, 1, seed=3)).label == "only"
-    )
+    assert {label(learner, number, seed=0) for number in (0, 1)} == {"first", "other"}
+    learner.teach(images(0, 5, seed=2), "first")
+    assert counts(learner) == {"first": 6, "other": 1}
+    assert label(learner, 0, seed=3) == "first"
 
 
 @closed_forms
-def test_neither_order_nor_merging_changes_answers(make, method):
-    one, reverse, first, second = (make(method) for _ in range(4))
-    for number in range(5):
-        one.teach(images(number), f"c{number}")
-        reverse.teach(images(4 - number), f"c{4 - number}")
-        (first if number < 2 else second).teach(images(number), f"c{number}")
-    for learner in (one, reverse, second):
+def test_order_and_merging(make, method):
+    """Neither changes answers."""
+    forward = taught(make(method), 5)
+    backward = make(method)
+    for number in reversed(range(5)):
+        backward.teach(images(number), f"c{number}")
+    merged = taught(make(method), 2)
+    apart = make(method)
+    for number in range(2, 5):
+        apart.teach(images(number), f"c{number}")
+    for learner in (forward, backward, apart):
         learner.teach(images(0, 6, seed=5), "c0")
-    first.merge(second)
-    assert counts(one) == counts(reverse) == counts(first)
+    merged.merge(apart)
+    learners = (forward, backward, merged)
+    assert counts(forward) == counts(backward) == counts(merged)
     for number in range(5):
-        found = {
-            learner.predict(images(number, 1, seed=1)).label
-            for learner in (one, reverse, first)
-        }
-        assert found == {f"c{number}"}
+        answers = {label(learner, number) for learner in learners}
+        assert answers == {f"c{number}"}
 
 
-@closed_forms
-@pytest.mark.parametrize("weights", [True, False])
-def test_a_file_and_undo_restore_every_bit(
-    make, method, weights, weights_file, tmp_path, monkeypatch
-):
-    for name in ("HOME", "USERPROFILE"):
-        monkeypatch.setenv(name, str(tmp_path))
-    learner = taught(make(method), 3)
-    before = pickle.loads(pickle.dumps(learner))  # shares no memory
-    learner.teach(images(7), "new")
-    learner.save("~/a.safetensors", weights=weights)
-    header = read_header(tmp_path / "a.safetensors")
-    assert header["names"] == ["c0", "c1", "c2", "new"]
-    assert header["network"]["included"] is weights
-    if not weights:
-        with pytest.raises(LearnerError, match=r"holds no weights.*SHA-256"):
-            Learner.load("~/a.safetensors")
-    again = Learner.load("~/a.safetensors", weights=None if weights else weights_file)
-    assert same(learner, again) and again.lessons == learner.lessons
-    assert learner.predict(images(1, 3, seed=1)) == again.predict(images(1, 3, seed=1))
-    assert again.undo().images == {"new": 6}
-    assert same(again, before) and again.lessons == before.lessons
-    for one in (again, before):
-        one.teach(images(8), "c0")
-    assert same(again, before)
+def bad_image():
+    """An image with a value that is no number."""
+    pixels = images(3, 1)[0].astype(np.float32) / 255
+    pixels[0, 0, 0] = np.nan
+    return pixels
 
 
-@closed_forms
-def test_forget_leaves_nothing_of_the_class(make, method):
-    learner, without = taught(make(method), 3), make(method)
-    learner.teach(images(9), "last")
-    remains = learner.forget("c1")
-    assert list(counts(learner)) == ["c0", "c2", "last"]
-    assert "c1" not in json.dumps(
-        {**learner.state_dict(), "statistics": 0, "confidence": 0}, default=str
-    )
-    for number, name in ((0, "c0"), (2, "c2"), (9, "last")):
-        without.teach(images(number), name)
-    for number in (0, 1, 2, 9) if not remains else ():
-        labels = {
-            one.predict(images(number, 1, seed=1)).label for one in (learner, without)
-        }
-        assert len(labels) == 1 and "c1" not in labels
-    learner.undo()  # the last lesson, without the class that was forgotten
-    assert list(counts(learner)) == ["c0", "c2"]
-    learner.teach(images(1), "c1")  # anew
-    assert learner.predict(images(1, 1, seed=1)).label == "c1"
-
-
-def test_rename(make):
-    learner = taught(make(), 2)
-    learner.rename("c0", "cup")
-    assert learner.predict(images(0, 1)).label == "cup" and learner.lessons[
-        0
-    ].images == {"cup": 6}
-    with pytest.raises(ValueError, match="a class 'c1' already"):
-        learner.rename("cup", "c1")
-    with pytest.raises(ValueError, match=r"no class 'x'.*cup, c1"):
-        learner.rename("x", "y")
-    learner.undo()
-    assert list(counts(learner)) == ["cup"]
-
-
-def test_a_bad_lesson_leaves_the_learner_as_it_was(make):
-    learner = taught(make(), 2)
-    before = pickle.loads(pickle.dumps(learner))  # shares no memory
-    bad = images(3).astype(np.float32) / 255
-    bad[4, 0, 0, 0] = np.nan
-    for source, label, options, words in (
-        ([*images(3), *bad], "bad", {}, "holds NaN"),
+@pytest.mark.parametrize(
+    ("source", "name", "options", "line"),
+    [
+        ([*images(3), bad_image()], "bad", {}, "holds NaN"),
         (
-            bad[4],
+            bad_image(),
             "bad",
             {"on_bad": "skip"},
             "no image to learn, 1 file could not be read; source: holds NaN",
         ),
         ([], "nothing", {}, "holds no photo"),
         (images(3), "a/b", {}, "class name 'a/b'"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            learner.teach(source, label, **options)
-    with pytest.raises(
-        ValueError, match="image_size is 0, but must be a whole number of at least 1"
-    ):
-        Learner(weights=None, image_size=0)
-    assert same(learner, before) and len(learner.lessons) == 2
+    ],
+)
+def test_a_bad_lesson(make, source, name, options, line):
+    """It leaves the learner as it was."""
+    learner = taught(make(), 2)
+    before = copy_of(learner)
+    with pytest.raises(ValueError, match=line):
+        learner.teach(source, name, **options)
+    assert same(learner, before)
+    assert learner.lessons == before.lessons
     learner.undo()
 
 
-@pytest.mark.parametrize("saved", [False, True])
-def test_merge_refuses_copies_that_were_taught_further_apart(make, tmp_path, saved):
-    """Whatever names their classes have now; also for a file that was merged from one of them."""
-    one, apart = taught(make(), classes=2), make()
-    if saved:
-        one.save(tmp_path / "a.safetensors")
-    two = Learner.load(tmp_path / "a.safetensors") if saved else copy.deepcopy(one)
-    one.rename("c0", "cup")
-    one.teach(images(2), "c2")
-    two.teach(images(3), "c3")
-    before = copy.deepcopy(one)
-    with pytest.raises(
-        ValueError,
-        match=r"2 of the same lessons \(\S+Z?: cup; .*: c1\).*twice: teach a new learner",
-    ):
-        one.merge(two)
-    assert same(one, before) and one.lessons == before.lessons
-    apart.merge(two)
-    with pytest.raises(ValueError, match="hold 3 of the same lessons"):
-        apart.merge(two)
-    for name in ("c0", "c1"):
-        two.forget(name)
-    one.merge(two)  # nothing counts twice any more
-    assert counts(one) == {"cup": 6, "c1": 6, "c2": 6, "c3": 6}
+def test_an_image_size_of_zero():
+    line = "image_size is 0, but must be a whole number of at least 1"
+    with pytest.raises(ValueError, match=line):
+        Learner(weights=None, image_size=0)
 
 
-def test_lessons_at_the_same_instant_are_not_the_same(make, monkeypatch):
-    monkeypatch.setattr(lesson, "now", lambda: "2026-01-01T00:00:00+00:00")
-    one, two = taught(make()), taught(make())
-    assert one.lessons == two.lessons
-    one.merge(two)
-    assert list(counts(one).values()) == [12] * 4
+# Names and classes
 
 
-def test_merge_refuses_what_does_not_fit(make):
+def test_rename(make):
+    learner = taught(make(), 2)
+    learner.rename("c0", "cup")
+    assert label(learner, 0, seed=0) == "cup"
+    assert learner.lessons[0].images == {"cup": 6}
+    learner.undo()
+    assert list(counts(learner)) == ["cup"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [("c0", "c1", "a class 'c1' already"), ("x", "y", r"no class 'x'.*c0, c1")],
+)
+def test_rename_that_is_refused(make, old, new, line):
+    learner = taught(make(), 2)
+    with pytest.raises(ValueError, match=line):
+        learner.rename(old, new)
+    assert list(counts(learner)) == ["c0", "c1"]
+
+
+@pytest.fixture(params=CLOSED_FORMS)
+def forgetful(make, request):
+    """A learner that forgot c1 of c0, c1, c2 and last; what remains; one without c1."""
+    learner = taught(make(request.param), 3)
+    learner.teach(images(9), "last")
+    remains = learner.forget("c1")
+    without = make(request.param)
+    for number, name in ((0, "c0"), (2, "c2"), (9, "last")):
+        without.teach(images(number), name)
+    return learner, remains, without
+
+
+def test_forget(forgetful):
+    """It leaves nothing of the class but in statistics that classes share."""
+    learner, remains, without = forgetful
+    assert list(counts(learner)) == ["c0", "c2", "last"]
+    values = {**learner.state_dict(), "statistics": 0, "confidence": 0}
+    assert "c1" not in json.dumps(values, default=str)
+    if not remains:
+        for number in (0, 1, 2, 9):
+            assert label(learner, number) == label(without, number) != "c1"
+
+
+def test_teaching_what_was_forgotten(forgetful):
+    learner, _, _ = forgetful
+    learner.undo()  # the last lesson, without the class that was forgotten
+    assert list(counts(learner)) == ["c0", "c2"]
+    learner.teach(images(1), "c1")
+    assert label(learner, 1) == "c1"
+
+
+# Files
+
+
+@pytest.fixture(params=CLOSED_FORMS)
+def saved(make, request, tmp_path):
+    """A learner before and after its last lesson, and its file."""
+    before = taught(make(request.param), 3)
+    learner = copy_of(before)
+    learner.teach(images(7), "new")
+    learner.save(tmp_path / "a.safetensors")
+    return before, learner, tmp_path / "a.safetensors"
+
+
+def test_a_file_holds_every_bit(saved):
+    _, learner, path = saved
+    loaded = Learner.load(path)
+    assert same(learner, loaded)
+    assert loaded.lessons == learner.lessons
+    asked = images(1, 3, seed=1)
+    assert learner.predict(asked) == loaded.predict(asked)
+
+
+def test_undo_after_loading(saved):
+    before, _, path = saved
+    loaded = Learner.load(path)
+    assert loaded.undo().images == {"new": 6}
+    assert same(loaded, before)
+    assert loaded.lessons == before.lessons
+    loaded.teach(images(8), "c0")
+    before.teach(images(8), "c0")
+    assert same(loaded, before)
+
+
+@pytest.mark.parametrize("weights", [True, False])
+def test_header_of_a_file(make, weights, tmp_path):
+    taught(make(), 2).save(tmp_path / "a.safetensors", weights=weights)
+    header = read_header(tmp_path / "a.safetensors")
+    assert header["names"] == ["c0", "c1"]
+    assert header["network"]["included"] is weights
+
+
+@closed_forms
+def test_a_file_without_weights(make, method, weights_file, tmp_path):
+    learner = taught(make(method), 3)
+    path = tmp_path / "a.safetensors"
+    learner.save(path, weights=False)
+    with pytest.raises(LearnerError, match=r"holds no weights.*SHA-256"):
+        Learner.load(path)
+    assert same(learner, Learner.load(path, weights=weights_file))
+
+
+def test_a_file_in_the_home_folder(make, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    learner = taught(make(), 2)
+    learner.save("~/a.safetensors")
+    assert (tmp_path / "a.safetensors").exists()
+    assert same(learner, Learner.load("~/a.safetensors"))
+
+
+# Merging
+
+
+def apart(make, path, saved):
+    """Two copies of a learner, each taught and renamed on its own since then."""
     learner = taught(make(), classes=2)
+    copied = copy.deepcopy(learner)
+    if saved:
+        learner.save(path)
+        copied = Learner.load(path)
+    learner.rename("c0", "cup")
+    learner.teach(images(2), "c2")
+    copied.teach(images(3), "c3")
+    return learner, copied
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_merge_of_copies(make, tmp_path, saved):
+    """It is refused, whatever names their classes have now."""
+    learner, copied = apart(make, tmp_path / "a.safetensors", saved)
+    before = copy_of(learner)
+    line = r"2 of the same lessons \(\S+Z?: cup; .*: c1\).*twice: teach a new learner"
+    with pytest.raises(ValueError, match=line):
+        learner.merge(copied)
+    assert same(learner, before)
+    assert learner.lessons == before.lessons
+
+
+def test_merge_of_the_same_twice(make, tmp_path):
+    _, copied = apart(make, tmp_path, saved=False)
+    learner = make()
+    learner.merge(copied)
+    with pytest.raises(ValueError, match="hold 3 of the same lessons"):
+        learner.merge(copied)
+
+
+def test_merge_of_copies_that_forgot(make, tmp_path):
+    """Nothing counts twice."""
+    learner, copied = apart(make, tmp_path, saved=False)
+    for name in ("c0", "c1"):
+        copied.forget(name)
+    learner.merge(copied)
+    assert counts(learner) == {"cup": 6, "c1": 6, "c2": 6, "c3": 6}
+
+
+def test_merge_of_lessons_at_one_instant(make, monkeypatch):
+    """They are not the same for that."""
+    monkeypatch.setattr(lesson_module, "now", lambda: "2026-01-01T00:00:00+00:00")
+    learner = taught(make())
+    other = taught(make())
+    assert learner.lessons == other.lessons
+    learner.merge(other)
+    assert list(counts(learner).values()) == [12] * 4
+
+
+def other_network(make):
     torch.manual_seed(1)
-    for other, kind, words in (
-        (make("slda"), ValueError, "slda cannot be merged into one of rda"),
-        (Learner("rda", "small_cnn", None, SIZE), NetworkError, "different networks"),
-        (learner, ValueError, "cannot be merged with itself"),
+    return Learner("rda", "small_cnn", None, SIZE)
+
+
+@pytest.mark.parametrize(
+    ("make_other", "error", "line"),
+    [
         (
-            "yours.safetensors",
+            lambda make: make("slda"),
+            ValueError,
+            "slda cannot be merged into one of rda",
+        ),
+        (other_network, NetworkError, "different networks"),
+        (
+            lambda make: "yours.safetensors",
             TypeError,
             r"other is str; give a Learner, such as Learner\.load\(path\)",
         ),
-    ):
-        with pytest.raises(kind, match=words):
-            learner.merge(other)
+    ],
+)
+def test_merge_of_what_does_not_fit(make, make_other, error, line):
+    learner = taught(make(), classes=2)
+    with pytest.raises(error, match=line):
+        learner.merge(make_other(make))
     assert list(counts(learner).values()) == [6, 6]
 
 
-def test_a_small_budget_has_the_features_of_the_head_alone(make):
-    usual = make("rda")
-    model, length = usual.network.model, usual._classifier.length
-    assert usual.features["cells"] == 2 and length == 4 * model.map_shape[
-        0
-    ] + feature_length(model)
-    least = 20 * (
-        4 * (length + 3) + 8 * (length + 2 * math.ceil(length / 32))
-    )  # means and 8 directions of 20 classes
-    assert make("rda", budget_bytes=least).features == usual.features
-    small = make("rda", budget_bytes=least - 1)
-    assert (small.features["maps"], small._classifier.length) == (
-        False,
-        feature_length(model),
-    )
+def test_merge_with_itself(make):
+    learner = taught(make(), classes=2)
+    with pytest.raises(ValueError, match="cannot be merged with itself"):
+        learner.merge(learner)
+    assert list(counts(learner).values()) == [6, 6]
+
+
+def test_merge_of_a_learner_in_a_lesson(make):
+    """What another thread is teaching is taken without the lesson under way."""
+    learner = taught(make(), classes=2)
+    other = make()
+    other.teach(images(5), "c5")
+
+    def merge(count):
+        thread = threading.Thread(target=learner.merge, args=(other,))
+        thread.start()
+        thread.join()
+
+    other.teach(images(6), "c6", progress=merge)
+    assert counts(learner) == {"c0": 6, "c1": 6, "c5": 6}
+    assert counts(other) == {"c5": 6, "c6": 6}
+
+
+# Budget
+
+
+@pytest.fixture
+def least_budget(make):
+    """The least budget that has room for all features of twenty classes."""
+    length = make("rda")._classifier.length
+    mean = 4 * (length + 3)
+    directions = 8 * (length + 2 * math.ceil(length / 32))
+    return 20 * (mean + directions)
+
+
+def test_usual_features(make, least_budget):
+    learner = make("rda")
+    model = learner.network.model
+    length = 4 * model.map_shape[0] + feature_length(model)
+    assert learner.features["cells"] == 2
+    assert learner._classifier.length == length
+    assert make("rda", budget_bytes=least_budget).features == learner.features
+
+
+def test_features_of_a_small_budget(make, least_budget):
+    """They are those of the head alone."""
+    learner = make("rda", budget_bytes=least_budget - 1)
+    assert learner.features["maps"] is False
+    assert learner._classifier.length == feature_length(learner.network.model)
     with pytest.raises(ValueError, match="cannot be merged"):
-        usual.merge(small)
+        make("rda").merge(learner)
 
 
-def test_the_budget_is_kept_and_what_gives_way_is_told(make):
-    length = make(
-        "rda", budget_bytes=1
-    )._classifier.length  # with the features of a small budget
-    learner = make("rda", budget_bytes=30 * 2 * length)
+@pytest.fixture
+def frugal(make):
+    """A learner with a budget that two directions of fifteen classes take."""
+    length = make("rda", budget_bytes=1)._classifier.length
+    return make("rda", budget_bytes=30 * 2 * length)
+
+
+def test_what_gives_way(frugal):
     notes = []
     for number in range(8):
-        notes += learner.teach(images(number, 10), f"c{number}").notes
-        assert learner.bytes <= learner.budget_bytes
+        notes += frugal.teach(images(number, 10), f"c{number}").notes
+        assert frugal.bytes <= frugal.budget_bytes
     assert any("directions" in note for note in notes)
+
+
+def test_a_full_budget(frugal):
     with pytest.raises(BudgetError, match=r"needed for .* classes.* budget .* forget"):
-        taught(learner, 40)
-    assert len(learner.classes) < 40 and learner.bytes <= learner.budget_bytes
-    assert (
-        Classifier("ranpac", FeatureMoments(), 20, 80_000).statistics.gram.nbytes
-        == 40_000
-    ), "half of the budget"
+        taught(frugal, 40)
+    assert len(frugal.classes) < 40
+    assert frugal.bytes <= frugal.budget_bytes
+
+
+def test_gram_matrix_takes_half_of_the_budget():
+    classifier = Classifier("ranpac", FeatureMoments(), 20, 80_000)
+    assert classifier.statistics.gram.nbytes == 40_000
 
 
 @closed_forms
 def test_the_budget_is_kept_to_the_last_class(method):
-    known, length = Classifier(method, FeatureMoments(), 20, budget_bytes := 6000), 20
+    budget = 6000
+    classifier = Classifier(method, FeatureMoments(), 20, budget)
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(BudgetError, match="budget"):
         for number in range(1000):
-            known.learn(
-                torch.randn(4, length, generator=generator),
-                known.number_of(f"c{number}")[0],
-            )
-            assert tensor_bytes(known.statistics.tensors()) <= budget_bytes
-    assert known.statistics.least_bytes(len(known.classes) + 1) > budget_bytes
+            class_number, _ = classifier.number_of(f"c{number}")
+            classifier.learn(torch.randn(4, 20, generator=generator), class_number)
+            assert tensor_bytes(classifier.statistics.tensors()) <= budget
+    assert classifier.statistics.least_bytes(len(classifier.classes) + 1) > budget
 
 
-def test_a_list_of_frames_is_one_clip_in_teaching_and_in_answers(make, tmp_path):
-    """Near copies do not fill the records that say which images are unknown."""
-    learner = taught(make(), 2)
-    frames, paths = (
-        images(0, 12, seed=2),
-        [tmp_path / f"{number}.png" for number in range(12)],
-    )
+# Clips
+
+
+@pytest.fixture
+def clip(tmp_path):
+    """Twelve frames of class c0, and their files."""
+    frames = images(0, 12, seed=2)
+    paths = [tmp_path / f"{number}.png" for number in range(12)]
     for path, image in zip(paths, frames):
         Image.fromarray(image).save(path)
+    return frames, paths
+
+
+CLIPS = {
+    "arrays": lambda frames, paths: list(frames),
+    "images": lambda frames, paths: list(map(Image.fromarray, frames)),
+    "iterator": lambda frames, paths: iter(frames),
+    "array": lambda frames, paths: frames,
+    "paths": lambda frames, paths: paths,
+}
+
+
+@pytest.mark.parametrize("kind", CLIPS)
+def test_a_lesson_of_one_clip(make, clip, kind):
+    """Near copies do not fill the records that say which images are unknown."""
+    learner = taught(make(), 2)
     missing = learner.clips_missing
-    for source in (
-        list(frames),
-        [Image.fromarray(image) for image in frames],
-        iter(frames),
-        frames,
-        paths,
-    ):
-        lesson = learner.teach(source, "c0")
-        missing -= 1
-        assert (lesson.clips, lesson.images, learner.clips_missing) == (
-            1,
-            {"c0": 12},
-            missing,
-        )
-    assert learner.teach([paths[:6], paths[6:]], "c0").clips == 2
-    for source in (paths, frames, list(frames)):
-        answer = learner.predict(source)
-        assert [frame.label for frame in answer.frames] == ["c0"] * 12
-        shares = [answer.confidence, *(share for _, share in answer.runners_up)]
-        assert sum(shares) == pytest.approx(1) and shares == sorted(
-            shares, reverse=True
-        )
-    answers = list(learner.predict_all([paths[:5], paths[5:]]))
+    lesson = learner.teach(CLIPS[kind](*clip), "c0")
+    assert lesson.clips == 1
+    assert lesson.images == {"c0": 12}
+    assert learner.clips_missing == missing - 1
+
+
+def test_a_lesson_of_two_clips(make, clip):
+    _, paths = clip
+    assert make().teach([paths[:6], paths[6:]], "c0").clips == 2
+
+
+@pytest.mark.parametrize("kind", ["arrays", "array", "paths"])
+def test_the_answer_for_a_clip(make, clip, kind):
+    answer = taught(make(), 4).predict(CLIPS[kind](*clip))
+    assert [frame.label for frame in answer.frames] == ["c0"] * 12
+    shares = [answer.confidence, *(share for _, share in answer.runners_up)]
+    assert sum(shares) == pytest.approx(1)
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_answers_for_two_clips(make, clip):
+    _, paths = clip
+    answers = taught(make(), 2).predict_all([paths[:5], paths[5:]])
     assert [len(answer.frames) for answer in answers] == [5, 7]
-    assert [answer.path for answer in learner.predict_all(tmp_path / "*.png")] == list(
-        map(str, paths)
-    )
 
 
-@pytest.mark.filterwarnings(
-    "error", "ignore::ResourceWarning"
-)  # of files that garbage of other tests leaves open
-def test_threads_may_ask_while_one_teaches_and_do_not_mix_their_images(make):
-    learner, found = taught(make(), 6), []
-    pictures = [images(number, 3 + number, seed=2) for number in range(6)]
-    expected = [learner.predict(some) for some in pictures]
-
-    def ask(*_):
-        found.append([learner.predict(some) for some in pictures])
-
-    def together(extra=lambda: None):
-        threads = [threading.Thread(target=ask) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        extra()
-        for thread in threads:
-            thread.join()
-
-    together()
-    assert found == [expected] * 3
-    together(
-        lambda: [learner.teach(images(number), f"c{number}") for number in range(6, 9)]
-    )
-    assert all(
-        [one.label for one in answers] == [f"c{number}" for number in range(6)]
-        for answers in found
-    )
-    assert len(found) == 6 and len(learner.classes) == 9
+def test_answers_for_a_pattern(make, clip, tmp_path):
+    _, paths = clip
+    answers = taught(make(), 2).predict_all(tmp_path / "*.png")
+    assert [answer.path for answer in answers] == list(map(str, paths))
 
 
-def test_the_readme_s_lines(weights_file, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    snippet = re.search(
-        r"```python\n(from crumb_avalanche import Learner.*?)```", text, re.DOTALL
-    )[1]
+# Threads
+
+# Files that garbage of other tests leaves open are no matter.
+only_clean = pytest.mark.filterwarnings("error", "ignore::ResourceWarning")
+
+
+def ask_in_threads(learner, asked, meanwhile=lambda: None):
+    """Ask about clips in three threads; return the answers of each."""
+    answers = []
+
+    def ask():
+        answers.append(list(map(learner.predict, asked)))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    meanwhile()
+    for thread in threads:
+        thread.join()
+    return answers
+
+
+@only_clean
+def test_threads_that_ask(make):
+    """They do not mix their images."""
+    learner = taught(make(), 6)
+    asked = [images(number, 3 + number, seed=2) for number in range(6)]
+    expected = list(map(learner.predict, asked))
+    assert ask_in_threads(learner, asked) == [expected] * 3
+
+
+@only_clean
+def test_threads_that_ask_while_one_teaches(make):
+    learner = taught(make(), 6)
+    asked = [images(number, 3 + number, seed=2) for number in range(6)]
+
+    def teach():
+        for number in range(6, 9):
+            learner.teach(images(number), f"c{number}")
+
+    answers = ask_in_threads(learner, asked, teach)
+    labels = [answer.label for thread in answers for answer in thread]
+    assert labels == [f"c{number}" for number in range(6)] * 3
+    assert len(learner.classes) == 9
+
+
+# The readme
+
+
+@pytest.fixture
+def readme(weights_file, tmp_path, monkeypatch):
+    """The names that the readme's lines leave, in a folder with its clips."""
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate(("mug", "shoe")):
         (tmp_path / "clips" / name).mkdir(parents=True)
-        for place, pixels in enumerate(images(number)):
-            Image.fromarray(pixels).save(tmp_path / "clips" / name / f"{place}.png")
+        for index, pixels in enumerate(images(number)):
+            Image.fromarray(pixels).save(tmp_path / "clips" / name / f"{index}.png")
     Image.fromarray(images(0, 1, seed=1)[0]).save(tmp_path / "photo.jpg")
+    (tmp_path / "weights.safetensors").write_bytes(weights_file.read_bytes())
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    pattern = r"```python\n(from crumb_avalanche import Learner.*?)```"
+    lines = re.search(pattern, text, re.DOTALL)[1]
     # The small network in the place of a download.
     small = (
         'Learner(backbone="small_cnn", weights="weights.safetensors", image_size=32)'
     )
-    (tmp_path / "weights.safetensors").write_bytes(weights_file.read_bytes())
     names: dict = {}
-    exec(compile(snippet.replace("Learner()", small), "README.md", "exec"), names)
-    assert names["answer"].label == "mug"
-    assert Learner.load("mine.safetensors").predict("photo.jpg") == names["answer"]
-    (tmp_path / "source").mkdir()  # as images in memory are called
-    assert names["learner"].predict(list(images(0))).label == "mug"
+    exec(compile(lines.replace("Learner()", small), "README.md", "exec"), names)
+    return names
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_an_image_whose_features_cannot_be_used_is_refused_by_name_or_left_out(
-    make, monkeypatch, value
-):
-    learner, plain, good, bad, extract = (
-        make(),
-        make(),
-        images(3),
-        images(3),
-        SplitModel._extract,
-    )
-    bad[2] = 255
+def test_the_lines_of_the_readme(readme):
+    assert readme["answer"].label == "mug"
+    assert Learner.load("mine.safetensors").predict("photo.jpg") == readme["answer"]
+
+
+def test_a_folder_called_source(readme, tmp_path):
+    """So are images in memory called, too."""
+    (tmp_path / "source").mkdir()
+    assert readme["learner"].predict(list(images(0))).label == "mug"
+
+
+# Features that cannot be used
+
+
+@pytest.fixture(params=[np.nan, np.inf, 3e38])
+def damaging(monkeypatch, request):
+    """Let the network give a bad value for white images; return six, the third white."""
+    extract = SplitModel._extract
 
     def damaged(model, pixels):
         maps = extract(model, pixels).clone()
-        maps[(pixels == 255).flatten(1).all(1), 0, 0, 0] = value
+        white = (pixels == 255).flatten(1).all(1)
+        maps[white, 0, 0, 0] = request.param
         return maps
 
     monkeypatch.setattr(SplitModel, "_extract", damaged)
-    for one in (learner, plain):
-        one.teach(images(1), "other")
-    before = pickle.loads(pickle.dumps(learner))
+    pixels = images(3)
+    pixels[2] = 255
+    return pixels
+
+
+def test_bad_features_are_refused(make, damaging):
+    """By the name of the image."""
+    learner = make()
+    learner.teach(images(1), "other")
+    before = copy_of(learner)
     with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
-        learner.teach(bad, "some")
-    assert same(learner, before) and len(learner.lessons) == 1
-    lesson = learner.teach(bad, "some", on_bad="skip")
-    assert [one.path for one in lesson.unread] == [
-        "source[2]"
-    ] and "finite" in lesson.unread[0].reason
-    plain.teach(np.delete(good, 2, axis=0), "some")
-    assert lesson.images == {"some": len(good) - 1} and same(learner, plain)
+        learner.teach(damaging, "bad")
+    assert same(learner, before)
+    assert len(learner.lessons) == 1
+    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
+        learner.predict(damaging)
+
+
+def test_bad_features_are_left_out_of_a_lesson(make, damaging):
+    learner = make()
+    lesson = learner.teach(damaging, "bad", on_bad="skip")
+    assert [bad.path for bad in lesson.unread] == ["source[2]"]
+    assert "finite" in lesson.unread[0].reason
+    assert lesson.images == {"bad": 5}
+    plain = make()
+    plain.teach(np.delete(images(3), 2, axis=0), "bad")
+    assert same(learner, plain)
+
+
+def test_bad_features_are_left_out_of_answers(make, damaging):
     left_out = []
-    answers = list(learner.predict_all(bad, on_bad="skip", report=left_out.append))
-    assert len(answers[0].frames) == len(good) - 1 and [
-        one.path for one in left_out
-    ] == ["source[2]"]
-    with pytest.raises(ValueError, match=r"^source\[2\]: .*must be finite"):
-        learner.predict(bad)
-    with pytest.raises(
-        ValueError,
-        match=r"no image to learn, 1 file could not be read; source\[0\]: .*finite",
-    ):
-        learner.teach(bad[2:3], "some", on_bad="skip")
+    learner = taught(make(), 2)
+    answers = learner.predict_all(damaging, on_bad="skip", report=left_out.append)
+    assert [len(answer.frames) for answer in answers] == [5]
+    assert [bad.path for bad in left_out] == ["source[2]"]
+
+
+def test_a_lesson_of_bad_features_alone(make, damaging):
+    line = r"no image to learn, 1 file could not be read; source\[0\]: .*finite"
+    with pytest.raises(ValueError, match=line):
+        make().teach(damaging[2:3], "bad", on_bad="skip")

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite0 with the weights of its package: exported, kept in a file, cut by name."""
+"""EfficientNet-Lite0 with the weights of its package: exported, saved, cut by name."""
 
 import numpy as np
 import pytest
@@ -17,84 +17,82 @@ pytestmark = pytest.mark.skipif(
     package_of_weights() is None, reason="needs the extra weights"
 )
 SIDE = 64
-IMAGES = (
-    np.random.default_rng(0)
-    .integers(0, 256, (2, 6, 4, 4, 3), np.uint8)
-    .repeat(16, 2)
-    .repeat(16, 3)
-)
+PATCHES = np.random.default_rng(0).integers(0, 256, (2, 6, 4, 4, 3), np.uint8)
+IMAGES = PATCHES.repeat(16, 2).repeat(16, 3)  # six of each of two classes
 
 
 @pytest.fixture(scope="module")
 def learner():
     """A learner of two classes of coarse patches."""
     learner = Learner("recommended", "efficientnet_lite0", image_size=SIDE)
-    for name, some in zip("ab", IMAGES):
-        learner.teach(some, name)
+    learner.teach(IMAGES[0], "a")
+    learner.teach(IMAGES[1], "b")
     return learner
 
 
-def test_new_learners_take_it_where_its_weights_are(
-    crumb, clips, tmp_path, monkeypatch
-):
-    code, _, err = crumb(
-        "teach", tmp_path / "a.safetensors", clips, "--image-size", SIDE
-    )
-    assert (
-        code == 0
-        and "new learner with efficientnet_lite0, ImageNet weights of the package"
-        in err
-    )
-    assert [default_backbone(one) for one in ("torchvision", "w.npz", None)] == [
-        "efficientnet_lite0",
-        "squeezenet1_0",
-        "squeezenet1_0",
-    ]
+def test_the_default_backbone_of_crumb_teach(crumb, clips, tmp_path):
+    path = tmp_path / "a.safetensors"
+    code, _, err = crumb("teach", path, clips, "--image-size", SIDE)
+    assert code == 0
+    line = "new learner with efficientnet_lite0, ImageNet weights of the package"
+    assert line in err
+
+
+@pytest.mark.parametrize(
+    ("given", "backbone"),
+    [
+        ("torchvision", "efficientnet_lite0"),
+        ("w.npz", "squeezenet1_0"),
+        (None, "squeezenet1_0"),
+    ],
+)
+def test_the_default_backbone(given, backbone):
+    assert default_backbone(given) == backbone
+
+
+def test_the_default_backbone_without_its_package(monkeypatch):
     monkeypatch.setattr(backbone_names, "package_of_weights", lambda: None)
-    assert (default_backbone(), default_backbone("package")) == (
-        "squeezenet1_0",
-        "efficientnet_lite0",
-    )
+    assert default_backbone() == "squeezenet1_0"
+    assert default_backbone("package") == "efficientnet_lite0"
 
 
-def test_it_is_exported(learner, tmp_path):
-    for package in ("onnx", "onnxruntime"):
-        pytest.importorskip(package)
-    assert export_onnx(
-        learner, tmp_path / "a.onnx", [*IMAGES.reshape(-1, SIDE, SIDE, 3)]
-    ).holds
+def test_export(learner, tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    asked = list(IMAGES.reshape(-1, SIDE, SIDE, 3))
+    assert export_onnx(learner, tmp_path / "a.onnx", asked).holds
 
 
-def test_its_file_holds_the_weights_or_names_their_package(
-    learner, tmp_path, monkeypatch
-):
-    learner.save(tmp_path / "whole.safetensors")
-    learner.save(tmp_path / "bare.safetensors", weights=False)
-    again = Learner.load(tmp_path / "bare.safetensors", "package")
+def check_loaded(loaded, learner):
+    """The same weights, whose licence is named, and the same answers."""
+    assert loaded.network.sha256 == learner.network.sha256
+    assert "(Apache-2.0)" in loaded.network.source
+    asked = IMAGES[0, 0]
+    assert loaded.predict(asked).confidence == learner.predict(asked).confidence
+
+
+def test_a_file_with_weights(learner, tmp_path, monkeypatch):
+    """It needs no package."""
+    learner.save(tmp_path / "a.safetensors")
     monkeypatch.setattr(weights, "package_of_weights", lambda: None)
-    for one in (again, Learner.load(tmp_path / "whole.safetensors")):
-        assert (
-            one.network.sha256 == learner.network.sha256
-            and "(Apache-2.0)" in one.network.source
-        )
-        assert (
-            one.predict(IMAGES[0, 0]).confidence
-            == learner.predict(IMAGES[0, 0]).confidence
-        )
-    with pytest.raises(
-        LearnerError,
-        match="holds no weights: give those of ImageNet weights of the package",
-    ):
-        Learner.load(tmp_path / "bare.safetensors")
+    check_loaded(Learner.load(tmp_path / "a.safetensors"), learner)
 
 
-def test_it_is_cut_by_name_as_by_number(learner):
+def test_a_file_without_weights(learner, tmp_path):
+    """It names their package."""
+    path = tmp_path / "a.safetensors"
+    learner.save(path, weights=False)
+    check_loaded(Learner.load(path, "package"), learner)
+    line = "holds no weights: give those of ImageNet weights of the package"
+    with pytest.raises(LearnerError, match=line):
+        Learner.load(path)
+
+
+def test_a_cut_by_name(learner):
+    """The maps are those of the cut by number."""
     network = EfficientNetLite().eval()
     network.load_state_dict(in_order(packaged_weights(), network, "the package"))
     cut = split_at(network, "features.11", n_classes=2, image_size=SIDE).eval()
     cut.set_normalization((0.5,) * 3, (0.5,) * 3)
-    model, pixels = (
-        learner.network.model,
-        torch.from_numpy(IMAGES[1]).permute(0, 3, 1, 2),
-    )
-    assert torch.equal(cut.extract(pixels), model.extract(pixels))
+    pixels = torch.from_numpy(IMAGES[1]).permute(0, 3, 1, 2)
+    assert torch.equal(cut.extract(pixels), learner.network.model.extract(pixels))

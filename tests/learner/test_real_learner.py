@@ -2,12 +2,15 @@
 
 import copy
 import zipfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from real_data import TEST_DATA
+from torch.nn import functional
 
 from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import batches, clips_of
@@ -26,146 +29,176 @@ pytestmark = [
 ]
 
 
+EVERY = 6  # photo of an object that is taught or asked about
+
+
+def numbered_views(archive):
+    """Yield class, number and view name of each photo of ETH-80, by name of the file."""
+    for name in sorted(archive.namelist()):
+        parts = name.split("/")
+        if len(parts) == 3 and name.endswith(".jpg"):
+            label = parts[1].rstrip("0123456789")
+            yield name, label, parts[1][len(label) :], parts[2]
+
+
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """Photos of four objects of four classes: three to be taught, one to be asked about."""
+    """Photos of four objects of four classes: three to be taught, one to be asked."""
     folder = tmp_path_factory.mktemp("eth80")
     with zipfile.ZipFile(ARCHIVE) as archive:
-        for name in sorted(archive.namelist()):
-            parts = name.split("/")
-            label = parts[1].rstrip("0123456789") if len(parts) == 3 else ""
-            number = parts[1][len(label) :] if label else ""
-            if (
-                label in CLASSES
-                and number in ("1", "2", "3", "5" if label == "car" else "4")
-                and name.endswith(".jpg")
-            ):
-                part = "test" if number in "45" else "learn"
-                target = folder / part / label / parts[1] / parts[2]
+        for name, label, number, view in numbered_views(archive):
+            asked = "5" if label == "car" else "4"
+            if label in CLASSES and number in ("1", "2", "3", asked):
+                part = "test" if number == asked else "learn"
+                target = folder / part / label / number / view
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(name))
     return folder
 
 
-def taught(method, photos):
-    learner = Learner(method, weights=WEIGHTS, looks=(1.0,))
+@pytest.fixture(scope="module", params=CLOSED_FORMS)
+def learner(photos, request):
+    """A learner of a method that was taught three objects of each class."""
+    learner = Learner(request.param, weights=WEIGHTS, looks=(1.0,))
     for label in CLASSES:
-        for item in sorted((photos / "learn" / label).iterdir()):
-            learner.teach(sorted(item.glob("*.jpg"))[::6], label)
+        for folder in sorted((photos / "learn" / label).iterdir()):
+            learner.teach(sorted(folder.glob("*.jpg"))[::EVERY], label)
     return learner
 
 
-@pytest.mark.parametrize("method", CLOSED_FORMS)
-def test_it_recognises_new_objects_and_knows_why(photos, method):
-    learner = taught(method, photos)
-    known, model, random = (
-        learner._classifier,
-        learner.network.model,
-        torch.Generator().manual_seed(0),
-    )
-    asked = [
-        photo
-        for label in CLASSES
-        for photo in sorted((photos / "test" / label).rglob("*.jpg"))[::6]
-    ]
-    assert sum(
-        learner.predict(photo).label == photo.parent.parent.name for photo in asked
-    ) >= 0.85 * len(asked)
-    for photo in asked[::6]:
-        ((_, pixels),) = batches(
-            next(iter(clips_of(photo))).frames, 1, learner._transform
-        )
-        maps = model.features(pixels)
+@pytest.fixture(scope="module")
+def asked(photos):
+    """Photos of objects that were not taught."""
+    paths: list[Path] = []
+    for label in CLASSES:
+        paths += sorted((photos / "test" / label).rglob("*.jpg"))[::EVERY]
+    return paths
 
-        def scores(maps):
-            return known.statistics.scores(known.features.of_maps(model, maps))
 
-        best = scores(maps)[0].topk(2).indices
-        shares = torch.nn.functional.adaptive_avg_pool2d(
-            known.explain(model, pixels)[None], maps.shape[2:]
-        ).flatten()
+def test_new_objects(learner, asked):
+    right = [learner.predict(path).label == path.parts[-3] for path in asked]
+    assert np.mean(right) >= 0.85
 
-        def margin(removed, maps=maps, scores=scores, best=best):
-            """The margin if locations hold the mean of the map."""
-            changed = maps.flatten(2).clone()
-            changed[:, :, removed] = changed.mean(2, keepdim=True)
-            first, second = scores(changed.view_as(maps))[0, best].tolist()
-            return first - second
 
-        # Without the tenth of the locations that speak most for the answer, it falls
-        # more than without any tenth.
-        tenth = len(shares) // 10
-        tenths = [
-            torch.randperm(len(shares), generator=random)[:tenth] for _ in range(4)
-        ]
-        assert margin(shares.topk(tenth).indices) < sum(map(margin, tenths)) / 4, photo
+@pytest.mark.parametrize("number", range(5))
+def test_evidence_by_location(learner, asked, number):
+    """Without the locations that speak most for the answer, its margin falls most."""
+    path = asked[::6][number]
+    classifier = learner._classifier
+    model = learner.network.model
+    (clip,) = clips_of(path)
+    ((_, pixels),) = batches(clip.frames, 1, learner._transform)
+    maps = model.features(pixels)
+
+    def scores(maps):
+        return classifier.statistics.scores(classifier.features.of_maps(model, maps))
+
+    best = scores(maps)[0].topk(2).indices
+
+    def margin(removed):
+        """The margin if locations hold the mean of the map."""
+        changed = maps.flatten(2).clone()
+        changed[:, :, removed] = changed.mean(2, keepdim=True)
+        first, second = scores(changed.view_as(maps))[0, best].tolist()
+        return first - second
+
+    explained = classifier.explain(model, pixels)[None]
+    shares = functional.adaptive_avg_pool2d(explained, maps.shape[2:]).flatten()
+    tenth = len(shares) // 10
+    random = torch.Generator().manual_seed(number)
+    tenths = [torch.randperm(len(shares), generator=random)[:tenth] for _ in range(4)]
+    assert margin(shares.topk(tenth).indices) < np.mean(list(map(margin, tenths)))
 
 
 SPLITS = range(100, 116)
-LESSONS, VIEWS = 10, 10
+LESSONS = 10
+VIEWS = 10
 
 
-def test_a_wrong_label_is_noticed():
-    """One lesson of ten has the name of another known class: most such labels are doubted, and few right ones."""
+@pytest.fixture(scope="module")
+def doubted():
+    """Whether each right and each wrong label was doubted, in many short streams.
+
+    One lesson of ten has the name of another known class.
+    """
     learner = Learner(backbone="squeezenet1_0", weights=WEIGHTS)
-    shown = features_of_objects(learner)
-    names = sorted({name for name, _ in shown})
-    doubted: dict[bool, list[bool]] = {
-        True: [],
-        False: [],
-    }  # of right and of wrong labels
+    features = features_of_objects(learner)
+    doubted: dict[str, list[bool]] = {"right": [], "wrong": []}
     for split in SPLITS:
-        draws = np.random.default_rng(split)
-        classes = draws.choice(names, 3 + split % 4, replace=False).tolist()
-        order = [*classes, *draws.choice(classes, LESSONS - len(classes)).tolist()]
-        objects = {name: draws.permutation(10).tolist() for name in classes}
-        place = int(draws.integers(len(classes), LESSONS))
-        known = Classifier.of_model(
+        stream = lessons_of(split, features)
+        wrong = int(stream.draws.integers(stream.classes, LESSONS))
+        classifier = Classifier.of_model(
             "rda",
             learner.network.model,
             learner.budget_bytes,
             looks=Looks(learner.looks),
         )
-        for number, name in enumerate(order):
-            values = [([""] * VIEWS, shown[name, objects[name].pop()])]
-            if number == place:  # every other name; the last one is learned
-                before = known
-                for label in [other for other in classes if other != name]:
-                    known = copy.deepcopy(before)
-                    doubted[False].append(
-                        bool(learn(known, [(label, values)], []).doubts)
-                    )
-            else:
-                doubted[True].append(bool(learn(known, [(name, values)], []).doubts))
-    shares = {right: 100 * np.mean(found) for right, found in doubted.items()}
-    for right, found in doubted.items():
-        print(
-            f"doubted: {shares[right]:.1f} % of {len(found)} {'right' if right else 'wrong'} labels"
-        )
-    assert shares[False] >= 90 and shares[True] <= 5
+        for number, (name, clip) in enumerate(stream.lessons):
+            if number != wrong:
+                doubts = learn(classifier, [(name, clip)], []).doubts
+                doubted["right"].append(bool(doubts))
+                continue
+            before = classifier  # every other name is tried; the last one is learned
+            for label in stream.names:
+                if label != name:
+                    classifier = copy.deepcopy(before)
+                    doubts = learn(classifier, [(label, clip)], []).doubts
+                    doubted["wrong"].append(bool(doubts))
+    return doubted
+
+
+@dataclass
+class Stream:
+    """A short stream of lessons.
+
+    Attributes:
+        names: of the classes, in order of arrival.
+        lessons: name and clip of each lesson, the first ones of a class each.
+        draws: what was drawn from.
+    """
+
+    names: list[str]
+    lessons: list[tuple[str, list]]
+    draws: np.random.Generator
+
+    @property
+    def classes(self):
+        return len(self.names)
+
+
+def lessons_of(split, features):
+    """Draw a stream of three to six classes; each lesson is another object."""
+    draws = np.random.default_rng(split)
+    labels = sorted({label for label, _ in features})
+    names = draws.choice(labels, 3 + split % 4, replace=False).tolist()
+    order = [*names, *draws.choice(names, LESSONS - len(names)).tolist()]
+    objects = {name: draws.permutation(10).tolist() for name in names}
+    lessons = []
+    for name in order:
+        batch = ([""] * VIEWS, features[name, objects[name].pop()])
+        lessons.append((name, [batch]))
+    return Stream(names, lessons, draws)
 
 
 def features_of_objects(learner):
     """What is learned of ten views of each object of ETH-80, by class and number."""
-    views: dict = {}
+    features = {}
     with zipfile.ZipFile(ARCHIVE) as archive:
-        for name in sorted(archive.namelist()):
-            parts = name.split("/")
-            if len(parts) == 3 and name.endswith(".jpg"):
-                label = parts[1].rstrip("0123456789")
-                views.setdefault(label, {}).setdefault(parts[1], []).append(name)
-        found = {}
-        for key, paths in [
-            ((label, place), its)
-            for label in views
-            for place, its in enumerate(views[label].values())
-        ]:
-            frames = [
-                Image.open(archive.open(path)).convert("RGB")
-                for path in paths[::4][:VIEWS]
-            ]
-            (clip,) = clips_of(frames)
-            found[key] = torch.cat(
-                [values for _, values in learner._values(clip, None)]
-            )
-    return found
+        objects: dict = {}
+        for name, label, number, _ in numbered_views(archive):
+            objects.setdefault(label, {}).setdefault(number, []).append(name)
+        for label, views_of_objects in objects.items():
+            for index, names in enumerate(views_of_objects.values()):
+                views = [archive.open(name) for name in names[::4][:VIEWS]]
+                (clip,) = clips_of([Image.open(view).convert("RGB") for view in views])
+                pieces = [values for _, values in learner._values(clip, None)]
+                features[label, index] = torch.cat(pieces)
+    return features
+
+
+def test_wrong_labels_are_doubted(doubted):
+    assert np.mean(doubted["wrong"]) >= 0.9
+
+
+def test_right_labels_are_not_doubted(doubted):
+    assert np.mean(doubted["right"]) <= 0.05

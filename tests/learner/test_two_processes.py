@@ -2,10 +2,14 @@
 
 import copy
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
+import savers
 from forked import CONTEXT, start
 from savers import save_in_rounds
 from small_lessons import images, taught
@@ -42,6 +46,32 @@ def test_saves_of_two_processes(make, tmp_path):
 @pytest.mark.slow
 def test_many_saves_of_two_processes(make, tmp_path):
     check_rounds(taught(make("ncm"), 1), tmp_path / "a.safetensors", rounds=200)
+
+
+# Two processes of the same number, as in two containers.
+NAMESPACE = ["unshare", "--pid", "--fork"]
+
+
+def has_namespaces():
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_namespaces(), reason="no PID namespaces here")
+def test_saves_in_two_pid_namespaces(make, tmp_path):
+    path = tmp_path / "a.safetensors"
+    learner = taught(make("ncm"), 1)
+    learner.save(path)
+    command = [*NAMESPACE, sys.executable, savers.__file__, str(path)]
+    processes = [
+        subprocess.Popen([*command, str(number), "100"], stdout=subprocess.PIPE)
+        for number in range(2)
+    ]
+    saved = [int(process.communicate()[0]) for process in processes]
+    assert min(saved) > 0
+    assert len(Learner.load(path).lessons) == len(learner.lessons) + sum(saved)
 
 
 def test_save_while_the_file_is_locked(make, tmp_path):
