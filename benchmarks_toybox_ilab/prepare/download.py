@@ -176,7 +176,7 @@ def _append(
     """Write an answer to `part`: after its `start` bytes if it resumes there.
 
     Returns:
-        The expected length of the whole file, or 0 if unknown.
+        The expected length of the file, or 0 if unknown.
     """
     offset = start if resumes else 0
     # None unless an HTTP server states a number

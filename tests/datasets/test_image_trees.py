@@ -217,21 +217,19 @@ def test_annotations_are_needed(official):
 )
 def test_the_real_names_of_cifar100():
     with zipfile.ZipFile(CIFAR100) as archive:
-        names = [
-            name.removeprefix("cifar100/")
-            for name in archive.namelist()
-            if name.endswith(".png")
-        ]
-    table = CIFAR100Frames("/nowhere", names)
+        names = archive.namelist()
+    images = [name.removeprefix("cifar100/") for name in names if name.endswith(".png")]
+    table = CIFAR100Frames("/nowhere", images)
     assert cifar100.LAYOUT.missing(table) == []
-    assert (
-        table.classes[0] == "apple"
-        and "train" in table.classes
-        and table.classes[-1] == "worm"
-    )
-    assert all(
-        count == {"train": 500, "test": 100} for count in table.counts().values()
-    )
+    assert table.classes[0] == "apple"
+    assert "train" in table.classes
+    assert table.classes[-1] == "worm"
+    assert numbers_of(table) == {(500, 100)}
+
+
+def numbers_of(table):
+    """Return the different pairs of numbers of training and test images of a class."""
+    return {(count["train"], count["test"]) for count in table.counts().values()}
 
 
 @pytest.mark.skipif(
@@ -239,18 +237,19 @@ def test_the_real_names_of_cifar100():
     reason="needs tiny_imagenet/tiny_imagenet.zip in CRUMB_TEST_DATA",
 )
 def test_a_part_of_the_real_images_of_tiny_imagenet(tmp_path):
+    first = {}  # image by folder: one of each class and split
     with zipfile.ZipFile(TINY) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".jpg")]
-        first = {
-            name.rpartition("/")[0]: name for name in reversed(names)
-        }  # of each class and split
+        for name in archive.namelist():
+            if name.endswith(".jpg"):
+                first.setdefault(name.rpartition("/")[0], name)
         archive.extractall(tmp_path, first.values())
     table = TinyImageNetFrames(tmp_path)
     lines = tiny_imagenet.LAYOUT.missing(table)
     assert lines[2] == "class n01443537: 1 of 500 training images, 1 of 50 test images"
     assert lines[-1] == "180 more classes are incomplete"
-    assert len(table.classes) == 200 and table.read(0).size == (64, 64)
-    assert all(count == {"train": 1, "test": 1} for count in table.counts().values())
+    assert len(table.classes) == 200
+    assert table.read(0).size == (64, 64)
+    assert numbers_of(table) == {(1, 1)}
 
 
 REAL = TEST_DATA / "eth80/eth80_128.zip"
@@ -271,17 +270,23 @@ def root(tmp_path_factory):
 
 def test_a_clip_is_a_ring_by_azimuth(root):
     table = ETH80Frames(root)
-    assert table.classes == ("apple", "car") and len(table) == 2 * 10 * 5
     clips = table.clips(table.rows(class_name="car"))
+    assert table.classes == ("apple", "car")
+    assert len(table) == 2 * 10 * 5
     assert len(clips) == 10 * 3
-    ring = [f"car1/car1-045-{azimuth}.jpg" for azimuth in ("000", "090", "270")]
-    assert [table.path[row] for row in clips[1]] == ring
-    row = clips[1][1]
-    assert (table.object_name[row], table.session[row], table.frame[row]) == (
-        "car1",
-        "045",
-        90,
-    )
+    assert [table.path[row] for row in clips[1]] == [
+        "car1/car1-045-000.jpg",
+        "car1/car1-045-090.jpg",
+        "car1/car1-045-270.jpg",
+    ]
+
+
+def test_a_view_of_a_ring(root):
+    table = ETH80Frames(root)
+    row = table.path.index("car1/car1-045-090.jpg")
+    assert table.object_name[row] == "car1"
+    assert table.session[row] == "045"
+    assert table.frame[row] == 90
     assert table.read(row).size == (12, 8)
 
 
@@ -321,72 +326,102 @@ def test_incomplete_classes_have_two_test_objects(tmp_path, number, different):
     assert len(set(pairs)) == different
 
 
-def test_masks_and_the_folder_of_the_whole_are_no_objects(tmp_path):
-    write_eth80(tmp_path / "eth80", {"cup": range(1, 4)})
-    expected = ETH80Frames(tmp_path / "eth80")
-    write_image(tmp_path / "eth80" / "cup1" / "maps" / "cup1-000-000-map.png")
-    (tmp_path / "core50/s1/o1").mkdir(parents=True)  # a folder of data sets
-    assert (
-        "class cup: 5 of 328 training images, 10 of 82 test images"
-        in LAYOUT.missing(expected)
-    )
-    assert (
-        len(expected) == 15
-        and ETH80Frames(tmp_path).content_hash() == expected.content_hash()
-    )
+@pytest.fixture
+def cups(tmp_path):
+    """Three cups."""
+    return write_eth80(tmp_path / "eth80", {"cup": range(1, 4)})
 
 
-def test_objects_that_cannot_be_used(tmp_path):
+def test_masks_are_no_images(cups):
+    content = ETH80Frames(cups).content_hash()
+    write_image(cups / "cup1" / "maps" / "cup1-000-000-map.png")
+    assert ETH80Frames(cups).content_hash() == content
+
+
+def test_a_folder_of_data_sets_is_no_object(cups, tmp_path):
+    (tmp_path / "core50/s1/o1").mkdir(parents=True)
+    assert ETH80Frames(tmp_path).content_hash() == ETH80Frames(cups).content_hash()
+
+
+def test_what_eth80_lacks(cups):
+    table = ETH80Frames(cups)
+    assert len(table) == 15
+    line = "class cup: 5 of 328 training images, 10 of 82 test images"
+    assert line in LAYOUT.missing(table)
+
+
+def test_too_few_objects(tmp_path):
     write_eth80(tmp_path, {"cup": (1, 2)})
-    with pytest.raises(
-        FrameTableError, match=r"class 'cup' .* only 2 objects \(cup1, cup2\)"
-    ):
+    words = r"class 'cup' .* only 2 objects \(cup1, cup2\)"
+    with pytest.raises(FrameTableError, match=words):
         ETH80Frames(tmp_path)
-    with pytest.raises(
-        ValueError, match="run is -1, but must be a whole number of at least 0"
-    ):
+
+
+def test_a_run_below_0(tmp_path):
+    words = "run is -1, but must be a whole number of at least 0"
+    with pytest.raises(ValueError, match=words):
         ETH80Frames(tmp_path, -1)
 
 
-@pytest.mark.skipif(
+needs_eth80 = pytest.mark.skipif(
     not REAL.is_file(), reason="needs eth80/eth80_128.zip in CRUMB_TEST_DATA"
 )
-def test_the_real_data(tmp_path):
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The files of the real data, empty."""
+    root = tmp_path_factory.mktemp("real")
     with zipfile.ZipFile(REAL) as archive:
-        names = [name for name in archive.namelist() if not name.endswith("/")]
+        names = archive.namelist()
     for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        if not name.endswith("/"):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+    return root
+
+
+@needs_eth80
+@pytest.mark.parametrize("run", range(10))
+def test_a_split_of_the_real_data(real, run):
+    table = ETH80Frames(real, run)
+    assert len(table) == 3280
+    assert table.classes == (
+        "apple",
+        "car",
+        "cow",
+        "cup",
+        "dog",
+        "horse",
+        "pear",
+        "tomato",
+    )
+    assert numbers_of(table) == {(328, 82)}
+
+
+@needs_eth80
+def test_each_object_of_the_real_data_is_held_out_twice(real):
     held_out = Counter()
     for run in range(10):
-        table = ETH80Frames(tmp_path, run)
-        assert len(table) == 3280 and table.classes == (
-            "apple",
-            "car",
-            "cow",
-            "cup",
-            "dog",
-            "horse",
-            "pear",
-            "tomato",
-        )
-        assert all(
-            count == {"train": 328, "test": 82} for count in table.counts().values()
-        )
-        held_out.update(
-            name
-            for class_name in table.classes
-            for name in objects(table, "test", class_name)
-        )
-    assert len(held_out) == 80 and set(held_out.values()) == {2}
+        table = ETH80Frames(real, run)
+        test = table.rows("test")
+        held_out.update({table.object_name[row] for row in test})
+    assert len(held_out) == 80
+    assert set(held_out.values()) == {2}
+
+
+@needs_eth80
+def test_clips_of_the_real_data(real):
+    table = ETH80Frames(real)
     sizes = Counter(len(clip) for clip in table.clips(table.rows()))
     assert sizes == {1: 80, 4: 80 * 4, 8: 80, 16: 80}
-    assert (
-        ETH80Frames(tmp_path).frames_hash()
-        == "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
-    )
-    assert [
-        car
-        for run in range(5)
-        for car in objects(ETH80Frames(tmp_path, run), "test", "car")
-    ] == CARS
+    content = "485ff8f83a1616d95815ae9c557c240b0c604a38073fa2249f61f325dcdae15f"
+    assert table.frames_hash() == content
+
+
+@needs_eth80
+def test_the_cars_of_the_real_data(real):
+    held_out = []
+    for run in range(5):
+        held_out += objects(ETH80Frames(real, run), "test", "car")
+    assert held_out == CARS

@@ -91,25 +91,36 @@ def make_table(
 def write_files(root: Path, names: Iterable[str]) -> Path:
     """Write a tiny image for each name of an image, and one byte for any other name."""
     for name in names:
-        if name.lower().endswith((".png", ".jpg", ".jpeg")) and not name.rpartition(
-            "/"
-        )[2].startswith("."):
-            write_image(root / name)
+        path = root / name
+        hidden = path.name.startswith(".")
+        if name.lower().endswith((".png", ".jpg", ".jpeg")) and not hidden:
+            write_image(path)
         else:
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(b"x")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
     return root
 
 
 TOYBOX_FOLDERS = {
-    **{name: "households" for name in ("cup", "mug", "spoon", "ball")},
-    **{name: "animals" for name in ("duck", "cat", "horse", "giraffe")},
-    **{name: "vehicles" for name in ("car", "truck", "airplane", "helicopter")},
+    "cup": "households",
+    "mug": "households",
+    "spoon": "households",
+    "ball": "households",
+    "duck": "animals",
+    "cat": "animals",
+    "horse": "animals",
+    "giraffe": "animals",
+    "car": "vehicles",
+    "truck": "vehicles",
+    "airplane": "vehicles",
+    "helicopter": "vehicles",
 }
+# fmt: off
 TOYBOX_CLIPS = (
-    *("rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus"),
-    *("tx", "ty", "tz", "hodgepodge", "present", "absent"),
+    "rxplus", "ryplus", "rzplus", "rxminus", "ryminus", "rzminus",
+    "tx", "ty", "tz", "hodgepodge", "present", "absent",
 )
+# fmt: on
 
 
 def toybox_clip(
@@ -120,32 +131,40 @@ def toybox_clip(
     ending: str = "{}.png",
 ) -> list[str]:
     """Names of the frames of a clip of Toybox."""
-    thing = f"{class_name}_{number:02d}_pivothead"
-    return [
-        f"images/{TOYBOX_FOLDERS[class_name]}/{thing}/{thing}_{clip}_{ending.format(frame)}"
-        for frame in frames
-    ]
+    name = f"{class_name}_{number:02d}_pivothead"
+    prefix = f"images/{TOYBOX_FOLDERS[class_name]}/{name}/{name}_{clip}_"
+    return [prefix + ending.format(frame) for frame in frames]
 
 
 def toybox_names(
     classes=tuple(TOYBOX_FOLDERS), objects=range(1, 31), frames: int = 20
 ) -> list[str]:
-    """Names of complete objects of Toybox: all twelve clips with equal numbers of frames."""
-    clips = product(classes, objects, TOYBOX_CLIPS)
-    return [name for clip in clips for name in toybox_clip(*clip, range(1, frames + 1))]
+    """Names of complete objects of Toybox.
+
+    All twelve clips have equal numbers of frames.
+    """
+    names = []
+    for class_name, number, clip in product(classes, objects, TOYBOX_CLIPS):
+        names += toybox_clip(class_name, number, clip, range(1, frames + 1))
+    return names
 
 
 def odd_toybox_names() -> list[str]:
-    """A cup with a long clip, a gap and upper-case names; a cup without tz; a duck with a short clip; other files."""
-    usual = [
-        ("cup", 1, clip)
-        for clip in TOYBOX_CLIPS
-        if clip not in ("rzplus", "tz", "hodgepodge")
-    ]
-    usual += [("cup", 2, clip) for clip in TOYBOX_CLIPS if clip != "tz"]
-    usual += [("duck", 12, clip) for clip in TOYBOX_CLIPS if clip != "rxplus"]
+    """Names of three objects of Toybox, and other files.
+
+    A cup with a long clip, a gap and upper-case names; a cup without tz; a duck with a
+    short clip.
+    """
+    names = []
+    for clip in TOYBOX_CLIPS:
+        if clip not in ("rzplus", "tz", "hodgepodge"):
+            names += toybox_clip("cup", 1, clip, (1, 2))
+        if clip != "tz":
+            names += toybox_clip("cup", 2, clip, (1, 2))
+        if clip != "rxplus":
+            names += toybox_clip("duck", 12, clip, (1, 2))
     return [
-        *(name for clip in usual for name in toybox_clip(*clip, (1, 2))),
+        *names,
         *toybox_clip("cup", 1, "rzplus", range(1, 18)),
         *toybox_clip("cup", 1, "tz", (1, 2, 4), "{:03d}.jpeg"),
         *toybox_clip("cup", 1, "hodgepodge", (1, 2), "{:03d}.PNG"),
@@ -158,13 +177,13 @@ def odd_toybox_names() -> list[str]:
     ]
 
 
+# fmt: off
 ILAB_CLASSES = (
-    *("boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster"),
-    *("pickup", "plane", "semi", "tank", "train", "ufo", "van"),
+    "boat", "bus", "car", "equip", "f1car", "heli", "mil", "monster",
+    "pickup", "plane", "semi", "tank", "train", "ufo", "van",
 )
-ILAB_VIEWS = [
-    (camera, rotation) for camera in (0, 2, 4, 7, 9) for rotation in (1, 2, 3, 4, 6, 7)
-]
+# fmt: on
+ILAB_VIEWS = list(product((0, 2, 4, 7, 9), (1, 2, 3, 4, 6, 7)))  # camera and rotation
 
 
 def ilab_session(
@@ -185,36 +204,34 @@ def ilab_names(
     views: int = 30,
 ) -> list[str]:
     """Names of complete objects of iLab, including "semi"."""
-    sessions = product(classes, objects, backgrounds)
-    return [name for session in sessions for name in ilab_session(*session, views)]
+    names = []
+    for class_name, number, background in product(classes, objects, backgrounds):
+        names += ilab_session(class_name, number, background, views)
+    return names
 
 
 def odd_ilab_names() -> list[str]:
-    """A boat with a short session, one with too few, a van with upper-case names, an unused class; other files."""
+    """Names of objects of iLab, and other files.
+
+    A boat with a short session, one with too few, a van with upper-case names, and an
+    unused class.
+    """
+    names = []
+    for background in (1, 3, 4, 5, 6, 7, 8, 9, 10):
+        names += ilab_session("boat", 1, background)
+    names += ilab_session("boat", 1, 2, views=14)
+    names += ilab_names(["boat"], [2], range(1, 8), 15)
+    for background in range(11, 19):
+        names += ilab_session("van", 7, background, 17, "-l0.JPG")
+    names += ilab_names(["semi"], [1], range(1, 9), 15)
     return [
-        *(
-            name
-            for number in (1, 3, 4, 5, 6, 7, 8, 9, 10)
-            for name in ilab_session("boat", 1, number)
-        ),
-        *ilab_session("boat", 1, 2, views=14),
-        *ilab_names(["boat"], [2], range(1, 8), 15),
-        *(
-            name
-            for number in range(11, 19)
-            for name in ilab_session("van", 7, number, 17, "-l0.JPG")
-        ),
-        *ilab_names(["semi"], [1], range(1, 9), 15),
-        *(
-            "README.txt",
-            "train_img/Thumbs.db",
-            "train_img/boat-i0001-b0001.xml",
-            "test_img/any.jpg",
-        ),
-        *(
-            f"{folder}boat-i0001-b0001-c00-r01-l0-f2.jpg"
-            for folder in ("train_img/._", "test_img/")
-        ),
+        *names,
+        "README.txt",
+        "train_img/Thumbs.db",
+        "train_img/boat-i0001-b0001.xml",
+        "test_img/any.jpg",
+        "train_img/._boat-i0001-b0001-c00-r01-l0-f2.jpg",
+        "test_img/boat-i0001-b0001-c00-r01-l0-f2.jpg",
     ]
 
 
@@ -232,11 +249,10 @@ def core50_names(
     sessions=range(1, 12), objects=range(1, 51), frames: Iterable[int] = range(300)
 ) -> list[str]:
     """Names of complete sessions of CORe50."""
-    return [
-        name
-        for clip in product(sessions, objects)
-        for name in core50_clip(*clip, frames)
-    ]
+    names = []
+    for session, number in product(sessions, objects):
+        names += core50_clip(session, number, frames)
+    return names
 
 
 def odd_core50_names() -> list[str]:
@@ -284,24 +300,26 @@ def icub_clip(
 
 
 def icub_names(parts=ICUB_PARTS, objects=range(1, 11), frames: int = 21) -> list[str]:
-    """Names of complete objects of iCubWorld Transformations: five clips, two days, two cameras."""
-    kinds = [
-        f"{part}/{category}/{category}"
-        for part, categories in parts.items()
-        for category in categories
-    ]
-    folders = [
-        f"{kind}{number}/{clip}"
-        for kind, number, clip in product(kinds, objects, ICUB_CLIPS)
-    ]
-    clips = list(product(folders, (2, 10)))
-    left = (name for clip in clips for name in icub_clip(*clip, range(frames)))
-    right = (name for clip in clips for name in icub_clip(*clip, range(2), "right"))
-    return [*left, *right]
+    """Names of complete objects of iCubWorld Transformations.
+
+    Five clips on two days, of two cameras.
+    """
+    left = []
+    right = []
+    for part, categories in parts.items():
+        for category, number, clip in product(categories, objects, ICUB_CLIPS):
+            folder = f"{part}/{category}/{category}{number}/{clip}"
+            for day in (2, 10):
+                left += icub_clip(folder, day, range(frames))
+                right += icub_clip(folder, day, range(2), "right")
+    return left + right
 
 
 def odd_icub_names() -> list[str]:
-    """Two mugs and a book, the book in the wrong part: gaps, short and missing clips, upper-case names; other files."""
+    """Names of two mugs and a book, which is in the wrong part, and other files.
+
+    There are gaps, short and missing clips, and upper-case names.
+    """
     mug = "part3/mug/mug"
     book = "part2/book/book"
     return [
@@ -315,11 +333,11 @@ def odd_icub_names() -> list[str]:
         *icub_clip(f"{mug}10/MIX", 3, range(4, 7)),
         *icub_clip(f"{mug}10/ROT3D", 3, range(4, 7), "right"),
         *icub_clip(f"{mug}10/SCALE", 3, [30, 20, 10]),
-        *(
-            name
-            for clip in ICUB_CLIPS
-            for name in icub_clip(f"{book}1/{clip}", 1, range(3))
-        ),
+        *icub_clip(f"{book}1/MIX", 1, range(3)),
+        *icub_clip(f"{book}1/ROT2D", 1, range(3)),
+        *icub_clip(f"{book}1/ROT3D", 1, range(3)),
+        *icub_clip(f"{book}1/SCALE", 1, range(3)),
+        *icub_clip(f"{book}1/TRANSL", 1, range(3)),
         "README.txt",
         f"{book}1/MIX/day1/left/00000000.xml",
         f"{book}1/MIX/day1/left/._00000000.jpg",
@@ -331,14 +349,14 @@ def odd_icub_names() -> list[str]:
 def write_toybox_videos(
     root: Path, clips: Iterable[tuple[str, int, str]], seconds: float = 2, rate: int = 5
 ) -> Path:
-    """Videos of Toybox, such as ("cup", 1, "tx"): `root/households/cup_01_pivothead/cup_01_pivothead_tx.mp4`."""
+    """Write videos of Toybox, such as ("cup", 1, "tx").
+
+    That is `root/households/cup_01_pivothead/cup_01_pivothead_tx.mp4`.
+    """
     for class_name, number, clip in clips:
-        thing = f"{class_name}_{number:02d}_pivothead"
-        write_video(
-            root / TOYBOX_FOLDERS[class_name] / thing / f"{thing}_{clip}.mp4",
-            seconds,
-            rate,
-        )
+        name = f"{class_name}_{number:02d}_pivothead"
+        folder = root / TOYBOX_FOLDERS[class_name] / name
+        write_video(folder / f"{name}_{clip}.mp4", seconds, rate)
     return root
 
 
@@ -348,28 +366,31 @@ def cifar100_pixels(number: int) -> np.ndarray:
 
 
 def write_cifar100_archive(path: Path) -> str:
-    """Write two classes of CIFAR-100 in its distributed form, three training and two test images each.
+    """Write two classes of CIFAR-100 in its distributed form.
 
-    Image n of both splits together has `cifar100_pixels(n)`, and is called
-    `<class>_s_<n>.png`; labels take turns.
+    Three training and two test images each. Image n of both splits together has
+    `cifar100_pixels(n)`, and is called `<class>_s_<n>.png`; labels take turns.
 
     Returns:
         The MD5 checksum of the archive.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    classes = ("apple", "train")
-    contents = {"meta": {"fine_label_names": list(classes)}}
+    classes = ["apple", "train"]
+    contents = {"meta": {"fine_label_names": classes}}
     for split, numbers in (("train", range(6)), ("test", range(6, 10))):
-        pixels = [
-            cifar100_pixels(number).transpose(2, 0, 1).reshape(-1) for number in numbers
-        ]
+        pixels = []
+        labels = []
+        names = []
+        for number in numbers:
+            label = number % 2
+            pixels.append(cifar100_pixels(number).transpose(2, 0, 1).reshape(-1))
+            labels.append(label)
+            names.append(f"{classes[label]}_s_{number:06d}.png")
         contents[split] = {
             "data": np.array(pixels),
-            "fine_labels": [number % 2 for number in numbers],
+            "fine_labels": labels,
+            "filenames": names,
         }
-        contents[split]["filenames"] = [
-            f"{classes[number % 2]}_s_{number:06d}.png" for number in numbers
-        ]
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             pickled = pickle.dumps(content, protocol=2)
@@ -382,41 +403,37 @@ def write_cifar100_archive(path: Path) -> str:
 def image_tree_names(
     folders: dict[str, int], classes: Iterable[str], ending: str = ".png"
 ) -> list[str]:
-    """Names of a tree of single images: `train/apple/apple_0.png`, `folders` gives the number per class."""
-    names = [
-        (folder, name, number)
-        for folder, count in folders.items()
-        for name in classes
-        for number in range(count)
-    ]
-    return [
-        f"{folder}/{name}/{name}_{number}{ending}" for folder, name, number in names
-    ]
+    """Names of a tree of single images: `train/apple/apple_0.png`.
+
+    `folders` gives the number of images of a class.
+    """
+    classes = list(classes)
+    names = []
+    for folder, count in folders.items():
+        for name, number in product(classes, range(count)):
+            names.append(f"{folder}/{name}/{name}_{number}{ending}")
+    return names
 
 
 def write_tiny_imagenet(
     root: Path, classes: Iterable[str], train: int = 2, test: int = 1
 ) -> Path:
-    """The official layout of Tiny-ImageNet with fewer classes and images; test image n is of class n % classes."""
+    """Write the official layout of Tiny-ImageNet with fewer classes and images.
+
+    Test image n is of class n % classes.
+    """
     classes = list(classes)
-    names = [f"val_{number}.JPEG" for number in range(test * len(classes))]
-    write_files(
-        root,
-        [
-            *(
-                f"train/{wnid}/images/{wnid}_{number}.JPEG"
-                for wnid in classes
-                for number in range(train)
-            ),
-            *(f"train/{wnid}/{wnid}_boxes.txt" for wnid in classes),
-            *(f"val/images/{name}" for name in names),
-            *("test/images/test_0.JPEG", "wnids.txt", "words.txt"),
-        ],
-    )
-    lines = [
-        f"{name}\t{classes[n % len(classes)]}\t0\t32\t44\t62\n"
-        for n, name in enumerate(names)
-    ]
+    names = ["test/images/test_0.JPEG", "wnids.txt", "words.txt"]
+    for wnid in classes:
+        names.append(f"train/{wnid}/{wnid}_boxes.txt")
+        for number in range(train):
+            names.append(f"train/{wnid}/images/{wnid}_{number}.JPEG")
+    lines = []
+    for number in range(test * len(classes)):
+        name = f"val_{number}.JPEG"
+        names.append(f"val/images/{name}")
+        lines.append(f"{name}\t{classes[number % len(classes)]}\t0\t32\t44\t62\n")
+    write_files(root, names)
     (root / "val" / "val_annotations.txt").write_text("".join(lines))
     return root
 
@@ -427,14 +444,15 @@ def openloris_names(
     segments=range(1, 10),
     images=2,
 ) -> list[str]:
-    """Names of OpenLORIS-Object: `train/clutter/segment1/bottle_01/1.jpg`, numbered without leading zeros."""
-    folders = product(
-        ("train", "test"), factors, segments, objects, range(9, 9 + images)
-    )
-    return [
-        f"{split}/{factor}/segment{segment}/{thing}/{image}.jpg"
-        for split, factor, segment, thing, image in folders
-    ]
+    """Names of OpenLORIS-Object: `train/clutter/segment1/bottle_01/1.jpg`.
+
+    Images are numbered without leading zeros.
+    """
+    names = []
+    for split, factor, segment in product(("train", "test"), factors, segments):
+        for name, image in product(objects, range(9, 9 + images)):
+            names.append(f"{split}/{factor}/segment{segment}/{name}/{image}.jpg")
+    return names
 
 
 def clear_names(classes=("baseball", "bus"), buckets=range(11), images=1) -> list[str]:
@@ -447,22 +465,25 @@ def clear_names(classes=("baseball", "bus"), buckets=range(11), images=1) -> lis
 
 
 def write_stream51(root: Path, classes=("airplane", "bear")) -> Path:
-    """Stream-51 with its lists: two clips of three frames and two test images of each class; boxes are whole images."""
+    """Write Stream-51 with its lists.
+
+    Two clips of three frames and two test images of each class; boxes are whole images.
+    """
+    size = [12, 8]
     box = [12, 0, 8, 0]
     train = []
     test = []
     for number, name in enumerate(classes):
         for clip, frame in product(range(2), range(3)):
             path = f"train/{number + 1}-{name}/{clip:03d}_000_{frame:05d}.jpg"
-            train.append([number, clip, 0, frame, [12, 8], box, path])
-        test += [
-            [number, [12, 8], box, f"test/{2 * number + image:06d}.jpg"]
-            for image in range(2)
-        ]
-    test += [[51, [12, 8], box, f"test/{900 + image:06d}.jpg"] for image in range(2)]
+            train.append([number, clip, 0, frame, size, box, path])
+        for image in range(2):
+            test.append([number, size, box, f"test/{2 * number + image:06d}.jpg"])
+    for image in range(2):
+        test.append([51, size, box, f"test/{900 + image:06d}.jpg"])
     write_files(root, [entry[-1] for entry in train + test])
-    for split, entries in (("train", train), ("test", test)):
-        (root / f"Stream-51_meta_{split}.json").write_text(json.dumps(entries))
+    (root / "Stream-51_meta_train.json").write_text(json.dumps(train))
+    (root / "Stream-51_meta_test.json").write_text(json.dumps(test))
     return root
 
 
@@ -484,18 +505,19 @@ def write_orbit(
     absent: int = 2,
     users=("P177", "P198", "P233"),
 ) -> Path:
-    """ORBIT with a clean and a clutter video of each object, which is not visible in the last frames of the latter."""
-    for user, thing in product(users, things):
-        clutter = orbit_video(user, thing, "clutter", frames[1])
-        write_files(root, [*orbit_video(user, thing, "clean", frames[0]), *clutter])
-        notes = {
-            Path(name).name: {"object_not_present_issue": False} for name in clutter
-        }
-        notes |= {
-            Path(name).name: {"object_not_present_issue": True}
-            for name in clutter[len(clutter) - absent :]
-        }
-        file = root / "annotations/test" / f"{Path(clutter[0]).parent.name}.json"
+    """Write ORBIT with a clean and a clutter video of each object.
+
+    It is not visible in the last frames of the latter.
+    """
+    clean, clutter = frames
+    for user, name in product(users, things):
+        tested = orbit_video(user, name, "clutter", clutter)
+        write_files(root, [*orbit_video(user, name, "clean", clean), *tested])
+        notes = {}
+        for number, path in enumerate(tested):
+            is_absent = number >= clutter - absent
+            notes[Path(path).name] = {"object_not_present_issue": is_absent}
+        file = root / "annotations/test" / f"{Path(tested[0]).parent.name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(notes))
     return root
@@ -515,19 +537,21 @@ TINY: dict[str, list[str] | None] = {
         *(f"core50/{name}" for name in core50_names((1, 3), (1,), (10, 30))),
     ],
     "cifar100": [
-        f"{split}/{name}/1.png"
-        for split in ("train", "test")
-        for name in ("apple", "bed")
+        "train/apple/1.png",
+        "train/bed/1.png",
+        "test/apple/1.png",
+        "test/bed/1.png",
     ],
     "imagenet": [
-        f"{split}/n0000000{number}/1.JPEG"
-        for split in ("train", "val")
-        for number in (1, 2)
+        "train/n00000001/1.JPEG",
+        "train/n00000002/1.JPEG",
+        "val/n00000001/1.JPEG",
+        "val/n00000002/1.JPEG",
     ],
-    **{
-        f"openloris_{one}": openloris_names(factors=[one])
-        for one in ("illumination", "occlusion", "pixel", "clutter")
-    },
+    "openloris_illumination": openloris_names(factors=["illumination"]),
+    "openloris_occlusion": openloris_names(factors=["occlusion"]),
+    "openloris_pixel": openloris_names(factors=["pixel"]),
+    "openloris_clutter": openloris_names(factors=["clutter"]),
     "openloris_sequence": openloris_names(
         factors=("clutter", "illumination"), segments=(1, 9), images=1
     ),
@@ -537,9 +561,10 @@ TINY: dict[str, list[str] | None] = {
     "orbit": None,
     "eth80": None,
     "tiny_imagenet": [
-        f"{split}/n0000000{number}/1.JPEG"
-        for split in ("train", "test")
-        for number in (1, 2)
+        "train/n00000001/1.JPEG",
+        "train/n00000002/1.JPEG",
+        "test/n00000001/1.JPEG",
+        "test/n00000002/1.JPEG",
     ],
     "clip_folder": None,
     "toy_shapes": None,
@@ -550,20 +575,20 @@ TINY: dict[str, list[str] | None] = {
 
 def write_tiny(name: str, root: Path) -> Path:
     """Write the tiny form of a benchmark; nothing for one without files."""
-    own = {
+    writers = {
         "eth80": write_eth80,
         "clip_folder": write_clip_folder,
         "stream51": write_stream51,
         "orbit": write_orbit,
     }
-    if name in own:
-        return own[name](root)
+    if name in writers:
+        return writers[name](root)
     return write_files(root, TINY[name] or [])
 
 
 def frames_by_clip(table):
     """Frames of each (object, session), in table order."""
-    found = {}
+    frames = {}
     for row in table:
-        found.setdefault((row.object_name, row.session), []).append(row.frame)
-    return found
+        frames.setdefault((row.object_name, row.session), []).append(row.frame)
+    return frames
