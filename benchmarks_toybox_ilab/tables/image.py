@@ -63,7 +63,7 @@ class TooManyPixelsError(ValueError):
     """An image is too large to be decoded."""
 
 
-class _WholeFiles:
+class _CutFilesRefused:
     """Make Pillow raise for files that end early, in a `with` block.
 
     `ImageFile.LOAD_TRUNCATED_IMAGES`, which other libraries set, is one for the whole
@@ -98,7 +98,7 @@ class _WholeFiles:
         self._blocks = 0
 
 
-_whole_files = _WholeFiles()
+_cut_files_refused = _CutFilesRefused()
 
 
 def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
@@ -144,7 +144,7 @@ def open_image(
         most_pixels = MOST_PIXELS
     if _is_special_file(source):
         raise ValueError("it is not a regular file; give a file of an image")
-    with _whole_files:
+    with _cut_files_refused:
         image = _opened(source, most_pixels, **how)
     try:
         # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
@@ -413,7 +413,7 @@ def _load(image: Image.Image) -> None:
     if image.format == "TIFF":
         image.filename = ""  # type: ignore
     try:
-        with _whole_files:
+        with _cut_files_refused:
             image.load()
     finally:
         if image.format == "TIFF":
@@ -430,7 +430,7 @@ def _first_visible(image: Image.Image) -> Image.Image:
     if image.format not in _ANIMATED or image.tell() or _is_visible(image):
         return image
     visible = None
-    with _whole_files:
+    with _cut_files_refused:
         with suppress(EOFError):
             for number in range(1, _MOST_SEARCHED):
                 image.seek(number)

@@ -158,7 +158,7 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
 
 
 def print_learner(learner: Learner, path: Path) -> None:
-    """Print what is missing until unknown images are told, and the size of the file."""
+    """Print what is missing until unknown images are recognised, and the bytes."""
     if learner.clips_missing:
         second = "" if len(learner.classes) > 1 else "a second class, and then "
         objects = counted(learner.clips_missing, "more object")

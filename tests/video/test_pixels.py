@@ -20,6 +20,9 @@ INTERLACED = {
     "a.mp4": ("libx264", {"x264-params": "tff=1", "crf": "1"}),
     "a.mkv": ("libx264", {"x264-params": "bff=1", "crf": "1"}),
     "a.ts": ("mpeg2video", {"flags": "+ildct+ilme"}),
+    "a.mts": ("libx264", {"x264-params": "tff=1", "crf": "1"}),
+    "a.avi": ("mpeg2video", {"flags": "+ildct+ilme"}),
+    "without stamps.h264": ("libx264", {"x264-params": "tff=1", "crf": "1"}),
 }
 
 
