@@ -57,17 +57,19 @@ def train(benchmark, strategy, start=0, stop=4):
     return results
 
 
-@pytest.mark.parametrize(
-    ("kind", "buffer", "stop"),
-    [
-        ("CRUMBStrategy", CodeBuffer, 1),
-        ("CRUMBStrategy", MapBuffer, 3),
-        ("CRUMBStrategy", ImageBuffer, 2),
-        ("Naive+CRUMBPlugin", ImageBuffer, 2),
-        ("Naive+CRUMBPlugin", CodeBuffer, 3),
-        ("StreamStrategy", CodeBuffer, 2),
-    ],
-)
+QUICK = [
+    ("CRUMBStrategy", CodeBuffer, 1),
+    ("CRUMBStrategy", MapBuffer, 3),
+    ("Naive+CRUMBPlugin", ImageBuffer, 2),
+]
+OTHERS = [
+    pytest.param("CRUMBStrategy", ImageBuffer, 2, marks=pytest.mark.slow),
+    pytest.param("Naive+CRUMBPlugin", CodeBuffer, 3, marks=pytest.mark.slow),
+    pytest.param("StreamStrategy", CodeBuffer, 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("kind", "buffer", "stop"), [*QUICK, *OTHERS])
 def test_a_run_resumes(tmp_path, kind, buffer, stop):
     path = tmp_path / "checkpoint.pkl"
     benchmark, whole = make(kind, buffer)

@@ -107,7 +107,15 @@ class StopAt(SupervisedPlugin):
 
 
 @pytest.mark.parametrize("epochs, epoch", [(1, 0), (3, 0), (3, 1)])
-@pytest.mark.parametrize("name", [*OURS, "er", "icarl", "gem"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *OURS,
+        "er",
+        pytest.param("icarl", marks=pytest.mark.slow),
+        pytest.param("gem", marks=pytest.mark.slow),
+    ],
+)
 def test_stop_training_stops_at_once(name, epochs, epoch):
     """test_early_stop: memories are stored all the same."""
     trace = Trace()

@@ -190,7 +190,10 @@ SCHEDULES = [
     "milestones, reset_lr, reset_scheduler, first_epoch, first_exp, expected",
     SCHEDULES,
 )
-@pytest.mark.parametrize("name", STORING)
+@pytest.mark.parametrize(
+    "name",
+    ["CRUMBStrategy", pytest.param("Naive+CRUMBPlugin", marks=pytest.mark.slow)],
+)
 def test_a_multi_step_schedule(
     name, milestones, reset_lr, reset_scheduler, first_epoch, first_exp, expected
 ):

@@ -38,6 +38,12 @@ from crumb_avalanche.models.split_model import SplitModel
 pytestmark = pytest.mark.filterwarnings("ignore")
 PER_EXPERIENCE = 2 * PER_CLASS  # images
 STREAMED = [name for name, entry in STRATEGIES.items() if not entry.joint]
+# The quick tests take each part once, the slow ones in every combination.
+SLOW = pytest.mark.slow
+FEW_KINDS = [
+    kind if kind in ("nc", "from_datasets") else pytest.param(kind, marks=SLOW)
+    for kind in KINDS
+]
 TOGETHER = ("test_joint",)  # the host's that train on a whole stream at once
 
 
@@ -90,7 +96,7 @@ def calls_of(strategy, callbacks):
     return callbacks.calls
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("name", OURS)
 def test_ours_take_every_benchmark(name, kind):
     """test_naive, test_replay: with and without task labels, three epochs."""
@@ -116,7 +122,9 @@ def test_callbacks_come_in_the_same_order(name):
     assert len(set(calls)) >= 22
 
 
-@pytest.mark.parametrize("kind", ["nc_tasks", "from_datasets"])
+@pytest.mark.parametrize(
+    "kind", ["from_datasets", pytest.param("nc_tasks", marks=SLOW)]
+)
 @pytest.mark.parametrize("name", STREAMED)
 def test_registry_takes_every_benchmark(name, kind):
     """test_lwf, test_gem, test_ewc, test_mas, test_icarl, test_bic, test_cope, ...
@@ -131,7 +139,7 @@ def test_registry_takes_every_benchmark(name, kind):
     assert sorted(strategy.seen_classes.seen) == list(range(N_CLASSES))
 
 
-@pytest.mark.parametrize("labels", ["nc", "nc_tasks"])
+@pytest.mark.parametrize("labels", ["nc_tasks", pytest.param("nc", marks=SLOW)])
 @pytest.mark.parametrize("name", HOST)
 def test_the_hosts_train_a_split_model(name, labels):
     """Ids are the host's tests; F stays as it was bit for bit, P is trained."""
@@ -206,7 +214,7 @@ def test_streaming_lda_warns_of_losses():
         )
 
 
-@pytest.mark.parametrize("boundaries", [True, False])
+@pytest.mark.parametrize("boundaries", [True, pytest.param(False, marks=SLOW)])
 @pytest.mark.parametrize("name", [*OURS, "er", "image_replay", "rda", "ewc"])
 def test_online_scenario(name, boundaries):
     """test_naive of ``test_online_strategies.py``.
