@@ -1,1 +1,4 @@
-"""What several methods train with: CRUMB's plugin, checkpoints, ledger of bytes, pretraining, replay settings."""
+"""What several methods train with.
+
+CRUMB's plugin, checkpoints, ledger of bytes, pretraining, replay settings.
+"""

@@ -23,7 +23,7 @@ from crumb_avalanche.models.split_model import SplitModel
 
 
 def _restore_names_of_optimizers() -> None:
-    """Set the attributes of ``torch.optim`` that it deletes, such as ``torch.optim.sgd``.
+    """Set attributes that ``torch.optim`` deletes, such as ``torch.optim.sgd``.
 
     Without them dill, with which Avalanche's ``save_checkpoint`` pickles, takes an
     optimiser's class by value, which fails in torch 2.14 and newer.

@@ -297,7 +297,7 @@ def _batches_of(strategy, positions: list[int]) -> Iterator[StreamBatch]:
 
 
 def seen_classes_of(
-    strategy: Any, given: SeenClassesPlugin | None
+    strategy: Any, handed_over: SeenClassesPlugin | None
 ) -> SeenClassesPlugin | None:
     """Return the mask that a plugin was given, else the strategy's.
 
@@ -305,7 +305,9 @@ def seen_classes_of(
         ValueError: losses would be over different classes: the plugin list has another
             mask, or lacks the one that was given.
     """
-    seen = getattr(strategy, "seen_classes", None) if given is None else given
+    seen = (
+        getattr(strategy, "seen_classes", None) if handed_over is None else handed_over
+    )
     listed = [
         plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)
     ]
@@ -315,7 +317,7 @@ def seen_classes_of(
             "storing plugin: losses of new images and of memories would be over "
             "different classes; write CRUMBPlugin(..., seen=that_plugin)"
         )
-    if given is not None and given not in listed:
+    if handed_over is not None and handed_over not in listed:
         raise ValueError(
             "the SeenClassesPlugin that was handed over is not in the strategy's "
             "plugin list, so it knows no class and would mask all of them: write "

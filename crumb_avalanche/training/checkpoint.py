@@ -1,4 +1,7 @@
-"""Checkpoint files, atomic, checksummed and without pickle; and the plugin that writes them within an experience."""
+"""Checkpoint files, and the plugin that writes them within an experience.
+
+Files are atomic, checksummed and without pickle.
+"""
 
 import json
 import os
@@ -59,12 +62,13 @@ class CheckpointFolder:
         """Remove the folder, or all its files but one: the newest checkpoint last."""
         self._damaged.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
-            for path in sorted(
-                self.folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)
-            ):
-                if path.is_dir() and not path.is_symlink():
+            paths = sorted(self.folder.iterdir())
+            folders = [path for path in paths if path.is_dir()]
+            for path in folders:
+                if not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
-                elif path.name != but:
+            for path in paths:
+                if path.name != but and (path.is_symlink() or not path.is_dir()):
                     path.unlink(missing_ok=True)
             self.folder.rmdir()
 
@@ -76,7 +80,7 @@ class CheckpointFolder:
         )
 
     def write(self, notes: dict, state: Any) -> Path:
-        """Write the next checkpoint and remove all but the newest two, damaged ones first.
+        """Write the next checkpoint and remove all but two, damaged ones first.
 
         Raises:
             CheckpointError: the file cannot be written, for instance because the disk
@@ -93,8 +97,9 @@ class CheckpointFolder:
             write_state(path, state, {"format": FORMAT, **about})
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"the checkpoint {path} cannot be written ({error}); the one before it is untouched. Free some room "
-                "and give the same command again: it resumes from there"
+                f"the checkpoint {path} cannot be written ({error}); the one before it "
+                "is untouched. Free some room and give the same command again: it "
+                "resumes from there"
             ) from error
         good = [number for number in numbers if number not in self._damaged]
         for number in {*numbers} - {*good[: KEPT - 1]}:
@@ -104,52 +109,63 @@ class CheckpointFolder:
     def newest(
         self, check_notes: Callable[[dict], None] = lambda notes: None
     ) -> Checkpoint | None:
-        """Read the newest undamaged checkpoint, with a warning for each damaged one; ``None`` if the folder has none.
+        """Read the newest undamaged checkpoint, with a warning for each damaged one.
 
         Args:
             check_notes: raises ``StateError`` for notes of a damaged one.
 
+        Returns:
+            The checkpoint; ``None`` if the folder has none.
+
         Raises:
             CheckpointError: the checkpoint has other settings, or all are damaged.
         """
-        for number in self.numbers():
+        numbers = self.numbers()
+        for number in numbers:
             path = self.path(number)
             try:
-                state, metadata = read_state(path)
-                if metadata.get("format") != FORMAT:
-                    raise TensorFileError(
-                        f"its format is {metadata.get('format')}, not {FORMAT}"
-                    )
-                found = {name: loaded_json(metadata[name]) for name in ABOUT}
-                check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), found)
-                self._check(found["settings"])
-                check_notes(found["notes"])
+                return self._read(number, check_notes)
             except (TensorFileError, StateError, OSError, KeyError) as error:
                 self._damaged.add(number)
                 warnings.warn(
-                    f"the checkpoint {path} is damaged ({error}); trying the one before it",
+                    f"the checkpoint {path} is damaged ({error}); trying the one "
+                    "before it",
                     stacklevel=2,
                 )
-                continue
-            return Checkpoint(number, found["notes"], state)
-        if self.numbers():
+        if numbers:
             raise CheckpointError(
-                f"all checkpoints in {self.folder} are damaged; remove that folder to start over"
+                f"all checkpoints in {self.folder} are damaged; remove that folder to "
+                "start over"
             )
         return None
+
+    def _read(self, number: int, check_notes: Callable[[dict], None]) -> Checkpoint:
+        """Read a checkpoint; raise if it is damaged or has other settings."""
+        state, metadata = read_state(self.path(number))
+        if metadata.get("format") != FORMAT:
+            raise TensorFileError(
+                f"its format is {metadata.get('format')}, not {FORMAT}"
+            )
+        about = {name: loaded_json(metadata[name]) for name in ABOUT}
+        check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), about)
+        self._check_settings(about["settings"])
+        check_notes(about["notes"])
+        return Checkpoint(number, about["notes"], state)
 
     def path(self, number: int) -> Path:
         """Return the path of a checkpoint."""
         return self.folder / f"{number:08d}.safetensors"
 
-    def _check(self, settings: dict) -> None:
-        mine = json.loads(json.dumps(self.settings))
-        for name in sorted({*settings, *mine}):
-            if settings.get(name) != mine.get(name):
+    def _check_settings(self, settings: dict) -> None:
+        """Raise CheckpointError unless a checkpoint has the settings of the folder."""
+        expected = json.loads(json.dumps(self.settings))
+        for name in sorted({*settings, *expected}):
+            if settings.get(name) != expected.get(name):
                 raise CheckpointError(
-                    f"{self.folder} holds checkpoints made with {name}={settings.get(name)!r}, not "
-                    f"{mine.get(name)!r}; resume with the same settings, use another --output, or remove that folder "
-                    "to start over"
+                    f"{self.folder} holds checkpoints made with "
+                    f"{name}={settings.get(name)!r}, not {expected.get(name)!r}; "
+                    "resume with the same settings, use another --output, or remove "
+                    "that folder to start over"
                 )
 
 
@@ -173,22 +189,34 @@ class Position:
         return self.step >= 0
 
     def described(self, experiences: int) -> str:
-        """The place in words, in a stream of so many experiences."""
-        inside = (
-            f", and {self.step} steps of epoch {self.epoch + 1} of the next"
-            if self.inside
-            else ""
+        """Return the place in words, in a stream of so many experiences."""
+        finished = f"{self.experience} of {experiences} experiences are finished"
+        if not self.inside:
+            return finished
+        return (
+            f"{finished}, and {self.step} steps of epoch {self.epoch + 1} of the next"
         )
-        return f"{self.experience} of {experiences} experiences are finished{inside}"
 
 
 class _ResumingLoader:
-    """Loader of an epoch that drops the batches before a checkpoint and then restores its state."""
+    """Loader of an epoch that drops the batches before a checkpoint.
+
+    Then it restores the state of the checkpoint.
+
+    Args:
+        loader: of the whole epoch.
+        start: torch's RNG state at the start of the epoch.
+        step: number of batches to drop.
+        restore: loads the state.
+    """
 
     def __init__(
         self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]
     ):
-        self.loader, self.start, self.step, self.restore = loader, start, step, restore
+        self.loader = loader
+        self.start = start
+        self.step = step
+        self.restore = restore
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -202,8 +230,17 @@ class _ResumingLoader:
         yield from batches
 
 
+@dataclass(frozen=True)
+class _Resumption:
+    """Where an experience is resumed; see ``CheckpointPlugin.resume_from``."""
+
+    position: Position
+    epoch_start: torch.Tensor
+    restore: Callable[[], None]
+
+
 class CheckpointPlugin(StatefulPlugin):
-    """Call ``save`` every few steps, and resume an experience after the step of a checkpoint.
+    """Calls ``save`` every few steps, and resumes an experience after a checkpoint.
 
     Append the plugin to ``strategy.plugins`` after the strategy is built: it must come
     after all other plugins and the clock, because a state is complete only when each of
@@ -226,43 +263,52 @@ class CheckpointPlugin(StatefulPlugin):
         self.save = save
         self.every = every
         self.epoch_start: torch.Tensor | None = None
-        self._resume: tuple[Position, torch.Tensor, Callable[[], None]] | None = None
-        self._loader = None
+        self._resumption: _Resumption | None = None
+        self._loader = None  # that of the host, while another one is in its place
 
     def resume_from(
         self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]
     ) -> None:
-        """Resume the next experience from a position within it, where ``restore`` loads the checkpoint's state."""
-        self._resume = position, epoch_start, restore
+        """Resume the next experience from a position within it.
+
+        Args:
+            position: in the experience.
+            epoch_start: torch's RNG state at the start of its epoch.
+            restore: loads the checkpoint's state.
+        """
+        self._resumption = _Resumption(position, epoch_start, restore)
 
     def before_training_epoch(self, strategy, **kwargs):
         self.epoch_start = torch.get_rng_state()
-        if self._resume is None:
+        resumption = self._resumption
+        if resumption is None:
             return
-        position, epoch_start, restore = self._resume
         self._loader = strategy.dataloader
-        if strategy.clock.train_exp_epochs < position.epoch:
+        if strategy.clock.train_exp_epochs < resumption.position.epoch:
             strategy.dataloader = ()
             return
-        self._resume = None
+        self._resumption = None
         strategy.dataloader = _ResumingLoader(
-            self._loader, epoch_start, position.step, restore
+            loader=self._loader,
+            start=resumption.epoch_start,
+            step=resumption.position.step,
+            restore=resumption.restore,
         )
 
     def after_training_epoch(self, strategy, **kwargs):
         if self._loader is not None:
-            strategy.dataloader, self._loader = self._loader, None
+            strategy.dataloader = self._loader
+            self._loader = None
 
     def after_training_iteration(self, strategy, **kwargs):
         clock = strategy.clock
         if self.every and clock.train_iterations % self.every == 0:
-            self.save(
-                Position(
-                    clock.train_exp_counter,
-                    clock.train_exp_epochs,
-                    clock.train_epoch_iterations,
-                )
+            position = Position(
+                experience=clock.train_exp_counter,
+                epoch=clock.train_exp_epochs,
+                step=clock.train_epoch_iterations,
             )
+            self.save(position)
 
     def state_dict(self):
         return {"epoch_start": self.epoch_start}

@@ -240,8 +240,8 @@ def _cut(
     """Yield a copy of a criterion whose tensors have entries of some classes only."""
     cutter = _Cutter(columns, columns_of_classes)
     yield cutter.criterion(criterion)
-    for made in cutter.copies.values():
-        made.hand_back()
+    for criterion_copy in cutter.copies.values():
+        criterion_copy.hand_back()
 
 
 def _check_function(criterion: Any, classes: int) -> None:

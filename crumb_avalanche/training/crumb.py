@@ -145,7 +145,9 @@ class CRUMBPlugin(StoringPlugin):
         model.quantized_training = self.codebook_weight > 0
 
     def before_backward(self, strategy, **kwargs):
-        """Weigh the losses of the new batch: L = alpha CE(P(Z)) + beta CE(P(Z~)), eq. 3.
+        """Weigh the losses of the new batch, eq. 3.
+
+        L = alpha CE(P(Z), y) + beta CE(P(Z~), y)
 
         ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta is 0.
         """
@@ -358,10 +360,10 @@ def _buffer_of(
         return storage_policy
     if storage_policy is None and mem_size is not None:
         return CodeBuffer(mem_size)
-    given = "neither is given"
+    problem = "neither is given"
     if mem_size is not None:
-        given = f"both are given (mem_size={mem_size})"
+        problem = f"both are given (mem_size={mem_size})"
     raise ValueError(
-        f"give mem_size or storage_policy; {given}: mem_size=417 makes a CodeBuffer of "
-        "417 memories, storage_policy takes a buffer of your own"
+        f"give mem_size or storage_policy; {problem}: mem_size=417 makes a CodeBuffer "
+        "of 417 memories, storage_policy takes a buffer of your own"
     )

@@ -1,4 +1,7 @@
-"""Plugin that replaces images by cached feature maps, exactly in float32: F is frozen and images are not augmented."""
+"""Plugin that replaces images by cached feature maps.
+
+Exact in float32, since F is frozen and images are not augmented.
+"""
 
 import math
 
@@ -11,6 +14,7 @@ from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 MEMO_BYTES = 2 * 2**30
+STATE_OF_STORE = ("filled", "damaged", "seconds")  # over all processes of a run
 
 
 class FeatureCache(StatefulPlugin):
@@ -61,9 +65,8 @@ class FeatureCache(StatefulPlugin):
         self.model = model
 
     def before_training(self, strategy, **kwargs):
-        self._set_memo_of(
-            strategy.model if isinstance(strategy.model, SplitModel) else None
-        )
+        model = strategy.model
+        self._set_memo_of(model if isinstance(model, SplitModel) else None)
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
         strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
@@ -71,13 +74,16 @@ class FeatureCache(StatefulPlugin):
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
     def _cached(self, images: AvalancheDataset) -> AvalancheDataset:
+        """Return a data set of maps with the labels of some images."""
         if not hasattr(images, "frame_row"):
             raise ValueError(
-                "the feature cache identifies images by their number: give the data sets a DataAttribute 'frame_row' "
-                "with the number of each image (benchmarks_toybox_ilab does), or train without the cache"
+                "the feature cache identifies images by their number: give the data "
+                "sets a DataAttribute 'frame_row' with the number of each image "
+                "(benchmarks_toybox_ilab does), or train without the cache"
             )
         labels = labels_of(images)
-        maps = self.store.dataset(images, np.asarray(list(images.frame_row)), labels)
+        rows = np.asarray(list(images.frame_row))
+        maps = self.store.dataset(images, rows, labels)
         attributes = [DataAttribute(labels, "targets")]
         if hasattr(images, "targets_task_labels"):
             tasks = list(map(int, images.targets_task_labels))
@@ -87,13 +93,8 @@ class FeatureCache(StatefulPlugin):
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
-        return {
-            name: getattr(self.store, name) for name in ("filled", "damaged", "seconds")
-        }
+        return {name: getattr(self.store, name) for name in STATE_OF_STORE}
 
     def load_state_dict(self, state):
-        self.store.filled, self.store.damaged, self.store.seconds = (
-            state["filled"],
-            state["damaged"],
-            state["seconds"],
-        )
+        for name in STATE_OF_STORE:
+            setattr(self.store, name, state[name])

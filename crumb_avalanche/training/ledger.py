@@ -1,8 +1,13 @@
-"""Ledger of bytes and time as Avalanche metrics: what a learner keeps and where time is spent."""
+"""Ledger of bytes and time as an Avalanche metric.
+
+What a learner keeps, and where its time is spent.
+"""
 
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,16 +15,17 @@ from avalanche.benchmarks.utils import AvalancheDataset
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.storage_policy import ExemplarsBuffer
+from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.training.stateful import storage_policies
 
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
-from crumb_avalanche.training.stateful import storage_policies
 
 PARTS = ("features", "search", "plastic", "replay")
 LABEL_BYTES = 8  # of a label in Avalanche's data sets
@@ -37,57 +43,84 @@ def peak_rss_bytes() -> int:
 
 
 def statistics_bytes(strategy, attribute: str = "statistics_bytes") -> int:
-    """Return the sum of ``statistics_bytes`` of a strategy and its plugins: what they keep besides a buffer."""
-    return sum(getattr(part, attribute, 0) for part in (strategy, *strategy.plugins))
+    """Return the sum of an attribute of a strategy and its plugins.
+
+    ``statistics_bytes`` is what they keep besides a buffer.
+    """
+    holders = (strategy, *strategy.plugins)
+    return sum(getattr(holder, attribute, 0) for holder in holders)
 
 
-def bytes_of_exemplars(exemplars: AvalancheDataset) -> tuple[int, int, int]:
-    """Return the number of exemplars in a data set, the bytes of their images and those of their labels.
+@dataclass(frozen=True)
+class MemorySizes:
+    """Number of memories, their bytes and those of their labels."""
+
+    memories: int = 0
+    memory_bytes: int = 0
+    label_bytes: int = 0
+
+    def __add__(self, sizes: "MemorySizes") -> "MemorySizes":
+        return MemorySizes(
+            memories=self.memories + sizes.memories,
+            memory_bytes=self.memory_bytes + sizes.memory_bytes,
+            label_bytes=self.label_bytes + sizes.label_bytes,
+        )
+
+
+def sizes_of_exemplars(exemplars: AvalancheDataset) -> MemorySizes:
+    """Return the sizes of a data set of exemplars.
 
     Every image counts as the first one, before the transforms that the
     ``AvalancheDataset`` applies: a tensor or array by its own type, a PIL image by a
     byte for each pixel and channel.
     """
     if not len(exemplars):
-        return 0, 0, 0
+        return MemorySizes()
     with preserve_rng_state():
         image = exemplars.remove_current_transform_group()[0][0]
-    one = (
-        tensor_bytes([image])
-        if isinstance(image, torch.Tensor)
-        else np.asarray(image).nbytes
+    if isinstance(image, torch.Tensor):
+        bytes_of_image = tensor_bytes([image])
+    else:
+        bytes_of_image = np.asarray(image).nbytes
+    return MemorySizes(
+        memories=len(exemplars),
+        memory_bytes=len(exemplars) * bytes_of_image,
+        label_bytes=len(exemplars) * LABEL_BYTES,
     )
-    return len(exemplars), len(exemplars) * one, len(exemplars) * LABEL_BYTES
 
 
-def bytes_of_policy(policy) -> tuple[int, int, int]:
-    """Return the number of memories in a storage policy, their bytes and those of their labels."""
+def sizes_of_policy(policy: Any) -> MemorySizes:
+    """Return the sizes of the memories in a storage policy, ours or Avalanche's."""
     if hasattr(policy, "buffer_bytes"):
-        return len(policy), policy.buffer_bytes, policy.label_bytes
-    return (
-        bytes_of_exemplars(policy.buffer)
-        if isinstance(policy, ExemplarsBuffer)
-        else (0, 0, 0)
-    )
+        return MemorySizes(len(policy), policy.buffer_bytes, policy.label_bytes)
+    if isinstance(policy, ExemplarsBuffer):
+        return sizes_of_exemplars(policy.buffer)
+    return MemorySizes()
 
 
-def replay_memories(strategy) -> Iterator[tuple[int, int, int]]:
-    """Yield the number, bytes and label bytes of the memories in each replay buffer of a strategy and its plugins."""
-    yield from map(bytes_of_policy, storage_policies(strategy))
+def replay_memories(strategy) -> Iterator[MemorySizes]:
+    """Yield the sizes of each replay buffer of a strategy and its plugins."""
+    for policy in storage_policies(strategy):
+        yield sizes_of_policy(policy)
     for plugin in strategy.plugins:
-        if isinstance(lists := getattr(plugin, "buffers", None), list):  # A-GEM
-            yield from map(bytes_of_exemplars, lists)
-        if isinstance(images := getattr(plugin, "memory_x", None), dict):  # GEM
+        buffers = getattr(plugin, "buffers", None)
+        if isinstance(buffers, list):  # A-GEM
+            for exemplars in buffers:
+                yield sizes_of_exemplars(exemplars)
+        images = getattr(plugin, "memory_x", None)
+        if isinstance(images, dict):  # GEM
             labels = plugin.memory_y.values()
-            yield (
-                sum(map(len, labels)),
-                tensor_bytes(images.values()),
-                tensor_bytes(labels),
+            yield MemorySizes(
+                memories=sum(map(len, labels)),
+                memory_bytes=tensor_bytes(images.values()),
+                label_bytes=tensor_bytes(labels),
             )
 
 
 class LedgerMetric(PluginMetric[dict]):
-    """Counts bytes and seconds; emits each entry as ``Ledger/<entry>`` after every training experience.
+    """Counts bytes and seconds.
+
+    Emits each entry as ``Ledger/<entry>`` after every training experience.
 
     Entries, in bytes unless said: ``buffer_items``, ``buffer_bytes`` (codes, pixels or
     maps), ``label_bytes``, ``codebook_bytes``, ``statistics_bytes``, ``memory_bytes``
@@ -103,7 +136,7 @@ class LedgerMetric(PluginMetric[dict]):
     time of training nor in its parts.
 
     The buffers of this package count as allocated, an exemplar of Avalanche's as
-    ``bytes_of_exemplars`` says; the memories of ``AGEMPlugin`` and ``GEMPlugin`` count
+    ``sizes_of_exemplars`` says; the memories of ``AGEMPlugin`` and ``GEMPlugin`` count
     too. Not counted: what exemplars hold besides image and label, such as the logits of
     ``DER``; the images of Avalanche's ``ICaRL`` and ``GSS_greedy``, and those that its
     ``BiC`` validates on; the weights that its regularisers keep. Memories that are
@@ -165,68 +198,62 @@ class LedgerMetric(PluginMetric[dict]):
         self._start = now
 
     def _count_parts(self, strategy) -> None:
-        for part, seconds in self._seconds(strategy).items():
-            self._parts[part] += seconds - self._before[part]
+        for name, seconds in self._seconds(strategy).items():
+            self._parts[name] += seconds - self._before[name]
 
     def count(self, strategy) -> dict[str, float]:
         """Return all entries of a ``strategy`` as of now."""
-        model = strategy.model
-        one = self.storage_policy
-        memories = (
-            [*replay_memories(strategy)] if one is None else [bytes_of_policy(one)]
-        )
-        items, sizes, labels = (sum(column) for column in zip((0, 0, 0), *memories))
-        codebook = getattr(model, "codebook", None)
-        blocks = [] if codebook is None else list(codebook.parameters())
-        others = [
-            weight
-            for weight in model.parameters()
-            if all(weight is not block for block in blocks)
-        ]
-        frozen = tensor_bytes(
-            weight for weight in others if not weight.requires_grad
-        ) + tensor_bytes(model.buffers())
-        states = [
-            value
-            for state in strategy.optimizer.state.values()
-            for value in state.values()
-        ]
-        entries = {
-            "buffer_items": items,
-            "buffer_bytes": sizes,
-            "label_bytes": labels,
-            "codebook_bytes": tensor_bytes(blocks),
-            "statistics_bytes": statistics_bytes(strategy),
-        }
-        entries["memory_bytes"] = sum(entries.values()) - entries["buffer_items"]
-        entries |= {
-            "derived_bytes": statistics_bytes(strategy, "derived_bytes"),
-            "plastic_bytes": tensor_bytes(
-                weight for weight in others if weight.requires_grad
-            ),
-            "frozen_bytes": frozen,
-            "optimizer_bytes": tensor_bytes(
-                value for value in states if isinstance(value, torch.Tensor)
-            ),
+        return {
+            **self._kept_bytes(strategy),
+            **_network_bytes(strategy),
             "peak_rss_bytes": peak_rss_bytes(),
+            **self._times(),
+        }
+
+    def _kept_bytes(self, strategy) -> dict[str, float]:
+        """Return what is kept besides the network, and what is derived from it."""
+        if self.storage_policy is None:
+            sizes = sum(replay_memories(strategy), start=MemorySizes())
+        else:
+            sizes = sizes_of_policy(self.storage_policy)
+        codebook_bytes = tensor_bytes(_blocks(strategy.model))
+        kept_by_method = statistics_bytes(strategy)
+        return {
+            "buffer_items": sizes.memories,
+            "buffer_bytes": sizes.memory_bytes,
+            "label_bytes": sizes.label_bytes,
+            "codebook_bytes": codebook_bytes,
+            "statistics_bytes": kept_by_method,
+            "memory_bytes": (
+                sizes.memory_bytes + sizes.label_bytes + codebook_bytes + kept_by_method
+            ),
+            "derived_bytes": statistics_bytes(strategy, "derived_bytes"),
+        }
+
+    def _times(self) -> dict[str, float]:
+        seconds = {f"seconds_{name}": value for name, value in self._parts.items()}
+        return {
             "images_per_second": self.images / max(self.train_seconds, 1e-9),
             "train_seconds": self.train_seconds,
+            **seconds,
+            "seconds_other": self.train_seconds - sum(self._parts.values()),
         }
-        entries |= {f"seconds_{part}": seconds for part, seconds in self._parts.items()}
-        entries["seconds_other"] = self.train_seconds - sum(self._parts.values())
-        return entries
 
     @staticmethod
     def _seconds(strategy) -> dict[str, float]:
         if not isinstance(strategy.model, SplitModel):
             return dict.fromkeys(PARTS, 0.0)
-        return {part: strategy.model.stopwatch.seconds[part] for part in PARTS}
+        seconds = strategy.model.stopwatch.seconds
+        return {name: seconds[name] for name in PARTS}
 
     def __str__(self) -> str:
         return "Ledger"
 
     def state_dict(self) -> dict:
-        """Return counts and seconds so far; ``before`` are the stopwatch's when training last began or resumed."""
+        """Return counts and seconds so far.
+
+        ``before`` are the stopwatch's when training last began or resumed.
+        """
         return {
             "entries": self.entries,
             "train_seconds": self.train_seconds,
@@ -237,9 +264,37 @@ class LedgerMetric(PluginMetric[dict]):
 
     def load_state_dict(self, state: dict) -> None:
         """Load a ``state`` that ``state_dict`` returned."""
-        self.entries, self._parts, self._before = (
-            dict(state["entries"]),
-            dict(state["parts"]),
-            dict(state["before"]),
-        )
-        self.train_seconds, self.images = state["train_seconds"], state["images"]
+        self.entries = dict(state["entries"])
+        self.train_seconds = state["train_seconds"]
+        self.images = state["images"]
+        self._parts = dict(state["parts"])
+        self._before = dict(state["before"])
+
+
+def _blocks(model: nn.Module) -> list[nn.Parameter]:
+    """Return the memory blocks of a model; none where it has no codebook."""
+    codebook = getattr(model, "codebook", None)
+    return [] if codebook is None else list(codebook.parameters())
+
+
+def _network_bytes(strategy) -> dict[str, float]:
+    """Return the bytes of the weights besides the codebook, and of the optimiser."""
+    model = strategy.model
+    blocks = {id(block) for block in _blocks(model)}
+    plastic: list[torch.Tensor] = []
+    frozen: list[torch.Tensor] = list(model.buffers())
+    for weight in model.parameters():
+        if id(weight) not in blocks:
+            group = plastic if weight.requires_grad else frozen
+            group.append(weight)
+    states = [
+        value
+        for state in strategy.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return {
+        "plastic_bytes": tensor_bytes(plastic),
+        "frozen_bytes": tensor_bytes(frozen),
+        "optimizer_bytes": tensor_bytes(states),
+    }

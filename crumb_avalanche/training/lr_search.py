@@ -1,4 +1,7 @@
-"""Choose a learning rate on the first experience of a stream, taken as a small stream of its own."""
+"""Choose a learning rate on the first experience of a stream.
+
+It is taken as a small stream of its own.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -33,7 +36,9 @@ MOST_IMAGES = 100  # of a piece
 
 @dataclass(frozen=True)
 class Trial:
-    """Accuracy in percent and mean loss of a learning rate on the held-out images of the first experience.
+    """Result of a learning rate on the held-out images of the first experience.
+
+    Accuracy is in percent, loss is the mean.
 
     Where training diverged, they are 0 and infinite.
     """
@@ -46,25 +51,37 @@ class Trial:
 def split_experience(
     targets: Sequence[int], held_out: float = 0.2
 ) -> tuple[list[int], list[int]]:
-    """Split positions into training and test; the last frames of each class, in stream order, are for the test.
+    """Split positions into training and test.
 
-    In a video stream, the test frames are usually of other clips, and often of other
-    objects. A class needs two frames.
+    The last frames of each class, in stream order, are for the test. In a video stream,
+    they are usually of other clips, and often of other objects.
+
+    Args:
+        targets: the label of each frame.
+        held_out: share of each class for the test.
+
+    Returns:
+        positions for training and for the test, ascending.
+
+    Raises:
+        ValueError: a class has one frame.
     """
     labels = np.asarray(targets)
-    learned: list[int] = []
-    tested: list[int] = []
+    training: list[int] = []
+    test: list[int] = []
     for label in np.unique(labels):
         positions = np.flatnonzero(labels == label)
-        if len(positions) < 2:
+        count = len(positions)
+        if count < 2:
             raise ValueError(
-                f"class {label} of the first experience has {len(positions)} frame, but tuning the learning rate holds "
-                "out a frame of every class: give the class 2 frames or more, or set a learning rate"
+                f"class {label} of the first experience has {count} frame, but tuning "
+                "the learning rate holds out a frame of every class: give the class 2 "
+                "frames or more, or set a learning rate"
             )
-        cut = min(len(positions) - 1, max(1, round(len(positions) * (1 - held_out))))
-        learned += positions[:cut].tolist()
-        tested += positions[cut:].tolist()
-    return sorted(learned), sorted(tested)
+        end = min(count - 1, max(1, round(count * (1 - held_out))))
+        training += positions[:end].tolist()
+        test += positions[end:].tolist()
+    return sorted(training), sorted(test)
 
 
 def pieces_of(
@@ -76,76 +93,93 @@ def pieces_of(
     then told apart: what a class that arrives does to earlier ones can be seen only
     where several arrive. Objects come class by class in turn.
 
-    Returns places of the images of each of at most ``most`` pieces: ascending, at most
-    100, evenly spread; a piece has at least two.
+    Args:
+        labels: of the images.
+        objects: of the images; ``None`` if they are not known.
+        most: pieces.
+
+    Returns:
+        Positions of the images of each piece: ascending, at most 100, evenly spread; a
+        piece has at least two.
     """
-    pieces = _grouped([(label,) for label in labels])
+    pieces = _positions_by_key(labels)
     if objects is not None and len(pieces) < FEWEST:
-        finer = [
-            piece
-            for piece in _grouped(list(zip(labels, objects, strict=True)))
-            if len(piece) > 1
-        ]
-        of_class = _grouped([labels[piece[0]] for piece in finer])
-        turns = [
-            place
-            for turn in zip_longest(*of_class)
-            for place in turn
-            if place is not None
-        ]
-        if len(turns) >= FEWEST:
-            pieces = [finer[place] for place in turns]
-    kept = [min(len(piece), MOST_IMAGES) for piece in pieces[:most]]
-    return [
-        [piece[n * len(piece) // count] for n in range(count)]
-        for piece, count in zip(pieces, kept)
-    ]
+        pieces_by_object = _objects_in_turn(labels, objects)
+        if len(pieces_by_object) >= FEWEST:
+            pieces = pieces_by_object
+    return [_evenly_spread(piece, MOST_IMAGES) for piece in pieces[:most]]
 
 
-def _grouped(keys: Sequence[Hashable]) -> list[list[int]]:
+def _objects_in_turn(
+    labels: Sequence[int], objects: Sequence[Hashable]
+) -> list[list[int]]:
+    """Return positions of each object with several images, class by class in turn."""
+    of_objects = _positions_by_key(list(zip(labels, objects, strict=True)))
+    several = [positions for positions in of_objects if len(positions) > 1]
+    of_classes = _positions_by_key([labels[positions[0]] for positions in several])
+    in_turn = []
+    for turn in zip_longest(*of_classes):
+        in_turn += [several[index] for index in turn if index is not None]
+    return in_turn
+
+
+def _positions_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the positions of each key, in order of its first."""
     groups: dict[Hashable, list[int]] = {}
-    for place, key in enumerate(keys):
-        groups.setdefault(key, []).append(place)
+    for position, key in enumerate(keys):
+        groups.setdefault(key, []).append(position)
     return list(groups.values())
 
 
-def arrivals_of(pieces: int) -> list[list[int]]:
-    """Divide pieces into experiences: four of almost equal size, the first with two pieces or more; else a single one.
+def _evenly_spread(positions: list[int], most: int) -> list[int]:
+    count = min(len(positions), most)
+    return [positions[number * len(positions) // count] for number in range(count)]
 
-    Fewer than four pieces, such as two classes of unknown objects, are one experience.
+
+def arrivals_of(pieces: int) -> list[list[int]]:
+    """Divide pieces into experiences: four of almost equal size, else a single one.
+
+    The first has two pieces or more. Fewer than four pieces, such as two classes of
+    unknown objects, are one experience.
     """
     if pieces < FEWEST:
         return [list(range(pieces))]
     count = min(ARRIVALS, pieces - 1)
-    return [part.tolist() for part in np.array_split(np.arange(pieces), count)]
+    sections = np.array_split(np.arange(pieces), count)
+    return [section.tolist() for section in sections]
 
 
 class _Relabelled(Dataset):
-    def __init__(self, dataset, places: Sequence[int], labels: Sequence[int]):
-        self.dataset, self.places, self.labels = dataset, places, labels
+    """Some images of a data set with other labels."""
+
+    def __init__(self, dataset, positions: Sequence[int], labels: Sequence[int]):
+        self.dataset = dataset
+        self.positions = positions
+        self.labels = labels
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.positions)
 
     def __getitem__(self, number: int):
-        return self.dataset[self.places[number]][0], self.labels[number]
+        return self.dataset[self.positions[number]][0], self.labels[number]
 
 
 def _relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
-    """Return the images in some places of a data set, ascending, with other labels, as the stream gives them."""
-    places = sorted(label_of)
-    labels = [label_of[place] for place in places]
+    """Return images of a data set, ascending, with other labels, by their positions.
+
+    They have the attributes that the stream gives them.
+    """
+    positions = sorted(label_of)
+    labels = [label_of[position] for position in positions]
     attributes = [DataAttribute(labels, "targets")]
     if hasattr(dataset, "frame_row"):
-        attributes.append(
-            DataAttribute([dataset.frame_row[place] for place in places], "frame_row")
-        )
-    images = _Relabelled(dataset, places, labels)
+        rows = [dataset.frame_row[position] for position in positions]
+        attributes.append(DataAttribute(rows, "frame_row"))
+    images = _Relabelled(dataset, positions, labels)
     if not hasattr(dataset, "targets_task_labels"):
         return AvalancheDataset([images], data_attributes=attributes)
-    attributes.append(
-        DataAttribute([0] * len(places), "targets_task_labels", use_in_getitem=True)
-    )
+    tasks = [0] * len(positions)
+    attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
     return TaskAwareSupervisedClassificationDataset(
         [images], data_attributes=attributes
     )
@@ -154,38 +188,42 @@ def _relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
 def small_stream(
     first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None
 ):
-    """Make a stream of the first experience alone, in which classes arrive one after the other.
+    """Make a stream of the first experience, in which classes arrive in turn.
 
-    Returns an Avalanche benchmark; the last fifth of each piece is its test. For
-    ``objects`` and ``most`` see ``pieces_of``; without ``most`` the experience stays
-    one, with its own labels.
+    Args:
+        first_experience: of the stream.
+        objects: see ``pieces_of``.
+        most: see ``pieces_of``; without it the experience stays one, with its own
+            labels.
+
+    Returns:
+        An Avalanche benchmark; the last fifth of each piece is its test.
     """
     dataset = first_experience.dataset
     labels = labels_of(dataset)
     split_experience(labels)  # raises
     if most is None:
-        label_of, experiences = dict(enumerate(labels)), [sorted(set(labels))]
+        label_of = dict(enumerate(labels))
+        experiences = [sorted(set(labels))]
     else:
         pieces = pieces_of(labels, objects, most)
-        label_of = {
-            place: number for number, piece in enumerate(pieces) for place in piece
-        }
+        label_of = {}
+        for number, piece in enumerate(pieces):
+            label_of |= dict.fromkeys(piece, number)
         experiences = arrivals_of(len(pieces))
     train: list[AvalancheDataset] = []
     test: list[AvalancheDataset] = []
-    for arrived in experiences:
-        places = [place for place in sorted(label_of) if label_of[place] in arrived]
-        for kept, part in zip(
-            (train, test),
-            split_experience([label_of[place] for place in places]),
-            strict=True,
-        ):
-            kept.append(
-                _relabelled(
-                    dataset,
-                    {places[number]: label_of[places[number]] for number in part},
-                )
-            )
+    for classes in experiences:
+        positions = [
+            position for position in sorted(label_of) if label_of[position] in classes
+        ]
+        training, held_out = split_experience(
+            [label_of[position] for position in positions]
+        )
+        for stream, numbers in ((train, training), (test, held_out)):
+            chosen = [positions[number] for number in numbers]
+            labels_of_chosen = {position: label_of[position] for position in chosen}
+            stream.append(_relabelled(dataset, labels_of_chosen))
     return benchmark_from_datasets(train=train, test=test)
 
 
@@ -196,9 +234,9 @@ def tune(
     head_loss: bool = False,
     **loader,
 ) -> list[Trial]:
-    """Train with each rate on a small stream and test on its held-out images after the last experience.
+    """Train with each rate on a small stream and test on its held-out images.
 
-    The global RNG state is restored.
+    The test comes after the last experience. The global RNG state is restored.
 
     Args:
         make: function of rate and evaluator that returns a new strategy with a new
@@ -219,8 +257,9 @@ def tune(
         with preserve_rng_state():
             trials.append(_trial(make, rate, parts, head_loss, loader))
     if not any(np.isfinite(trial.loss) for trial in trials):
+        tried = ", ".join(f"{rate:g}" for rate in rates)
         raise ValueError(
-            f"training diverged at every learning rate of {', '.join(f'{rate:g}' for rate in rates)} on the first "
+            f"training diverged at every learning rate of {tried} on the first "
             "experience; try lower ones, or look for damaged images"
         )
     best_first = sorted(
@@ -231,10 +270,10 @@ def tune(
 
 
 def chosen(trials: Sequence[Trial]) -> Trial:
-    """Return the lowest rate that is as good as the best: within 1 point of accuracy and 0.01 nats of loss.
+    """Return the lowest rate that is as good as the best.
 
-    Several rates often fit a few classes perfectly; the highest may damage the network
-    when more classes come.
+    That is within 1 point of accuracy and 0.01 nats of loss. Several rates often fit a
+    few classes perfectly; the highest may damage the network when more classes come.
     """
     best = min(trials, key=lambda trial: (-trial.accuracy, trial.loss))
     as_good = [
@@ -246,20 +285,27 @@ def chosen(trials: Sequence[Trial]) -> Trial:
 
 
 class _HeadLoss(StatefulPlugin):
-    """Records the cross-entropy of the head's logits in an evaluation, before later plugins change them."""
+    """Records the cross-entropy of the head's logits in an evaluation.
+
+    Before later plugins change them.
+    """
 
     def before_eval(self, strategy, **kwargs):
         self.losses: list[float] = []
 
     def after_eval_forward(self, strategy, **kwargs):
-        self.losses += cross_entropy(
-            strategy.mb_output, strategy.mb_y, reduction="none"
-        ).tolist()
+        losses = cross_entropy(strategy.mb_output, strategy.mb_y, reduction="none")
+        self.losses += losses.tolist()
 
 
 def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
-    metrics = accuracy_metrics(stream=True), loss_metrics(stream=True)
-    evaluator = EvaluationPlugin(*metrics, loggers=[], strict_checks=False)
+    """Train with a rate and test; see ``tune``."""
+    evaluator = EvaluationPlugin(
+        accuracy_metrics(stream=True),
+        loss_metrics(stream=True),
+        loggers=[],
+        strict_checks=False,
+    )
     learner = make(rate, evaluator)
     of_head = _HeadLoss()
     learner.plugins.insert(1, of_head)  # after the mask of unseen classes
@@ -267,15 +313,17 @@ def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
         for experience in parts.train_stream:
             learner.train(experience, eval_streams=[], shuffle=False, **loader)
     except TrainingDivergedError:
-        return Trial(rate, 0.0, float("inf"))
+        return Trial(rate, accuracy=0.0, loss=float("inf"))
     metrics = learner.eval(parts.test_stream, **loader)
-    accuracy = next(
-        value
-        for name, value in metrics.items()
-        if name.startswith("Top1_Acc_Stream/eval")
-    )
-    loss = next(
-        value for name, value in metrics.items() if name.startswith("Loss_Stream/eval")
-    )
-    loss = float(np.mean(of_head.losses)) if head_loss else loss
-    return Trial(rate, 100 * accuracy, loss if np.isfinite(loss) else float("inf"))
+    accuracy = _metric(metrics, "Top1_Acc_Stream/eval")
+    loss = _metric(metrics, "Loss_Stream/eval")
+    if head_loss:
+        loss = float(np.mean(of_head.losses))
+    if not np.isfinite(loss):
+        loss = float("inf")
+    return Trial(rate, accuracy=100 * accuracy, loss=loss)
+
+
+def _metric(metrics: dict[str, float], prefix: str) -> float:
+    """Return the metric whose name begins with a prefix."""
+    return next(value for name, value in metrics.items() if name.startswith(prefix))

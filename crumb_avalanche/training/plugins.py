@@ -1,4 +1,7 @@
-"""Plugins of stream strategies: classes seen, epochs, clamped gradients, a guard against NaN, answers by experience."""
+"""Plugins of stream strategies.
+
+Classes seen, epochs, clamped gradients, a guard against NaN, answers by experience.
+"""
 
 import math
 
@@ -18,9 +21,17 @@ UNSEEN_PROBABILITY = 1e-6
 
 
 def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
-    """Set the ``(B, classes)`` logits of unseen classes to ``UNSEEN_PROBABILITY``, relative to all others together.
+    """Give unseen classes a probability of ``UNSEEN_PROBABILITY`` each.
 
-    The highest of the classes seen stays the highest; not all may be ``unseen``.
+    It is relative to all others together. The highest of the classes seen stays the
+    highest.
+
+    Args:
+        logits: ``(B, classes)``.
+        unseen: ``(classes,)`` bool; not all may be true.
+
+    Returns:
+        ``(B, classes)`` logits.
     """
     unseen = unseen.to(logits.device)
     seen = logits.float().masked_fill(unseen, -torch.inf)
@@ -33,20 +44,24 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
 
 def check_outputs(labels: list[int], outputs: int) -> None:
     """Raise ``ValueError`` unless a head has an output for every class."""
-    if min(labels, default=0) < 0:
+    lowest = min(labels, default=0)
+    if lowest < 0:
         raise ValueError(
-            f"the labels hold {min(labels)}; classes count from 0: remove such images, or number them anew"
+            f"the labels hold {lowest}; classes count from 0: remove such images, or "
+            "number them anew"
         )
     highest = max(labels, default=-1)
     if highest >= outputs:
         raise ValueError(
-            f"class {highest} was seen, but the head has {outputs} outputs (0 to {outputs - 1}); "
-            f"build the model with n_classes={highest + 1} or more"
+            f"class {highest} was seen, but the head has {outputs} outputs (0 to "
+            f"{outputs - 1}); build the model with n_classes={highest + 1} or more"
         )
 
 
 class SeenClassesPlugin(StatefulPlugin):
-    """Restricts losses and predictions to the classes seen so far (paper, "Training": the outputs ``C_t``).
+    """Restricts losses and predictions to the classes seen so far.
+
+    Paper: "Training", the outputs ``C_t``.
 
     In training the logits of all other classes are -10,000. In evaluation each of them
     has a probability of 1e-6, so that an image of a class not seen yet has a
@@ -81,46 +96,60 @@ class SeenClassesPlugin(StatefulPlugin):
     before_eval_iteration = before_training_iteration
 
     def before_training_exp(self, strategy, **kwargs):
-        coming = (
-            strategy.experience.dataset,
-            strategy.adapted_dataset,
-        )  # the second may have all experiences so far
-        labels = sorted({label for dataset in coming for label in labels_of(dataset)})
-        if isinstance(
-            strategy.model, SplitModel
-        ):  # before a method indexes tables with an entry for each output
-            check_outputs(labels, strategy.model.n_classes)
-        for label in labels:
-            if label not in self.seen:
-                self.seen.append(label)
+        # The adapted data set may have the images of all experiences so far.
+        labels = {
+            *labels_of(strategy.experience.dataset),
+            *labels_of(strategy.adapted_dataset),
+        }
+        # Before a method indexes tables with an entry for each output.
+        if isinstance(strategy.model, SplitModel):
+            check_outputs(sorted(labels), strategy.model.n_classes)
+        self.seen += sorted(labels.difference(self.seen))
         self._unseen = None
 
     def mask(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``logits``, ``(B, classes)``, in training; raises as ``unseen``."""
-        return logits.masked_fill(
-            self.unseen(logits.shape[1], logits.device), UNSEEN_LOGIT
-        )
+        """Mask the unseen classes of ``(B, classes)`` ``logits`` in training.
+
+        Raises as ``unseen``.
+        """
+        unseen = self.unseen(logits.shape[1], logits.device)
+        return logits.masked_fill(unseen, UNSEEN_LOGIT)
 
     def mask_answers(self, logits: Tensor) -> Tensor:
-        """Mask the unseen classes of ``logits``, ``(B, classes)``, as ``give_unseen_probability`` does."""
-        return (
-            give_unseen_probability(logits, self.unseen(logits.shape[1], logits.device))
-            if self.seen
-            else logits
-        )
+        """Mask unseen classes of ``(B, classes)`` ``logits`` in evaluation.
+
+        See ``give_unseen_probability``; before training nothing is masked.
+        """
+        if not self.seen:
+            return logits
+        unseen = self.unseen(logits.shape[1], logits.device)
+        return give_unseen_probability(logits, unseen)
 
     def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return on a ``device`` which of a head's ``classes`` outputs were not seen yet, ``(classes,)`` bool."""
+        """Return which outputs of a head were not seen yet.
+
+        Args:
+            classes: number of outputs.
+            device: where the result lies.
+
+        Returns:
+            ``(classes,)`` bool.
+
+        Raises:
+            ValueError: the head has no output for a class seen.
+        """
         check_outputs(self.seen, classes)
+        cached = self._unseen
         if (
-            self._unseen is None
-            or len(self._unseen) != classes
-            or self._unseen.device != torch.device(device)
+            cached is None
+            or len(cached) != classes
+            or cached.device != torch.device(device)
         ):
             unseen = torch.ones(classes, dtype=torch.bool)
             unseen[self.seen] = False
-            self._unseen = unseen.to(device)
-        return self._unseen
+            cached = unseen.to(device)
+            self._unseen = cached
+        return cached
 
     def after_forward(self, strategy, **kwargs):
         strategy.mb_output = self.mask(strategy.mb_output)
@@ -132,7 +161,8 @@ class SeenClassesPlugin(StatefulPlugin):
         return {"seen": list(self.seen)}
 
     def load_state_dict(self, state):
-        self.seen, self._unseen = list(state["seen"]), None
+        self.seen = list(state["seen"])
+        self._unseen = None
 
     def answer_state(self, strategy):
         return self.state_dict()
@@ -141,9 +171,9 @@ class SeenClassesPlugin(StatefulPlugin):
 
 
 class EpochSchedule(StatefulPlugin):
-    """Trains another number of epochs on the first experience than on the later ones, in any strategy.
+    """Trains another number of epochs on the first experience than on later ones.
 
-    The paper trains 10 epochs, then 1 ("Training protocols").
+    For any strategy. The paper trains 10 epochs, then 1 ("Training protocols").
 
     Args:
         first: epochs on the first experience, at least 1.
@@ -155,29 +185,28 @@ class EpochSchedule(StatefulPlugin):
         super().__init__()
         check_count("first_epochs", first, Epochs)
         self.first = first
-        self._later: int | None = (
-            None  # the strategy's own number, during the first experience
-        )
+        # The strategy's own number, during the first experience.
+        self._later: int | None = None
 
     def before_training_exp(self, strategy, **kwargs):
         if strategy.clock.train_exp_counter > 0:
             return
-        if (
-            self._later is None or strategy.train_epochs != self.first
-        ):  # else an interrupted first experience
+        # Otherwise an interrupted first experience begins again.
+        if self._later is None or strategy.train_epochs != self.first:
             self._later = strategy.train_epochs
         strategy.train_epochs = self.first
 
     def after_training_exp(self, strategy, **kwargs):
-        if (
-            self._later is not None and strategy.train_epochs == self.first
-        ):  # else set by the user meanwhile
+        # Otherwise the number was set by the user meanwhile.
+        if self._later is not None and strategy.train_epochs == self.first:
             strategy.train_epochs = self._later
         self._later = None
 
 
 class ClampGradients(StatefulPlugin):
-    """Clamps every gradient element to ``[-limit, limit]`` before each step (published code: 10).
+    """Clamps every gradient element to ``[-limit, limit]`` before each step.
+
+    Replay steps are steps, too. The published code clamps to 10.
 
     Args:
         limit: largest absolute value of an element.
@@ -190,31 +219,32 @@ class ClampGradients(StatefulPlugin):
         super().__init__()
         if not limit > 0:
             raise ValueError(
-                f"clamp_gradients is {limit}; give a number above 0, or None to clamp nothing"
+                f"clamp_gradients is {limit}; give a number above 0, or None to clamp "
+                "nothing"
             )
         self.limit = limit
 
     def before_update(self, strategy, **kwargs):
         gradients = [
-            p.grad
+            weight.grad
             for group in strategy.optimizer.param_groups
-            for p in group["params"]
-            if p.grad is not None
+            for weight in group["params"]
+            if weight.grad is not None
         ]
         if gradients:
             torch._foreach_clamp_min_(gradients, -self.limit)
             torch._foreach_clamp_max_(gradients, self.limit)
 
-    # A replay step is an update, too.
-    on_replay_update = before_update
-
 
 class TrainingDivergedError(RuntimeError):
-    """The loss became NaN or infinite; the last weights with a finite loss were restored."""
+    """The loss became NaN or infinite.
+
+    The last weights with a finite loss were restored.
+    """
 
 
 class DivergenceGuard(StatefulPlugin):
-    """Stops at a loss that is not finite and restores the last weights with a finite one.
+    """Stops at a loss that is not finite and restores the last good weights.
 
     Keeps a copy of the trainable weights and of the running statistics of the plastic
     layers, taken before each step; on a GPU two, since losses are read at the end of an
@@ -226,30 +256,29 @@ class DivergenceGuard(StatefulPlugin):
 
     def __init__(self):
         super().__init__()
+        # Copies of the weights: with a finite loss, and of the iteration whose losses
+        # were not read yet.
         self._good: list[Tensor] = []
-        self._latest: list[
-            Tensor
-        ] = []  # of the iteration whose losses were not read yet
-        self._unread: list[Tensor] | None = (
-            None  # losses of the iteration; None outside of one
-        )
+        self._latest: list[Tensor] = []
+        # Losses of the iteration that were not read yet; None outside of one.
+        self._unread: list[Tensor] | None = None
 
     def before_training_iteration(self, strategy, **kwargs):
         self._unread = []
 
     def after_training_iteration(self, strategy, **kwargs):
-        losses, self._unread = self._unread, None
+        losses = self._unread
+        self._unread = None
         if not losses:
             return
-        if not torch.stack([loss.isfinite().all() for loss in losses]).all():
-            for state in strategy.optimizer.state.values():  # the steps were taken
-                for value in state.values():
-                    if isinstance(value, Tensor) and value.is_floating_point():
-                        value.nan_to_num_(0, 0, 0)
-            self._stop(
-                strategy, next(loss for loss in losses if not loss.isfinite().all())
-            )
-        self._good, self._latest = self._latest, self._good
+        finite = [loss.isfinite().all() for loss in losses]
+        if not torch.stack(finite).all():
+            _clear_optimizer(strategy.optimizer)  # the steps were taken
+            wrong = [loss for loss in losses if not loss.isfinite().all()]
+            self._stop(strategy, wrong[0])
+        good = self._latest
+        self._latest = self._good
+        self._good = good
 
     def before_backward(self, strategy, **kwargs):
         self.check(strategy, strategy.loss)
@@ -258,62 +287,82 @@ class DivergenceGuard(StatefulPlugin):
         self.check(strategy, strategy.replay_loss)
 
     def check(self, strategy, loss: Tensor) -> None:
-        """Copy the weights of a ``strategy`` if a scalar ``loss`` is finite; else restore the copy and stop.
+        """Copy the weights if a loss is finite; else restore the copy and stop.
 
         On a GPU this is done after the iteration.
+
+        Args:
+            strategy: whose weights are copied.
+            loss: a scalar.
+
+        Raises:
+            TrainingDivergedError: the loss is not finite.
         """
-        weights = self._weights(strategy.model)
+        weights = _changing_tensors(strategy.model)
         if not weights:
             return
         if self._unread is not None and loss.device.type != "cpu":
             if not self._unread:
-                self._latest = self._copy(weights, self._latest)
+                self._latest = _copied(weights, self._latest)
             self._unread.append(loss.detach())
         elif bool(torch.isfinite(loss)):
-            self._good = self._copy(weights, self._good)
+            self._good = _copied(weights, self._good)
         else:
             self._stop(strategy, loss)
 
-    @staticmethod
-    def _weights(model: nn.Module) -> list[Tensor]:
-        if isinstance(
-            model, SplitModel
-        ):  # to list the frozen F takes longer than to copy all the rest
-            model = nn.ModuleList(
-                part
-                for part in (model.plastic_layers, model.codebook)
-                if part is not None
-            )
-        weights = [
-            parameter for parameter in model.parameters() if parameter.requires_grad
-        ]
-        return weights + [
-            statistic for statistic in model.buffers() if statistic.is_floating_point()
-        ]
-
-    @staticmethod
-    @torch.no_grad()
-    def _copy(weights: list[Tensor], to: list[Tensor]) -> list[Tensor]:
-        if len(to) != len(weights):
-            to = [torch.empty_like(weight) for weight in weights]
-        torch._foreach_copy_(to, weights)
-        return to
-
     @torch.no_grad()
     def _stop(self, strategy, loss: Tensor) -> None:
-        weights = self._weights(strategy.model)
+        weights = _changing_tensors(strategy.model)
         if len(self._good) == len(weights):
             torch._foreach_copy_(weights, self._good)
         clock = strategy.clock
         raise TrainingDivergedError(
-            f"the loss became {float(loss)} in experience {clock.train_exp_counter}, iteration "
-            f"{clock.train_exp_iterations}; the weights were put back to the last ones with a finite loss. Lower the "
-            "learning rate, set clamp_gradients=10 (--clamp-gradients 10), or look for damaged images"
+            f"the loss became {float(loss)} in experience {clock.train_exp_counter}, "
+            f"iteration {clock.train_exp_iterations}; the weights were put back to the "
+            "last ones with a finite loss. Lower the learning rate, set "
+            "clamp_gradients=10 (--clamp-gradients 10), or look for damaged images"
         )
 
 
+def _changing_tensors(model: nn.Module) -> list[Tensor]:
+    """Return the tensors that a step may change: weights and running statistics."""
+    modules: list[nn.Module] = [model]
+    if isinstance(model, SplitModel):
+        # To list the frozen F takes longer than to copy all the rest.
+        modules = [model.plastic_layers]
+        if model.codebook is not None:
+            modules.append(model.codebook)
+    changing = nn.ModuleList(modules)
+    weights = [weight for weight in changing.parameters() if weight.requires_grad]
+    statistics = [
+        statistic for statistic in changing.buffers() if statistic.is_floating_point()
+    ]
+    return weights + statistics
+
+
+@torch.no_grad()
+def _copied(tensors: list[Tensor], target: list[Tensor]) -> list[Tensor]:
+    """Copy tensors to those of an earlier copy, or to new ones; return these."""
+    if len(target) != len(tensors):
+        target = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(target, tensors)
+    return target
+
+
+def _clear_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Set what is not finite in an optimiser's state to 0."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value.nan_to_num_(0, 0, 0)
+
+
 class OutputsPlugin(StatefulPlugin):
-    """Records the outputs of the latest evaluation: of each batch, ``(B, classes)`` float32 on the CPU."""
+    """Records the outputs of the latest evaluation.
+
+    Attributes:
+        outputs: of each batch, ``(B, classes)`` float32 on the CPU.
+    """
 
     def __init__(self):
         super().__init__()
@@ -327,9 +376,10 @@ class OutputsPlugin(StatefulPlugin):
 
 
 class TaskIncrementalPlugin(StatefulPlugin):
-    """Restricts answers in evaluation to the classes of the tested experience; training does not change.
+    """Restricts answers in evaluation to the classes of the tested experience.
 
-    A test stream of one experience with all classes restricts nothing.
+    Training does not change. A test stream of one experience with all classes restricts
+    nothing.
     """
 
     def __init__(self):
@@ -340,18 +390,16 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
-        outside = torch.ones(
-            strategy.mb_output.shape[1],
-            dtype=torch.bool,
-            device=strategy.mb_output.device,
-        )
+        logits = strategy.mb_output
+        outside = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         outside[self._classes] = False
         # Below the logit of classes not seen in training, which this experience may
         # have.
-        answers = strategy.mb_output.masked_fill(outside, 2 * UNSEEN_LOGIT)
+        answers = logits.masked_fill(outside, 2 * UNSEEN_LOGIT)
         unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
-        if bool((unseen & ~outside).any()) and not bool((unseen | outside).all()):
-            answers = give_unseen_probability(
-                answers, unseen & ~outside
-            )  # before, relative to other experiences
+        unseen_here = unseen & ~outside
+        none_seen_here = bool((unseen | outside).all())
+        if bool(unseen_here.any()) and not none_seen_here:
+            # Their probability was relative to classes of other experiences.
+            answers = give_unseen_probability(answers, unseen_here)
         strategy.mb_output = answers

@@ -214,11 +214,11 @@ def _check_notes(notes: dict) -> None:
 def _check_state(state: Any, trained: Sequence[Tensor]) -> None:
     """Raise StateError for a state of a checkpoint with other parts than it has."""
     momenta = [maybe(array(torch.float32, *weight.shape)) for weight in trained]
-    parts = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
-    check(parts, state)
+    kind = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
+    check(kind, state)
     check(each(Any, len(momenta)), state["momentum"], "momentum")
-    for index, kind in enumerate(momenta):
-        check(kind, state["momentum"][index], f"momentum[{index}]")
+    for index, momentum in enumerate(momenta):
+        check(momentum, state["momentum"][index], f"momentum[{index}]")
 
 
 def _resume(

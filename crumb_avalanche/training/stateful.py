@@ -35,28 +35,26 @@ class StatefulPlugin(SupervisedPlugin):
     answering: ClassVar[tuple[str, ...]] = ()
 
     def _attributes(self, *lists: str) -> list[str]:
+        """Return the names in ``kept``, ``answering`` or both, of all base classes."""
         return [
             name
-            for kind in type(self).__mro__
-            for held in lists
-            for name in vars(kind).get(held, ())
+            for cls in type(self).__mro__
+            for attribute in lists
+            for name in vars(cls).get(attribute, ())
         ]
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the tensors among these attributes: what is kept besides a replay buffer."""
-        return tensor_bytes(
-            tensors_of(
-                [getattr(self, name) for name in self._attributes("kept", "answering")]
-            )
-        )
+        """Bytes of the tensors among these attributes.
+
+        That is what is kept besides a replay buffer.
+        """
+        names = self._attributes("kept", "answering")
+        return tensor_bytes(tensors_of([getattr(self, name) for name in names]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, by names of attributes without leading underscore."""
-        return {
-            name.lstrip("_"): _state_of(getattr(self, name))
-            for name in self._attributes("kept", "answering")
-        }
+        return self._states_of(self._attributes("kept", "answering"))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
@@ -65,15 +63,15 @@ class StatefulPlugin(SupervisedPlugin):
 
     def answer_state(self, strategy) -> dict[str, Any]:
         """Return the part of the state that evaluation needs."""
-        return {
-            name.lstrip("_"): _state_of(getattr(self, name))
-            for name in self._attributes("answering")
-        }
+        return self._states_of(self._attributes("answering"))
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned; training cannot resume from it."""
         for name in self._attributes("answering"):
             _load(self, name, state[name.lstrip("_")])
+
+    def _states_of(self, names: list[str]) -> dict[str, Any]:
+        return {name.lstrip("_"): _state_of(getattr(self, name)) for name in names}
 
 
 def _state_of(value: Any) -> Any:
@@ -96,148 +94,183 @@ def _load(plugin: StatefulPlugin, name: str, state: Any) -> None:
         setattr(plugin, name, copy.copy(state))
 
 
-def parts(strategy) -> dict[str, Any]:
-    """Return the strategy's plugins and metrics by class name; a second one of a class is ``Name 2``."""
-    seen: Counter[str] = Counter()
-    found = {}
+def parts(strategy: Any) -> dict[str, Any]:
+    """Return the strategy's plugins and metrics by class name.
+
+    A second one of a class is ``Name 2``.
+    """
+    counts: Counter[str] = Counter()
+    named = {}
     for part in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
         name = type(part).__name__
-        seen[name] += 1
-        found[name if seen[name] == 1 else f"{name} {seen[name]}"] = part
-    return found
+        counts[name] += 1
+        number = "" if counts[name] == 1 else f" {counts[name]}"
+        named[name + number] = part
+    return named
 
 
-def storage_policies(strategy) -> Iterator[Any]:
+def _parts_with(strategy: Any, method: str) -> dict[str, Any]:
+    """Return the parts that have a method, by name."""
+    return {
+        name: part for name, part in parts(strategy).items() if hasattr(part, method)
+    }
+
+
+def storage_policies(strategy: Any) -> Iterator[Any]:
     """Yield the storage policies of the strategy and its plugins, each once."""
-    known = set()
+    yielded = set()
     for part in (strategy, *strategy.plugins):
         policy = getattr(part, "storage_policy", None)
-        if policy is not None and id(policy) not in known:
-            known.add(id(policy))
+        if policy is not None and id(policy) not in yielded:
+            yielded.add(id(policy))
             yield policy
 
 
-def buffers(strategy) -> list[Any]:
+def buffers(strategy: Any) -> list[Any]:
     """Return the storage policies that have a state, each once."""
     return [
         policy for policy in storage_policies(strategy) if hasattr(policy, "state_dict")
     ]
 
 
-def strategy_state(strategy) -> dict[str, Any]:
-    """Return the state that training resumes from; see ``StreamStrategy.state_dict``."""
+STATE_PARTS = (
+    "model",
+    "optimizer",
+    "clock",
+    "training",
+    "seconds",
+    "plugins",
+    "buffers",
+)
+
+
+def strategy_state(strategy: Any) -> dict[str, Any]:
+    """Return the state that training resumes from.
+
+    See ``StreamStrategy.state_dict``.
+    """
     states = {
         name: part.state_dict()
-        for name, part in parts(strategy).items()
-        if hasattr(part, "state_dict")
+        for name, part in _parts_with(strategy, "state_dict").items()
     }
+    clock = {
+        name: value
+        for name, value in vars(strategy.clock).items()
+        if isinstance(value, int)
+    }
+    seconds = {}
+    if hasattr(strategy.model, "stopwatch"):
+        seconds = dict(strategy.model.stopwatch.seconds)
     return {
         "model": _model_state(strategy.model),
         "optimizer": _optimizer_state(strategy.optimizer, strategy.model),
-        "clock": {
-            name: value
-            for name, value in vars(strategy.clock).items()
-            if isinstance(value, int)
-        },
+        "clock": clock,
         "training": {
             "train_epochs": strategy.train_epochs,
             "train_mb_size": strategy.train_mb_size,
             "stopped": strategy._stop_training,
             "begun": strategy.optimized_param_id is not None,
         },
-        "seconds": dict(strategy.model.stopwatch.seconds)
-        if hasattr(strategy.model, "stopwatch")
-        else {},
+        "seconds": seconds,
         "plugins": {name: state for name, state in states.items() if state},
         "buffers": [buffer.state_dict() for buffer in buffers(strategy)],
     }
 
 
-def load_strategy_state(strategy, state: dict[str, Any], strict: bool = True) -> None:
+def load_strategy_state(
+    strategy: Any, state: dict[str, Any], strict: bool = True
+) -> None:
     """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
-    needed = "model", "optimizer", "clock", "training", "seconds", "plugins", "buffers"
-    if not isinstance(state, dict) or (
-        missing := [name for name in needed if name not in state]
-    ):
-        found = (
-            f"lacks {', '.join(missing)}"
-            if isinstance(state, dict)
-            else f"is of type {type(state).__name__}"
-        )
-        raise StateError(
-            f"this is no state of a strategy: it {found}; give what its state_dict() returned"
-        )
-    live = {
-        name: part
-        for name, part in parts(strategy).items()
-        if hasattr(part, "state_dict")
-    }
-    expected, saved = (
-        {name: part.state_dict() for name, part in live.items()},
-        state["plugins"],
-    )
-    training = state["training"]
     # Check before changing anything.
-    if strict and (
-        odd := {name for name, own in expected.items() if own} ^ saved.keys()
-    ):
+    _check_is_state(state)
+    live = _parts_with(strategy, "state_dict")
+    saved = state["plugins"]
+    _check_plugins(live, saved, strict)
+    policies = buffers(strategy)
+    if len(policies) != len(state["buffers"]):
         raise StateError(
-            f"only one of state and strategy has the plugins {', '.join(sorted(odd))}; build the strategy with the "
-            "same plugins, or load with strict=False, which leaves them out"
+            f"the state holds {len(state['buffers'])} replay buffers, the strategy has "
+            f"{len(policies)}; build the same one"
         )
-    for name in saved.keys() & live.keys():
-        if saved[name].keys() != expected[name].keys():
-            raise StateError(
-                f"the state of {name} holds {', '.join(saved[name])}, not {', '.join(expected[name])}; it was written "
-                "by another version"
-            )
-    mine = buffers(strategy)
-    if len(mine) != len(state["buffers"]):
-        raise StateError(
-            f"the state holds {len(state['buffers'])} replay buffers, the strategy has {len(mine)}; build the same one"
-        )
+
     _load_model_state(strategy.model, state["model"])
     _load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
+    training = state["training"]
     strategy.train_epochs = training["train_epochs"]
     strategy.train_mb_size = training["train_mb_size"]
     strategy._stop_training = training["stopped"]
     # If it were None, Avalanche would reset the optimiser's state at the next
     # experience.
-    strategy.optimized_param_id = (
-        dict(strategy.model.named_parameters()) if training["begun"] else None
-    )
+    strategy.optimized_param_id = None
+    if training["begun"]:
+        strategy.optimized_param_id = dict(strategy.model.named_parameters())
     if hasattr(strategy.model, "stopwatch"):
         strategy.model.stopwatch.seconds.clear()
         strategy.model.stopwatch.seconds.update(state["seconds"])
-    for buffer, its_state in zip(mine, state["buffers"]):
-        buffer.load_state_dict(its_state)
+    for policy, policy_state in zip(policies, state["buffers"]):
+        policy.load_state_dict(policy_state)
     for name in saved.keys() & live.keys():
         live[name].load_state_dict(saved[name])
 
 
-def answer_state(strategy) -> dict[str, Any]:
-    """Return what evaluation needs, without optimiser, replay buffer and, where answers draw none, RNG state."""
-    live = {
-        name: part
-        for name, part in parts(strategy).items()
-        if hasattr(part, "answer_state")
+def _check_is_state(state: Any) -> None:
+    """Raise StateError for what ``strategy_state`` cannot have returned."""
+    problem = f"is of type {type(state).__name__}"
+    if isinstance(state, dict):
+        missing = [name for name in STATE_PARTS if name not in state]
+        if not missing:
+            return
+        problem = f"lacks {', '.join(missing)}"
+    raise StateError(
+        f"this is no state of a strategy: it {problem}; give what its state_dict() "
+        "returned"
+    )
+
+
+def _check_plugins(live: dict[str, Any], saved: dict[str, dict], strict: bool) -> None:
+    """Raise StateError unless saved states are of the strategy's parts."""
+    expected = {name: part.state_dict() for name, part in live.items()}
+    with_state = {name for name, state in expected.items() if state}
+    one_sided = with_state ^ saved.keys()
+    if strict and one_sided:
+        raise StateError(
+            "only one of state and strategy has the plugins "
+            f"{', '.join(sorted(one_sided))}; build the strategy with the same "
+            "plugins, or load with strict=False, which leaves them out"
+        )
+    for name in saved.keys() & live.keys():
+        if saved[name].keys() != expected[name].keys():
+            raise StateError(
+                f"the state of {name} holds {', '.join(saved[name])}, not "
+                f"{', '.join(expected[name])}; it was written by another version"
+            )
+
+
+def answer_state(strategy: Any) -> dict[str, Any]:
+    """Return what evaluation needs.
+
+    Without optimiser, replay buffer and, where answers draw none, RNG state.
+    """
+    states = {
+        name: part.answer_state(strategy)
+        for name, part in _parts_with(strategy, "answer_state").items()
     }
-    states = {name: part.answer_state(strategy) for name, part in live.items()}
     return {
         "model": _model_state(strategy.model),
         "plugins": {name: state for name, state in states.items() if state},
     }
 
 
-def load_answer_state(strategy, state: dict[str, Any]) -> None:
+def load_answer_state(strategy: Any, state: dict[str, Any]) -> None:
     """Load what ``answer_state`` of a strategy with the same settings returned."""
     _load_model_state(strategy.model, state["model"])
-    live = parts(strategy)
+    live = _parts_with(strategy, "load_answer_state")
     for name, saved in state["plugins"].items():
-        if not hasattr(live.get(name), "load_answer_state"):
+        if name not in live:
             raise StateError(
-                f"the state has a part for {name}, which the strategy lacks; build the same strategy"
+                f"the state has a part for {name}, which the strategy lacks; build the "
+                "same strategy"
             )
         live[name].load_answer_state(saved)
 
@@ -245,64 +278,69 @@ def load_answer_state(strategy, state: dict[str, Any]) -> None:
 def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the state dict of a model, without the frozen F of a ``SplitModel``."""
     state = model.state_dict()
-    if isinstance(model, SplitModel):
-        return {
-            name: tensor
-            for name, tensor in state.items()
-            if not name.startswith(FROZEN)
-        }
-    return state
+    if not isinstance(model, SplitModel):
+        return state
+    return {
+        name: tensor for name, tensor in state.items() if not name.startswith(FROZEN)
+    }
 
 
 def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    mine = _model_state(model)
-    for name in {**mine, **state}:
-        given, wanted = (
-            tuple(one[name].shape) if name in one else "missing"
-            for one in (state, mine)
-        )
-        if given != wanted:
+    expected = _model_state(model)
+    for name in {**expected, **state}:
+        shape = _shape_of(state, name)
+        expected_shape = _shape_of(expected, name)
+        if shape != expected_shape:
             raise StateError(
-                f"{name} is {given} in the state, but {wanted} in the model: build the same network"
+                f"{name} is {shape} in the state, but {expected_shape} in the model: "
+                "build the same network"
             )
     model.load_state_dict(state, strict=False)  # F is not in it
+
+
+def _shape_of(tensors: dict[str, torch.Tensor], name: str) -> str:
+    return str(tuple(tensors[name].shape)) if name in tensors else "missing"
 
 
 def _optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> dict[str, Any]:
-    """Return the state of an optimiser with the names of its weights, to which Avalanche adds those of F."""
+    """Return the state of an optimiser with the names of its weights.
+
+    Avalanche adds those of F to it.
+    """
     names = {id(weight): name for name, weight in model.named_parameters()}
-    groups = [
-        [names.get(id(weight)) for weight in group["params"]]
-        for group in optimizer.param_groups
-    ]
-    if any(None in group for group in groups):
-        raise StateError(
-            "the optimizer holds weights that are not the model's; build it from model.parameters()"
-        )
+    groups = []
+    for group in optimizer.param_groups:
+        named = [names.get(id(weight)) for weight in group["params"]]
+        if None in named:
+            raise StateError(
+                "the optimizer holds weights that are not the model's; build it from "
+                "model.parameters()"
+            )
+        groups.append(named)
     return {"weights": groups, **optimizer.state_dict()}
 
 
 def _load_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]
 ) -> None:
-    named, groups = dict(model.named_parameters()), state["weights"]
-    missing = [name for group in groups for name in group if name not in named]
+    weights = dict(model.named_parameters())
+    groups = state["weights"]
+    missing = [name for group in groups for name in group if name not in weights]
     if missing or len(groups) != len(optimizer.param_groups):
         raise StateError(
-            f"the optimizer's state has {len(groups)} groups, not {len(optimizer.param_groups)}, or weights that the "
-            f"model lacks ({', '.join(missing) or 'none'}); build the same strategy"
+            f"the optimizer's state has {len(groups)} groups, not "
+            f"{len(optimizer.param_groups)}, or weights that the model lacks "
+            f"({', '.join(missing) or 'none'}); build the same strategy"
         )
     for group, names in zip(optimizer.param_groups, groups):
-        group["params"] = [named[name] for name in names]
-    optimizer.load_state_dict(
-        copy.deepcopy({name: state[name] for name in ("state", "param_groups")})
-    )
+        group["params"] = [weights[name] for name in names]
+    of_torch = {name: state[name] for name in ("state", "param_groups")}
+    optimizer.load_state_dict(copy.deepcopy(of_torch))
     for weight, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
                 # Restore the weight's memory format, which a file does not store.
-                values[name] = (
-                    torch.empty_like(weight, dtype=value.dtype).copy_(value).detach()
-                )
+                formatted = torch.empty_like(weight, dtype=value.dtype)
+                values[name] = formatted.copy_(value).detach()

@@ -1,4 +1,7 @@
-"""Base of all strategies: frame order, mask over seen classes, epochs, clamped gradients."""
+"""Base of all strategies.
+
+Frame order, mask over seen classes, epochs, clamped gradients.
+"""
 
 import warnings
 from collections.abc import Sequence
@@ -37,16 +40,19 @@ from crumb_avalanche.training.stateful import (
 
 
 def _cpu_by_default() -> AbstractContextManager:
-    """Return a context in which new tensors are in CPU memory, as storage is, whatever ``set_default_device`` says."""
-    return (
-        nullcontext()
-        if torch.get_default_device().type == "cpu"
-        else torch.device("cpu")
-    )
+    """Return a context in which new tensors are in CPU memory, as storage is.
+
+    Whatever ``torch.set_default_device`` says.
+    """
+    if torch.get_default_device().type == "cpu":
+        return nullcontext()
+    return torch.device("cpu")
 
 
 class StreamStrategy(SupervisedTemplate):
-    """Trains on a stream in its own order, with losses over the classes seen so far; by itself it fine-tunes P.
+    """Trains on a stream in its own order, with losses over the classes seen so far.
+
+    By itself it fine-tunes P.
 
     ``train`` keeps the order of the frames unless called with ``shuffle=True``;
     Avalanche's default shuffles. Classes that come one after the other, as in
@@ -107,13 +113,16 @@ class StreamStrategy(SupervisedTemplate):
         self.frames_in_order = False
         # Seen classes first, since every loss needs them; guard and clamp after all
         # losses are added up.
-        own = [
-            None if first_epochs is None else EpochSchedule(first_epochs),
-            *(plugins or ()),
-            memory,
-            DivergenceGuard() if divergence_guard else None,
-            None if clamp_gradients is None else ClampGradients(clamp_gradients),
-        ]
+        all_plugins: list[SupervisedPlugin] = [self.seen_classes]
+        if first_epochs is not None:
+            all_plugins.append(EpochSchedule(first_epochs))
+        all_plugins += plugins or ()
+        if memory is not None:
+            all_plugins.append(memory)
+        if divergence_guard:
+            all_plugins.append(DivergenceGuard())
+        if clamp_gradients is not None:
+            all_plugins.append(ClampGradients(clamp_gradients))
         super().__init__(
             model=model,
             optimizer=optimizer,
@@ -122,10 +131,7 @@ class StreamStrategy(SupervisedTemplate):
             train_epochs=train_epochs,
             eval_mb_size=eval_mb_size,
             device=device,
-            plugins=[
-                self.seen_classes,
-                *(plugin for plugin in own if plugin is not None),
-            ],
+            plugins=all_plugins,
             evaluator=evaluator,
             eval_every=eval_every,
             **base_kwargs,
@@ -133,7 +139,7 @@ class StreamStrategy(SupervisedTemplate):
 
     @property
     def storage_policy(self) -> MemoryBuffer | None:
-        """The buffer of the plugin that stores memories; ``None`` if there is no such plugin."""
+        """The buffer of the plugin that stores memories; ``None`` without one."""
         return None if self.memory is None else self.memory.storage_policy
 
     def train(self, *arguments, **keywords):
@@ -148,42 +154,47 @@ class StreamStrategy(SupervisedTemplate):
             return super().train(*arguments, **keywords)
 
     def eval(self, *arguments, **keywords):
-        """Evaluate as Avalanche's strategies do; raises ``BadFeaturesError`` as ``train`` does."""
+        """Evaluate as Avalanche's strategies do.
+
+        Raises:
+            BadFeaturesError: as ``train``.
+        """
         with _cpu_by_default():
             return super().eval(*arguments, **keywords)
 
     def make_train_dataloader(self, shuffle: bool = False, **kwargs):
-        """Make Avalanche's data loader, in the order of the stream unless ``shuffle`` is given to ``train``."""
+        """Make Avalanche's data loader.
+
+        Args:
+            shuffle: as given to ``train``; otherwise in the order of the stream.
+            kwargs: of Avalanche's method.
+        """
         self.frames_in_order = not shuffle
         dataset = self.experience.dataset
         # Benchmarks of this package, whose data sets have frame rows, are in the order
         # that their protocol says.
         if self.frames_in_order and not hasattr(dataset, "frame_row"):
-            labels = labels_of(dataset)
-            classes = len(set(labels))
-            if classes > 1 and len(list(groupby(labels))) == classes:
-                warnings.warn(
-                    "the images of this experience come one class after the other, and the network forgets the first "
-                    "classes while it learns the last: call train(experience, shuffle=True), unless these are clips "
-                    "whose order is to be kept",
-                    stacklevel=2,
-                )
+            _warn_of_sorted_classes(labels_of(dataset))
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def _unpack_minibatch(self):
-        on_host = self.mbatch[1]
+        labels_of_loader = self.mbatch[1]
         super()._unpack_minibatch()
-        self._labels = self.mb_y, _version(self.mb_y), on_host
+        self._labels = self.mb_y
+        self._labels_version = _version(self.mb_y)
+        self._labels_of_loader = labels_of_loader
 
     @property
     def label_numbers(self) -> list[int] | None:
-        """The labels of the batch as the loader gave them, in CPU memory; ``None`` if a plugin changed them since."""
-        labels, version, on_host = self._labels
-        return (
-            on_host.tolist()
-            if labels is self.mb_y and _version(labels) == version
-            else None
-        )
+        """The labels of the batch as the loader gave them, in CPU memory.
+
+        ``None`` if a plugin changed them since.
+        """
+        if self._labels is not self.mb_y:
+            return None
+        if _version(self._labels) != self._labels_version:
+            return None
+        return self._labels_of_loader.tolist()
 
     def _before_training(self, **kwargs):
         check_strategy(self)
@@ -207,8 +218,9 @@ class StreamStrategy(SupervisedTemplate):
         """
         if not self.loss.requires_grad:
             raise ValueError(
-                "the loss has no gradient: call train outside of torch.no_grad() and torch.inference_mode(), and leave "
-                "requires_grad of some weights of the plastic layers or of the codebook on"
+                "the loss has no gradient: call train outside of torch.no_grad() and "
+                "torch.inference_mode(), and leave requires_grad of some weights of "
+                "the plastic layers or of the codebook on"
             )
         with self.model.stopwatch.measure("plastic"):
             super().backward()
@@ -218,7 +230,9 @@ class StreamStrategy(SupervisedTemplate):
             super().optimizer_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that training goes on from, as plain values and live tensors; not copies.
+        """Return all that training goes on from, as plain values and live tensors.
+
+        They are not copies.
 
         Not in it: the frozen F, plugins without a ``state_dict`` (which start anew),
         and the global RNG state.
@@ -226,10 +240,12 @@ class StreamStrategy(SupervisedTemplate):
         return strategy_state(self)
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Load a copy of a ``state`` that ``state_dict`` of a strategy with the same settings returned.
+        """Load a copy of a state of a strategy with the same settings.
 
-        With ``strict`` the plugins that have a state must be the same; else what only
-        one side has is left out.
+        Args:
+            state: what ``state_dict`` returned.
+            strict: whether the plugins that have a state must be the same; else what
+                only one side has is left out.
         """
         load_strategy_state(self, state, strict)
 
@@ -237,6 +253,23 @@ class StreamStrategy(SupervisedTemplate):
     load_answer_state = load_answer_state
 
 
+def _warn_of_sorted_classes(labels: list[int]) -> None:
+    """Warn of images that come one class after the other."""
+    classes = len(set(labels))
+    runs = len(list(groupby(labels)))
+    if classes > 1 and runs == classes:
+        warnings.warn(
+            "the images of this experience come one class after the other, and the "
+            "network forgets the first classes while it learns the last: call "
+            "train(experience, shuffle=True), unless these are clips whose order is to "
+            "be kept",
+            stacklevel=3,
+        )
+
+
 def _version(tensor: Tensor) -> int:
-    """Return the number of changes of a tensor in place; 0 in inference mode, which counts none."""
+    """Return the number of changes of a tensor in place.
+
+    0 in inference mode, which counts none.
+    """
     return 0 if tensor.is_inference() else tensor._version
