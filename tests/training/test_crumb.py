@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
 
 
-def test_naive_with_the_plugins_equals_the_strategy(make_model, make_stream):
+def test_naive_with_plugins_equals_the_strategy(make_model, make_stream):
     ready, own = make_model(), make_model()
     first = train(
         ready, make_stream(), CodeBuffer(MEM_SIZE), direct_weight=0.5
@@ -50,30 +51,29 @@ def test_naive_with_the_plugins_equals_the_strategy(make_model, make_stream):
     assert torch.equal(buffer.rows, first.rows)
 
 
-def test_a_second_pass_over_cached_maps_stores_the_images_and_needs_their_frame_order(
-    make_model, make_stream, tmp_path
-):
-    results = []
-    for cached in (False, True):
-        model, buffer = make_model(), ImageBuffer(MEM_SIZE, ReferenceRule())
-        plugins = (
-            [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))]
-            if cached
-            else []
-        )
-        train(model, make_stream(), buffer, plugins, **DIRECT)
-        results.append((model, buffer))
-    (plain, buffer), (model, cached_buffer) = results
-    same_weights(plain, model, rtol=1e-5, atol=1e-6)
-    assert torch.equal(buffer.rows, cached_buffer.rows) and torch.equal(
-        buffer.labels, cached_buffer.labels
-    )
-    with pytest.raises(
-        ValueError,
-        match="images can be stored beside a feature cache only in frame order",
-    ):
+def cache_of(tmp_path, model):
+    store = MapStore(tmp_path, model, 200, "toy", progress=False)
+    return FeatureCache(store)
+
+
+def test_a_second_pass_over_cached_maps(make_model, make_stream, tmp_path):
+    plain, cached = make_model(), make_model()
+    images = ImageBuffer(MEM_SIZE, ReferenceRule())
+    images_of_cached = ImageBuffer(MEM_SIZE, ReferenceRule())
+    train(plain, make_stream(), images, **DIRECT)
+    cache = cache_of(tmp_path, cached)
+    train(cached, make_stream(), images_of_cached, [cache], **DIRECT)
+    same_weights(plain, cached, rtol=1e-5, atol=1e-6)
+    assert torch.equal(images.rows, images_of_cached.rows)
+    assert torch.equal(images.labels, images_of_cached.labels)
+
+
+def test_cached_images_need_frame_order(model, make_stream, tmp_path):
+    cache = cache_of(tmp_path, model)
+    words = "images can be stored beside a feature cache only in frame order"
+    with pytest.raises(ValueError, match=words):
         train(
-            model, make_stream(), ImageBuffer(MEM_SIZE), plugins, shuffle=True, **DIRECT
+            model, make_stream(), ImageBuffer(MEM_SIZE), [cache], shuffle=True, **DIRECT
         )
 
 
@@ -87,44 +87,49 @@ def test_a_second_pass_over_cached_maps_stores_the_images_and_needs_their_frame_
         (dict(replay_compute=2, fused=True), "fused replay has one batch"),
     ],
 )
-def test_wrong_settings_are_errors(model, wrong, words):
+def test_a_wrong_setting_is_an_error(wrong, words):
     with pytest.raises(ValueError, match=words):
         CRUMBPlugin(CodeBuffer(4), **wrong)
-    for buffer in (417, ReservoirSamplingBuffer(4)):
-        words = (
-            rf"storage_policy is of type {type(buffer).__name__}; .* CodeBuffer\(417\)"
-        )
-        with pytest.raises(TypeError, match=words):
-            CRUMBPlugin(buffer)
-    for given in ({}, {"mem_size": 5, "storage_policy": CodeBuffer(5)}):
-        with pytest.raises(
-            ValueError,
-            match=r"mem_size or storage_policy.*" + ("both.*5" if given else "neither"),
-        ):
-            make(CRUMBStrategy, model, **given)
 
 
-def test_what_cannot_be_trained_is_an_error(make_model, make_stream):
-    with pytest.raises(
-        ValueError,
-        match=r"needs a codebook: build the model with codebook=Codebook\(\)",
-    ):
+@pytest.mark.parametrize("buffer", [417, ReservoirSamplingBuffer(4)])
+def test_another_buffer_is_an_error(buffer):
+    kind = type(buffer).__name__
+    words = rf"storage_policy is of type {kind}; .* CodeBuffer\(417\)"
+    with pytest.raises(TypeError, match=words):
+        CRUMBPlugin(buffer)
+
+
+@pytest.mark.parametrize(
+    "memory, words",
+    [
+        ({}, "neither"),
+        ({"mem_size": 5, "storage_policy": CodeBuffer(5)}, "both.*5"),
+    ],
+)
+def test_one_memory_is_given(model, memory, words):
+    with pytest.raises(ValueError, match=f"mem_size or storage_policy.*{words}"):
+        make(CRUMBStrategy, model, **memory)
+
+
+def test_a_codebook_is_needed(make_model, make_stream):
+    words = r"needs a codebook: build the model with codebook=Codebook\(\)"
+    with pytest.raises(ValueError, match=words):
         train(make_model(codebook=False), make_stream(), CodeBuffer(4))
-    strategy = make(
-        Naive,
-        nn.Sequential(nn.Flatten(), nn.Linear(768, 4)),
-        CRUMBPlugin(CodeBuffer(4)),
-    )
-    with pytest.raises(
-        TypeError,
-        match="CRUMB trains a SplitModel, not a Sequential: build one with split_backbone",
-    ):
+
+
+def test_another_network_is_refused(make_stream):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
+    strategy = make(Naive, network, CRUMBPlugin(CodeBuffer(4)))
+    words = "CRUMB trains a SplitModel, not a Sequential: build one with split_backbone"
+    with pytest.raises(TypeError, match=words):
         strategy.train(make_stream().train_stream[0])
-    with pytest.raises(
-        ValueError,
-        match="the plugin list has 2 of CRUMBPlugin, which would replay twice",
-    ):
-        train(make_model(), make_stream(), CodeBuffer(4), [CRUMBPlugin(CodeBuffer(4))])
+
+
+def test_two_plugins_are_refused(model, make_stream):
+    words = "the plugin list has 2 of CRUMBPlugin, which would replay twice"
+    with pytest.raises(ValueError, match=words):
+        train(model, make_stream(), CodeBuffer(4), [CRUMBPlugin(CodeBuffer(4))])
 
 
 def small(codebook=True):
@@ -135,35 +140,55 @@ def small(codebook=True):
     )
 
 
-def test_a_model_an_optimiser_and_a_size_are_enough(make_stream):
-    results = []
-    for by_hand in (False, True):
-        model, stream = small(), make_stream()
-        assert not model.is_calibrated and model.codebook.codebook_size == 256
-        memory = dict(mem_size=MEM_SIZE)
-        if by_hand:
-            calibrate(model, stream.train_stream[0].dataset)
-            memory = dict(storage_policy=CodeBuffer(MEM_SIZE))
-        strategy = make(CRUMBStrategy, model, train_mb_size=21, **memory)
-        for experience in stream.train_stream:
-            strategy.train(experience)
-        assert strategy.model.is_calibrated and float(model.feature_scale) != 1
-        results.append((weights_hash(model), strategy.storage_policy.rows))
-    (one, rows), (two, others) = results
-    assert one == two and torch.equal(rows, others) and len(rows) == MEM_SIZE
+def trained_on_all(model, stream, **memory):
+    strategy = make(CRUMBStrategy, model, train_mb_size=21, **memory)
+    for experience in stream.train_stream:
+        strategy.train(experience)
+    return strategy
 
 
-def test_naive_calibrates_too_but_only_once_and_where_it_was_not_done(make_stream):
-    stream, own = make_stream(), small()
-    strategy = make(Naive, own, CRUMBPlugin(CodeBuffer(MEM_SIZE)))
-    strategy.train(stream.train_stream[0])
-    scale = float(own.feature_scale)
-    assert scale != 1 and own.calibrated
-    strategy.train(stream.train_stream[1])
-    assert float(own.feature_scale) == scale
-    direct = small(codebook=None)
-    train(direct, make_stream(), ImageBuffer(MEM_SIZE), **DIRECT)
-    assert float(direct.feature_scale) == 1
+def test_a_model_and_a_size_are_enough(make_stream):
+    """The strategy makes its buffer and calibrates the model."""
+    by_hand, stream = small(), make_stream()
+    calibrate(by_hand, stream.train_stream[0].dataset)
+    buffer = CodeBuffer(MEM_SIZE)
+    trained_on_all(by_hand, stream, storage_policy=buffer)
+
+    model = small()
+    assert not model.is_calibrated
+    strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE)
+    assert model.is_calibrated
+    assert float(model.feature_scale) != 1
+    assert weights_hash(model) == weights_hash(by_hand)
+    assert torch.equal(strategy.storage_policy.rows, buffer.rows)
+    assert len(buffer) == MEM_SIZE
+
+
+def test_naive_calibrates_once(make_stream):
+    first, second = make_stream().train_stream
+    model = small()
+    strategy = make(Naive, model, CRUMBPlugin(CodeBuffer(MEM_SIZE)))
+    strategy.train(first)
+    scale = float(model.feature_scale)
+    assert scale != 1
+    assert model.calibrated
+    strategy.train(second)
+    assert float(model.feature_scale) == scale
+
+
+def test_without_a_codebook_nothing_is_calibrated(make_stream):
+    model = small(codebook=None)
+    train(model, make_stream(), ImageBuffer(MEM_SIZE), **DIRECT)
+    assert float(model.feature_scale) == 1
+
+
+@dataclass
+class Replay:
+    """A replay batch, the new batch before it, and the experience."""
+
+    new: list[int]
+    replayed: list[int]
+    experience: int
 
 
 class Replays(SupervisedPlugin):
@@ -171,61 +196,55 @@ class Replays(SupervisedPlugin):
 
     def __init__(self, buffer):
         super().__init__()
-        self.pairs, self.experiences = [], []
-        replay = buffer.replay
-
-        def logged(slots, model):
-            maps, labels = replay(slots, model)
-            self.pairs.append(
-                (
-                    set(self.strategy.mb_y.tolist()),
-                    labels.tolist(),
-                    len(self.strategy.mb_y),
-                )
-            )
-            self.experiences.append(self.strategy.clock.train_exp_counter)
-            return maps, labels
-
-        buffer.replay = logged
+        self.steps: list[Replay] = []
+        self.draw = buffer.replay
+        buffer.replay = self.logged
 
     def before_training(self, strategy, **kwargs):
         self.strategy = strategy
 
+    def logged(self, slots, model):
+        maps, labels = self.draw(slots, model)
+        step = Replay(
+            new=self.strategy.mb_y.tolist(),
+            replayed=labels.tolist(),
+            experience=self.strategy.clock.train_exp_counter,
+        )
+        self.steps.append(step)
+        return maps, labels
 
-def test_replay_leaves_out_the_classes_of_the_batch(make_model, make_stream):
-    buffer = CodeBuffer(8)
+
+def test_classes_of_the_batch_are_left_out(model, make_stream):
+    stream, buffer = make_stream(), CodeBuffer(8)
     replays = Replays(buffer)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*returns")  # no class does
-        train(make_model(), make_stream(), buffer, [replays])
-    both = 0
-    for new, replayed, size in replays.pairs:
-        assert replayed and not new & set(replayed)
-        counts = [replayed.count(label) for label in set(replayed)]
-        assert len(set(counts)) == 1 and size <= len(replayed) < size + len(counts)
-        both += bool(
-            set(replayed)
-            - set(make_stream().train_stream[0].classes_in_this_experience)
-        )
-    assert both  # the other new class is replayed as soon as it has a memory
+        train(model, stream, buffer, [replays])
+    assert replays.steps
+    for step in replays.steps:
+        counts = Counter(step.replayed)
+        assert not set(step.new) & set(counts)
+        assert len(set(counts.values())) == 1  # each class as often
+        assert len(step.new) <= len(step.replayed) < len(step.new) + len(counts)
+    # The other new class is replayed as soon as it has a memory.
+    old = set(stream.train_stream[0].classes_in_this_experience)
+    assert any(set(step.replayed) - old for step in replays.steps)
 
 
-def test_classes_that_return_are_replayed_beside_their_new_images(
-    make_model, make_stream
-):
+def test_returning_classes_are_replayed(model, make_stream):
     stream, buffer = make_stream(), CodeBuffer(8)
     first, second = stream.train_stream
     replays = Replays(buffer)
     stream.train_stream = [first, second, first]
-    with pytest.warns(
-        UserWarning, match="class 0 returns in experience 2.*replayed"
-    ) as warned:
-        strategy = train(make_model(), stream, buffer, [replays])
-    assert sum("returns" in str(one.message) for one in warned) == 1
+    words = "class 0 returns in experience 2.*replayed"
+    with pytest.warns(UserWarning, match=words) as warned:
+        strategy = train(model, stream, buffer, [replays])
+    messages = [str(warning.message) for warning in warned]
+    assert len([text for text in messages if "returns" in text]) == 1
     # A new class is left out as long as it is new, a class that returned is not.
-    assert replays.experiences == [1] * 4 + [2] * 4
-    assert all(not new & set(replayed) for new, replayed, _ in replays.pairs[:4])
-    assert all(set(replayed) == {0, 1, 2, 3} for _, replayed, _ in replays.pairs[4:])
+    assert [step.experience for step in replays.steps] == [1] * 4 + [2] * 4
+    assert not any(set(step.new) & set(step.replayed) for step in replays.steps[:4])
+    assert all(set(step.replayed) == {0, 1, 2, 3} for step in replays.steps[4:])
     assert strategy.memory.returning == {0, 1}
 
 
@@ -258,51 +277,66 @@ def new_batch(model, labels):
 
 
 @pytest.mark.parametrize("kind", [CodeBuffer, MapBuffer, ImageBuffer])
-def test_a_step_costs_three_times_the_one_without_replay_however_many_classes(
-    make_model, kind
-):
+def test_replay_costs_what_it_was_given(make_model, kind):
     model, replay = make_model(n_classes=100), BalancedReplay(2)
     extraction, training = step_flops(model)
     batches = [21, 21, 5, 1, 21, 128]
     steps = sum(replay.steps(size, model, kind(100)) for size in batches)
     bare = sum(batches) * (extraction + training)
     replayed = steps * REPLAYED * (training + (kind is ImageBuffer) * extraction)
-    one = REPLAYED * (training + extraction)
-    assert 2 * bare - one <= replayed <= 2 * bare
+    cost_of_batch = REPLAYED * (training + extraction)
+    assert 2 * bare - cost_of_batch <= replayed <= 2 * bare
 
 
-def test_every_class_is_drawn_as_often_and_maps_are_those_of_their_labels(make_model):
+def rows_of(maps):
+    return [values.numpy().tobytes() for values in maps.detach().contiguous()]
+
+
+def test_every_class_is_drawn_as_often(make_model):
     model = make_model(n_classes=5)
-    memories, batch = filled(model, {0: 1, 1: 9, 2: 3}), new_batch(model, [3, 3, 3, 4])
-    stored, new = (
-        memories.replay(torch.arange(13), model),
-        model.codebook.decode(batch.codes),
-    )
-    known = [*zip(new, batch.labels.tolist()), *zip(stored[0], stored[1].tolist())]
+    memories = filled(model, {0: 1, 1: 9, 2: 3})
+    batch = new_batch(model, [3, 3, 3, 4])
     replay, drawn = BalancedReplay(2), Counter()
     for _ in range(200):
-        maps, labels = replay.draw(batch, memories, model)
-        assert maps.shape == (REPLAYED, *model.map_shape) and labels.shape == (
-            REPLAYED,
-        )
+        _, labels = replay.draw(batch, memories, model)
+        assert labels.shape == (REPLAYED,)
         drawn.update(labels.tolist())
-    assert all(
-        any(torch.equal(one, other) for other, of in known if of == label)
-        for one, label in zip(maps, labels)
-    )
-    assert (
-        drawn.keys() == {0, 1, 2, 3, 4}
-        and max(drawn.values()) - min(drawn.values()) < 0.1 * 40 * REPLAYED
-    )
-    # Without images of the batch, too, maps are channels-last; without memories, all
-    # are of the batch.
-    memories = filled(make_model(n_classes=50), {label: 1 for label in range(1, 50)})
-    orders = [replay.draw(new_batch(model, [0]), memories, model)[0] for _ in range(5)]
-    assert all(maps.is_contiguous(memory_format=torch.channels_last) for maps in orders)
-    assert (
-        replay.draw(new_batch(model, [2, 2]), CodeBuffer(3), model)[1].tolist()
-        == [2] * REPLAYED
-    )
+    assert drawn.keys() == {0, 1, 2, 3, 4}
+    counts = drawn.values()
+    assert max(counts) - min(counts) < 0.1 * 40 * REPLAYED
+
+
+def test_drawn_maps_are_of_their_labels(make_model):
+    model = make_model(n_classes=5)
+    memories = filled(model, {0: 1, 1: 9, 2: 3})
+    batch = new_batch(model, [3, 3, 3, 4])
+    stored, labels = memories.replay(torch.arange(13), model)
+    new = model.codebook.decode(batch.codes)
+    known = set(zip(rows_of(stored), labels.tolist()))
+    known |= set(zip(rows_of(new), batch.labels.tolist()))
+    replay = BalancedReplay(2)
+    for _ in range(20):
+        maps, labels = replay.draw(batch, memories, model)
+        assert maps.shape == (REPLAYED, *model.map_shape)
+        assert set(zip(rows_of(maps), labels.tolist())) <= known
+
+
+def test_drawn_maps_are_channels_last(make_model):
+    """Also without images of the batch."""
+    model = make_model(n_classes=5)
+    fifty = {label: 1 for label in range(1, 50)}
+    memories = filled(make_model(n_classes=50), fifty)
+    batch, replay = new_batch(model, [0]), BalancedReplay(2)
+    for _ in range(5):
+        maps, _ = replay.draw(batch, memories, model)
+        assert maps.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_without_memories_the_batch_is_drawn(make_model):
+    model = make_model(n_classes=5)
+    batch = new_batch(model, [2, 2])
+    _, labels = BalancedReplay(2).draw(batch, CodeBuffer(3), model)
+    assert labels.tolist() == [2] * REPLAYED
 
 
 def test_the_new_batch_weighs_its_share_of_the_classes(make_model, make_stream):
