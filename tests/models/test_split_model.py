@@ -1,4 +1,4 @@
-"""Split models: F never changes, P does, the codebook is used as the settings say; the layers that P may have."""
+"""Split models: F never changes, P does, the codebook is used as the settings say."""
 
 import copy
 import pickle
@@ -49,39 +49,60 @@ def train_steps(model, images, steps=3):
         optimizer.step()
 
 
-def test_training_never_changes_f(make_model, pixels):
-    for model in (make_model(), with_batch_norm()):
-        before, plastic = (
-            weights_hash(model.feature_extractor),
-            weights_hash(model.plastic_layers),
-        )
-        alone = model.features(pixels[:1])
-        train_steps(model, pixels)
-        assert (
-            weights_hash(model.feature_extractor) == before
-            and weights_hash(model.plastic_layers) != plastic
-        )
-        assert not any(
-            parameter.requires_grad
-            for parameter in model.feature_extractor.parameters()
-        )
-        assert model.training and model.plastic_layers.training
-        assert not any(module.training for module in model.feature_extractor.modules())
-        # In evaluation mode an image's map does not depend on the others of its batch.
-        torch.testing.assert_close(model.features(pixels)[:1], alone)
-    assert int(model.plastic_layers[1].num_batches_tracked) == 3  # P's does move
+@pytest.fixture(params=["plain", "batch norm"])
+def trained(request, make_model, pixels):
+    """A model after three steps, as it was before, and F's map of an image then."""
+    model = make_model() if request.param == "plain" else with_batch_norm()
+    before = copy.deepcopy(model)
+    map_alone = model.features(pixels[:1])
+    train_steps(model, pixels)
+    return model, before, map_alone
 
 
-def test_shapes_that_do_not_fit_are_errors(model, pixels):
-    assert model.map_shape == (8, 4, 4) == tuple(model.extract(pixels).shape[1:])
-    assert torch.equal(
-        model.pixels((pixels / 255 - model.pixel_mean) / model.pixel_std), pixels
-    )
+def test_training_never_changes_f(trained):
+    model, before, _ = trained
+    extractor = model.feature_extractor
+    assert weights_hash(extractor) == weights_hash(before.feature_extractor)
+    assert not any(weight.requires_grad for weight in extractor.parameters())
+    assert not any(module.training for module in extractor.modules())
+
+
+def test_training_changes_p(trained):
+    model, before, _ = trained
+    assert model.training
+    assert model.plastic_layers.training
+    assert weights_hash(model.plastic_layers) != weights_hash(before.plastic_layers)
+
+
+def test_a_map_does_not_depend_on_its_batch(trained, pixels):
+    model, _, map_alone = trained
+    torch.testing.assert_close(model.features(pixels)[:1], map_alone)
+
+
+def test_batch_norm_of_p_moves(pixels):
+    model = with_batch_norm()
+    train_steps(model, pixels, steps=3)
+    assert int(model.plastic_layers[1].num_batches_tracked) == 3
+
+
+def test_the_shape_of_a_map(model, pixels):
+    assert model.map_shape == (8, 4, 4)
+    assert model.extract(pixels).shape == (6, 8, 4, 4)
+
+
+def test_pixels_come_back_from_normalised_images(model, pixels):
+    normalised = (pixels / 255 - model.pixel_mean) / model.pixel_std
+    assert torch.equal(model.pixels(normalised), pixels)
+
+
+def test_f_without_maps():
     flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
-    with pytest.raises(
-        ValueError, match=r"gives \(1, 4\) for one image; a feature map has four axes"
-    ):
+    words = r"gives \(1, 4\) for one image; a feature map has four axes"
+    with pytest.raises(ValueError, match=words):
         SplitModel(flat, nn.Sequential(nn.Linear(4, 2)), "0", image_size=16)
+
+
+def test_a_codebook_that_does_not_fit(model):
     with pytest.raises(
         ValueError, match="8 channels, which codebook_dim=3 does not divide"
     ):
@@ -94,98 +115,146 @@ def test_shapes_that_do_not_fit_are_errors(model, pixels):
         )
 
 
-def test_forward_goes_through_the_codebook_as_the_two_settings_say(model, pixels):
+@pytest.mark.parametrize(("training", "takes"), [(True, True), (False, False)])
+def test_forward_takes_the_codebook_in_training(model, pixels, training, takes):
+    """The paper: codebook-out in training, direct in inference."""
     feature_map = model.features(pixels)
-    direct, quantized = (
-        model.plastic_layers(feature_map),
-        model.plastic_layers(model.codebook(feature_map)),
-    )
-    assert not torch.allclose(direct, quantized)
-    # The paper: codebook-out in training, direct in inference.
-    assert torch.equal(model.train()(pixels), quantized)
-    assert torch.equal(model.eval()(pixels), direct)
-    model.quantized_training, model.quantized_evaluation = False, True
-    assert torch.equal(model.train()(pixels), direct)
-    assert torch.equal(model.eval()(pixels), quantized)
+    expected = model.codebook(feature_map) if takes else feature_map
+    logits = model.train(training)(pixels)
+    assert torch.equal(logits, model.plastic_layers(expected))
+
+
+@pytest.mark.parametrize(("training", "takes"), [(True, False), (False, True)])
+def test_settings_change_what_forward_takes(model, pixels, training, takes):
+    model.quantized_training = False
+    model.quantized_evaluation = True
+    feature_map = model.features(pixels)
+    expected = model.codebook(feature_map) if takes else feature_map
+    logits = model.train(training)(pixels)
+    assert torch.equal(logits, model.plastic_layers(expected))
+
+
+def test_direct_and_quantized_differ(model, pixels):
+    feature_map = model.features(pixels)
+    assert not torch.allclose(feature_map, model.codebook(feature_map))
+
+
+def test_the_parts_that_are_timed(model, pixels):
+    model.train()(pixels)
     assert model.stopwatch.seconds.keys() == {"features", "search", "plastic"}
 
 
-@pytest.mark.parametrize(("name", "size"), [("small_cnn", 64), ("squeezenet1_0", 96)])
-def test_a_map_has_the_same_bits_alone_and_in_any_batch(name, size):
+@pytest.fixture(params=[("small_cnn", 64), ("squeezenet1_0", 96)], ids=str)
+def extraction_of(request):
+    """A model, and nine images."""
+    name, size = request.param
     model = split_backbone(
         name, weights=None, n_classes=4, image_size=size, codebook=None
     )
-    pixels = torch.randint(
-        0,
-        256,
-        (9, 3, size, size),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(0),
-    )
-    together = model.extract(pixels)  # eight and one
-    assert (
-        together.is_contiguous(memory_format=torch.channels_last)
-        and not together.is_inference()
-    )
-    for part in (slice(0, 1), slice(8, 9), slice(2, 7)):
-        assert torch.equal(together[part], model.extract(pixels[part]))
-    for dtype in (torch.float64, torch.float16):
-        other = model.normalized(pixels[:2]).to(dtype)
-        assert torch.equal(model.extract(other), model.extract(other.float()))
+    shape = (9, 3, size, size)
+    random = torch.Generator().manual_seed(0)
+    return model, torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
 
 
-def test_the_plastic_layers_take_a_large_batch_in_parts(model):
+@pytest.mark.parametrize("batch", [slice(0, 1), slice(8, 9), slice(2, 7)], ids=str)
+def test_a_map_has_the_same_bits_in_any_batch(extraction_of, batch):
+    model, pixels = extraction_of
+    maps = model.extract(pixels)  # eight and one
+    assert torch.equal(maps[batch], model.extract(pixels[batch]))
+
+
+def test_maps_are_usual_tensors(extraction_of):
+    model, pixels = extraction_of
+    maps = model.extract(pixels)
+    assert maps.is_contiguous(memory_format=torch.channels_last)
+    assert not maps.is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_images_of_other_floats(extraction_of, dtype):
+    model, pixels = extraction_of
+    images = model.normalized(pixels[:2]).to(dtype)
+    assert torch.equal(model.extract(images), model.extract(images.float()))
+
+
+def test_p_takes_a_large_batch_in_parts(model):
     sizes = []
     hook = model.plastic_layers.register_forward_hook(
-        lambda layer, given, made: sizes.append(len(made))
+        lambda layer, inputs, logits: sizes.append(len(logits))
     )
-    maps = torch.rand(50, *model.map_shape)
-    logits = model.classify(maps)
+    model.classify(torch.rand(50, *model.map_shape))
     hook.remove()
     assert sizes == [17, 17, 16]
-    whole = model.plastic_layers(maps)
-    torch.testing.assert_close(logits, whole, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_give_the_logits_of_all(model):
+    maps = torch.rand(50, *model.map_shape)
+    expected = model.plastic_layers(maps)
+    torch.testing.assert_close(model.classify(maps), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_give_the_gradients_of_all(model):
+    maps = torch.rand(50, *model.map_shape)
     weights = list(model.plastic_layers.parameters())
-    gradients, expected = (
-        torch.autograd.grad(values.square().mean(), weights)
-        for values in (logits, whole)
-    )
+    loss = model.classify(maps).square().mean()
+    expected_loss = model.plastic_layers(maps).square().mean()
+    gradients = torch.autograd.grad(loss, weights)
+    expected = torch.autograd.grad(expected_loss, weights)
     torch.testing.assert_close(gradients, expected, atol=1e-5, rtol=1e-4)
-    mixing = with_batch_norm().train()  # sees the whole batch in training
-    maps = torch.rand(50, *mixing.map_shape)
-    expected = copy.deepcopy(mixing).plastic_layers(maps)
-    assert torch.equal(mixing.classify(maps), expected)
 
 
-def test_a_map_hook_gets_map_and_codes_of_every_training_pass(model, pixels):
-    records, others = [], []
-    handle, other = (
-        model.register_map_hook(records.append),
-        model.register_map_hook(others.append),
-    )
-    model.eval()(pixels)
-    assert not records
+def test_batch_norm_sees_all_in_training():
+    model = with_batch_norm().train()
+    maps = torch.rand(50, *model.map_shape)
+    expected = copy.deepcopy(model).plastic_layers(maps)
+    assert torch.equal(model.classify(maps), expected)
+
+
+@pytest.fixture
+def records(model):
+    """What a map hook of the model is called with."""
+    calls = []
+    model.register_map_hook(calls.append)
+    return calls
+
+
+def test_a_map_hook_gets_map_and_codes(model, pixels, records):
     model.train()(pixels)
-    assert records[0] is others[0] and records[0].images is pixels
-    assert (
-        torch.equal(records[0].feature_map, model.features(pixels))
-        and not records[0].feature_map.requires_grad
-    )
-    assert torch.equal(records[0].codes, model.codebook.encode(records[0].feature_map))
+    (record,) = records
+    assert record.images is pixels
+    assert torch.equal(record.feature_map, model.features(pixels))
+    assert not record.feature_map.requires_grad
+    assert torch.equal(record.codes, model.codebook.encode(record.feature_map))
+
+
+def test_a_map_hook_of_a_direct_pass(model, pixels, records):
     model.quantized_training = False
-    model(pixels[:2])
-    assert len(records[1].feature_map) == 2 and records[1].codes is None
+    model.train()(pixels[:2])
+    (record,) = records
+    assert len(record.feature_map) == 2
+    assert record.codes is None
+
+
+def test_a_map_hook_in_evaluation(model, pixels, records):
+    model.eval()(pixels)
+    assert records == []
+
+
+def test_map_hooks_share_a_record_until_removed(model, pixels, records):
+    others = []
+    handle = model.register_map_hook(others.append)
+    model.train()(pixels)
+    assert records[0] is others[0]
     handle.remove()
     model(pixels)
-    assert len(records) == 2 and len(others) == 3
-    other.remove()
-    assert not model._map_hooks
+    assert len(records) == 2
+    assert len(others) == 1
 
 
 @pytest.mark.parametrize(
     "clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
 )
-def test_copies_are_whole_and_have_no_hooks(model, pixels, clone):
+def test_copies_have_no_hooks(model, pixels, clone):
     model.fold_feature_scale(model.features(pixels))
     hook = model.register_map_hook(lambda record: None)
     twin = clone(model)
@@ -198,97 +267,119 @@ def test_copies_are_whole_and_have_no_hooks(model, pixels, clone):
     assert weights_hash(twin.plastic_layers) != weights_hash(model.plastic_layers)
 
 
-def test_reset_head(model, pixels):
-    below, old = (
-        weights_hash(model.plastic_layers.conv),
-        model.plastic_layers.head.weight,
-    )
-    for count in (9, 4):
-        model.reset_head(count)
-        assert model.n_classes == count and model(pixels).shape == (6, count)
-    assert (
-        not torch.equal(model.plastic_layers.head.weight, old)
-        and model.plastic_layers.head.weight.requires_grad
-    )
-    assert weights_hash(model.plastic_layers.conv) == below
-    convolution = nn.Sequential(
-        nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1)
-    )  # a number for a name
+@pytest.mark.parametrize("n_classes", [9, 4])
+def test_reset_head(model, pixels, n_classes):
+    before = copy.deepcopy(model.plastic_layers)
+    model.reset_head(n_classes)
+    assert model.n_classes == n_classes
+    assert model(pixels).shape == (6, n_classes)
+    assert model.plastic_layers.head.weight.requires_grad
+    assert not torch.equal(model.plastic_layers.head.weight, before.head.weight)
+    assert weights_hash(model.plastic_layers.conv) == weights_hash(before.conv)
+
+
+def test_reset_a_convolution_named_by_a_number(pixels):
+    convolution = nn.Sequential(nn.ReLU(), nn.Conv2d(8, 5, 3, padding=1))
     plastic = nn.Sequential(convolution, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = SplitModel(nn.Conv2d(3, 8, 3), plastic, "0.1", image_size=16)
     model.reset_head(7)
-    assert model.n_classes == 7 and model(pixels).shape == (6, 7)
-    assert (plastic[0][1].kernel_size, plastic[0][1].padding) == ((3, 3), (1, 1))
+    assert model.n_classes == 7
+    assert model(pixels).shape == (6, 7)
+    assert plastic[0][1].kernel_size == (3, 3)
+    assert plastic[0][1].padding == (1, 1)
 
 
-def test_folding_multiplies_everything_below_the_head_where_p_scales(
-    model, make_model, pixels
-):
-    maps, logits = model.features(pixels), model.eval()(pixels)
-    bias = model.plastic_layers.head.bias.detach().clone()
+def test_folding_scales_to_the_reference(model, pixels):
+    maps = model.features(pixels)
     factor = model.fold_feature_scale(maps)
-    assert (
-        factor == pytest.approx(14 / float(maps[maps > 0].std())) and factor > 2
-    )  # 14 as the reference's maps
-    # The head itself is left alone: logits are multiplied, but for its bias.
+    assert factor == pytest.approx(14 / float(maps[maps > 0].std()))
+    assert factor > 2
+
+
+def test_folding_multiplies_logits_but_for_the_bias(model, pixels):
+    logits = model.eval()(pixels)
+    bias = model.plastic_layers.head.bias.detach().clone()
+    factor = model.fold_feature_scale(model.features(pixels))
     assert torch.equal(model.plastic_layers.head.bias, bias)
-    torch.testing.assert_close(
-        model(pixels) - bias, factor * (logits - bias), rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(
-        model.extract(pixels), maps
-    )  # what a cache keeps does not change
-    torch.testing.assert_close(
-        model.features(maps), factor * maps
-    )  # its maps pass for images
+    expected = factor * (logits - bias)
+    torch.testing.assert_close(model(pixels) - bias, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_folding_leaves_what_a_cache_keeps(model, pixels):
+    """Its maps pass for images."""
+    maps = model.features(pixels)
+    factor = model.fold_feature_scale(maps)
+    torch.testing.assert_close(model.extract(pixels), maps)
+    torch.testing.assert_close(model.features(maps), factor * maps)
+    assert torch.equal(model(maps), model(pixels))
+
+
+def test_the_folded_scale_is_part_of_the_state(model, make_model, pixels):
+    model.eval().fold_feature_scale(model.features(pixels))
     other = make_model(seed=1)
     other.load_state_dict(model.state_dict())
-    assert torch.equal(other.eval()(pixels), model(pixels)) and torch.equal(
-        model(maps), model(pixels)
-    )
+    assert torch.equal(other.eval()(pixels), model(pixels))
+
+
+def test_constant_maps_cannot_be_folded(model):
     with pytest.raises(ValueError, match="the feature maps are constant"):
         model.fold_feature_scale(torch.zeros(2, 8, 4, 4))
-    normalising = with_batch_norm()
+
+
+def test_layers_that_set_their_own_scale(pixels):
+    model = with_batch_norm()
     with torch.no_grad():
-        normalising.plastic_layers[1].running_mean.fill_(0.5)
-    before = weights_hash(normalising)
-    assert normalising.train().fold_feature_scale(normalising.features(pixels)) == 1.0
-    assert weights_hash(normalising) == before and normalising.training
-    whole = SplitModel(
-        nn.Identity(),
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        "0",
-    )
-    assert whole.fold_feature_scale(whole.features(pixels)) == 1.0, (
-        "the maps are images"
-    )
+        model.plastic_layers[1].running_mean.fill_(0.5)
+    before = weights_hash(model)
+    assert model.train().fold_feature_scale(model.features(pixels)) == 1.0
+    assert weights_hash(model) == before
+    assert model.training
 
 
-def test_precision(model, pixels, monkeypatch):
-    exact = model.eval()(pixels)
-    for there, bf16 in ((True, True), (True, False), (False, True)):
-        monkeypatch.setattr(
-            torch.backends.mkldnn, "is_available", lambda value=there: value
-        )
-        monkeypatch.setattr(
-            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda value=bf16: value
-        )
-        assert extraction.is_quick_in_bf16(torch.device("cpu")) == (there and bf16)
+def test_images_are_not_scaled(pixels):
+    """F is empty, so the maps are images."""
+    plastic = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = SplitModel(nn.Identity(), plastic, "0")
+    assert model.fold_feature_scale(model.features(pixels)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("has_mkldnn", "has_bf16", "is_quick"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_cpus_that_are_quick_in_bf16(monkeypatch, has_mkldnn, has_bf16, is_quick):
+    mkldnn = torch.ops.mkldnn
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: has_mkldnn)
+    monkeypatch.setattr(mkldnn, "_is_mkldnn_bf16_supported", lambda: has_bf16)
+    assert extraction.is_quick_in_bf16(torch.device("cpu")) == is_quick
+
+
+def test_gpus_are_quick_in_bf16():
     assert extraction.is_quick_in_bf16(torch.device("cuda"))
-    rough = model.set_precision("bf16")(pixels)
-    assert rough.dtype == model.features(
-        pixels
-    ).dtype == torch.float32 and not torch.equal(rough, exact)
-    torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
+
+
+def test_bf16_rounds(model, pixels):
+    exact = model.eval()(pixels)
+    rounded = model.set_precision("bf16")(pixels)
+    assert not torch.equal(rounded, exact)
+    torch.testing.assert_close(rounded, exact, rtol=0.1, atol=0.1)
+    assert rounded.dtype == torch.float32
+    assert model.features(pixels).dtype == torch.float32
+
+
+def test_unknown_precisions(model):
     with pytest.raises(ValueError, match="precision is 'fp8'; use one of fp32, bf16"):
         model.set_precision("fp8")
-    with pytest.warns(
-        UserWarning, match="no instructions for bf16 .* --precision fp32"
-    ):
+
+
+def test_bf16_on_a_slow_cpu(model, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    words = "no instructions for bf16 .* --precision fp32"
+    with pytest.warns(UserWarning, match=words):
         model.set_precision("bf16")
 
 
-def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
+def test_time_goes_to_the_outer_block(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(extraction.time, "perf_counter", lambda: now[0])
     watch = extraction.Stopwatch()
@@ -329,9 +420,7 @@ def test_time_goes_to_the_outer_part_and_an_error_ends_it(monkeypatch):
         ),  # grey and normalised
     ],
 )
-def test_float_images_that_are_not_normalised_give_one_warning(
-    model, pixels, images, mean, std, words
-):
+def test_odd_images_are_warned_of_once(model, pixels, images, mean, std, words):
     model.set_normalization(mean, std)._range_checked = False
     if words is not None:
         with pytest.warns(UserWarning, match=words) as warned:
@@ -342,66 +431,75 @@ def test_float_images_that_are_not_normalised_give_one_warning(
         model.features(images(pixels))
 
 
-def gradients(head, maps, wanted):
-    """Averaged logits, and the gradients of their product with ``wanted`` in maps, weights and biases."""
+def gradients(head, maps, factors):
+    """Averaged logits, and gradients of their product with factors.
+
+    Those are gradients in maps, weights and biases.
+    """
     maps = maps.clone().requires_grad_()
     logits = head(maps).mean((2, 3))
-    return logits, *torch.autograd.grad(
-        (logits * wanted).sum(), [maps, head.weight, head.bias]
-    )
+    loss = (logits * factors).sum()
+    return [logits, *torch.autograd.grad(loss, [maps, head.weight, head.bias])]
 
 
-def test_it_is_the_average_of_the_convolution():
-    generator = torch.Generator().manual_seed(0)
-    maps = torch.randn(3, 8, 5, 4, generator=generator, dtype=torch.float64)
-    wanted = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+def test_averaging_convolution_is_the_average():
+    random = torch.Generator().manual_seed(0)
+    maps = torch.randn(3, 8, 5, 4, generator=random, dtype=torch.float64)
+    factors = torch.randn(3, 6, generator=random, dtype=torch.float64)
     head = AveragingConv2d(8, 6).double()
     plain = nn.Conv2d(8, 6, 1).double()
     plain.load_state_dict(head.state_dict())
     assert head(maps).shape == (3, 6, 1, 1)
-    for ours, theirs in zip(
-        gradients(head, maps, wanted), gradients(plain, maps, wanted), strict=True
-    ):
-        torch.testing.assert_close(ours, theirs)
+    expected = gradients(plain, maps, factors)
+    torch.testing.assert_close(gradients(head, maps, factors), expected)
 
 
-def test_squeezenet_has_it_unless_a_relu_or_a_larger_kernel_stands_between():
-    for settings in ({}, {"relu_logits": True}, {"head_kernel": 3}):
-        model = split_backbone(
-            "squeezenet1_0", None, n_classes=4, image_size=64, **settings, codebook=None
-        )
-        assert isinstance(model.plastic_layers.head, AveragingConv2d) == (not settings)
-        model.reset_head(7)
-        assert isinstance(model.plastic_layers.head, AveragingConv2d) == (not settings)
-        assert model.n_classes == 7
-
-
-def test_values_are_doubled_or_dropped_and_so_are_their_gradients():
-    ones = torch.ones(6, 16, 7, 5)
-    layouts = (
-        ones,
-        ones.contiguous(memory_format=torch.channels_last),
-        ones.permute(3, 0, 2, 1),
-        ones.double(),
+@pytest.mark.parametrize(
+    ("settings", "is_averaging"),
+    [({}, True), ({"relu_logits": True}, False), ({"head_kernel": 3}, False)],
+)
+def test_squeezenets_that_average(settings, is_averaging):
+    """Unless a ReLU or a larger kernel stands between; also after a reset."""
+    model = split_backbone(
+        "squeezenet1_0", None, n_classes=4, image_size=64, **settings, codebook=None
     )
-    for values in (*layouts, ones.flatten()[:1003]):  # no multiple of eight
-        values = values.clone().requires_grad_()
-        with torch.random.fork_rng():
-            expected = values * coin_mask(values)
-        dropped = CoinDropout()(values)
-        assert torch.equal(dropped, expected)
-        assert (
-            set(dropped.unique().tolist()) == {0.0, 2.0}
-            and dropped.stride() == values.stride()
-        )
-        assert (
-            0.4 < (dropped > 0).double().mean() < 0.6 and dropped.dtype == values.dtype
-        )
-        dropped.sum().backward()
-        assert torch.equal(values.grad, dropped)
+    assert isinstance(model.plastic_layers.head, AveragingConv2d) == is_averaging
+    model.reset_head(7)
+    assert isinstance(model.plastic_layers.head, AveragingConv2d) == is_averaging
+    assert model.n_classes == 7
 
 
-def test_every_value_has_an_even_chance_independent_of_its_neighbours():
+ONES = torch.ones(6, 16, 7, 5)
+LAYOUTS = {
+    "contiguous": ONES,
+    "channels last": ONES.contiguous(memory_format=torch.channels_last),
+    "permuted": ONES.permute(3, 0, 2, 1),
+    "double": ONES.double(),
+    "no multiple of eight": ONES.flatten()[:1003],
+}
+
+
+@pytest.mark.parametrize("values", LAYOUTS.values(), ids=LAYOUTS)
+def test_values_are_doubled_or_dropped(values):
+    with torch.random.fork_rng():
+        expected = values * coin_mask(values)
+    dropped = CoinDropout()(values)
+    assert torch.equal(dropped, expected)
+    assert set(dropped.unique().tolist()) == {0.0, 2.0}
+    assert 0.4 < (dropped > 0).double().mean() < 0.6
+    assert dropped.stride() == values.stride()
+    assert dropped.dtype == values.dtype
+
+
+@pytest.mark.parametrize("values", LAYOUTS.values(), ids=LAYOUTS)
+def test_gradients_are_doubled_or_dropped(values):
+    values = values.clone().requires_grad_()
+    dropped = CoinDropout()(values)
+    dropped.sum().backward()
+    assert torch.equal(values.grad, dropped)
+
+
+def test_coins_are_fair_and_independent():
     draws = coin_mask(torch.ones(20_000, 24)) / 2
     # Means of 20,000 fair coins: standard error 0.0035; five of them.
     assert (draws.mean(0) - 0.5).abs().max() < 0.018
@@ -419,21 +517,24 @@ def test_every_value_has_an_even_chance_independent_of_its_neighbours():
     ],
 )
 def test_other_cases_use_the_dropout_of_torch(training, p, values):
-    results = []
-    for kind in (CoinDropout, nn.Dropout):
-        torch.manual_seed(3)
-        results.append(kind(p).train(training)(values))
-    assert torch.equal(*results)
+    torch.manual_seed(3)
+    dropped = CoinDropout(p).train(training)(values)
+    torch.manual_seed(3)
+    assert torch.equal(dropped, nn.Dropout(p).train(training)(values))
 
 
-def test_every_dropout_of_a_network_is_replaced():
+def test_every_dropout_is_replaced():
     inner = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
-    network = replace_dropout(nn.Sequential(nn.Dropout(0.3), inner, nn.Dropout2d()))
-    kinds = [type(layer) for layer in (network[0], network[1][1], network[2])]
-    assert kinds == [CoinDropout, CoinDropout, nn.Dropout2d] and (
-        network[0].p,
-        network[1][1].p,
-    ) == (0.3, 0.5)
+    network = replace_dropout(nn.Sequential(nn.Dropout(0.3), inner))
+    assert type(network[0]) is CoinDropout
+    assert network[0].p == 0.3
+    assert type(network[1][1]) is CoinDropout
+    assert network[1][1].p == 0.5
+
+
+def test_other_dropouts_stay():
+    network = replace_dropout(nn.Sequential(nn.Dropout2d()))
+    assert type(network[0]) is nn.Dropout2d
 
 
 def test_operations_of_a_step_by_hand():

@@ -1,4 +1,4 @@
-"""Tensor files: inverse pairs, checksums that find every flipped byte, older files and files of others."""
+"""Tensor files: inverse pairs, checksums that find every flipped byte."""
 
 import random
 import re
@@ -69,30 +69,44 @@ def test_unflatten_is_the_inverse_of_flatten(state):
     assert same(unflatten(*flatten(state)), state)
 
 
+ROW = torch.arange(4.0)
+STATE = {
+    "weights": torch.eye(3).half(),
+    7: [1, (2.5, None)],
+    "random": 2**100,
+    "rows": np.zeros((0, 4), np.int16),
+    # Tensors that share memory, and names that meet.
+    "a": {"b": ROW},
+    "a.b": ROW[1:],
+    "c": ROW.t(),
+    "__metadata__": ROW[:2],
+}
+
+
 def test_a_state_comes_back_from_a_file(tmp_path):
-    """Also tensors that share memory, and names that meet."""
-    row = torch.arange(4.0)
-    state = {
-        "weights": torch.eye(3).half(),
-        7: [1, (2.5, None)],
-        "random": 2**100,
-        "rows": np.zeros((0, 4), np.int16),
-    }
-    state |= {"a": {"b": row}, "a.b": row[1:], "c": row.t(), "__metadata__": row[:2]}
-    write_state(tmp_path / "a.safetensors", state, {"format": "test-1"})
-    found, metadata = read_state(tmp_path / "a.safetensors")
-    assert same(found, state) and metadata == {"format": "test-1"}
+    write_state(tmp_path / "a.safetensors", STATE, {"format": "test-1"})
+    state, metadata = read_state(tmp_path / "a.safetensors")
+    assert same(state, STATE)
+    assert metadata == {"format": "test-1"}
 
 
-def test_values_that_a_file_cannot_hold_are_named(tmp_path):
-    with pytest.raises(StateError, match=r"plugins\.0\.rule is of type object"):
-        flatten({"plugins": [{"rule": object()}]})
-    with pytest.raises(StateError, match=r"names is an array of <U1"):
-        flatten({"names": np.array(["a"])})
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"plugins": [{"rule": object()}]}, r"plugins\.0\.rule is of type object"),
+        ({"names": np.array(["a"])}, r"names is an array of <U1"),
+        (object(), "the state is of type object"),
+    ],
+)
+def test_values_that_no_file_holds(state, words):
+    with pytest.raises(StateError, match=words):
+        flatten(state)
+
+
+def test_tensors_that_no_file_holds(tmp_path):
+    tensors = {"x": torch.ones(2, dtype=torch.complex128)}
     with pytest.raises(StateError, match=r"complex128.*convert"):
-        write_tensors(
-            tmp_path / "a.safetensors", {"x": torch.ones(2, dtype=torch.complex128)}, {}
-        )
+        write_tensors(tmp_path / "a.safetensors", tensors, {})
     assert not any(tmp_path.iterdir())
 
 
@@ -105,35 +119,40 @@ def test_trees_of_another_program_are_refused(tree):
         unflatten(tree, {"x": torch.ones(1)})
 
 
-def test_strides_and_shared_memory(tmp_path):
+def strided_tensors():
+    """Tensors that share memory, or are no rows of it."""
     rows = torch.arange(6.0).reshape(2, 3)
-    tensors = {
+    maps = torch.arange(24.0).view(1, 2, 3, 4)
+    return {
         "rows": rows,
         "turned": rows.t(),
         "same": rows,
         "second": rows[1],
         "wide": torch.ones(1).expand(4),
+        "maps": maps.contiguous(memory_format=torch.channels_last),
     }
-    tensors["maps"] = (
-        torch.arange(24.0)
-        .view(1, 2, 3, 4)
-        .contiguous(memory_format=torch.channels_last)
-    )
+
+
+def test_strides_and_shared_memory(tmp_path):
+    tensors = strided_tensors()
     write_tensors(tmp_path / "a.safetensors", tensors, {})
-    found, _ = read_tensors(tmp_path / "a.safetensors")
-    assert found.keys() == tensors.keys() and all(
-        same(found[name], tensors[name]) for name in tensors
-    )
+    read, _ = read_tensors(tmp_path / "a.safetensors")
+    assert same(read, dict(sorted(tensors.items())))
+
+
+NOTES = {name: f'"{name}"\\ \n\t\x01 \x7f é 漢' for name in "abcdefgh"}
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):
-    notes = {name: f'"{name}"\\ \n\t\x01 \x7f é 漢' for name in "abcdefgh"}
+    state = {"x": torch.ones(3), "é": 1}
     for number in range(4):
-        write_state(
-            tmp_path / f"{number}.safetensors", {"x": torch.ones(3), "é": 1}, notes
-        )
+        write_state(tmp_path / f"{number}.safetensors", state, NOTES)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
-    assert read_state(tmp_path / "0.safetensors")[1] == notes
+
+
+def test_texts_come_back(tmp_path):
+    write_state(tmp_path / "a.safetensors", {}, NOTES)
+    assert read_state(tmp_path / "a.safetensors")[1] == NOTES
 
 
 @pytest.mark.parametrize("stripped", [CHECKSUMS, DIGEST])
@@ -147,7 +166,9 @@ def test_a_file_without_one_of_its_checksum_entries_is_damaged(tmp_path, strippe
         read_tensors(path)
 
 
-def test_every_flipped_byte_is_found(tmp_path):
+@pytest.fixture
+def written(tmp_path):
+    """A file with a state, and its bytes."""
     path = tmp_path / "a.safetensors"
     state = {
         "weights": torch.randn(40, 40),
@@ -155,42 +176,63 @@ def test_every_flipped_byte_is_found(tmp_path):
         "clock": {"steps": 12},
     }
     write_state(path, state, {"format": "test-1"})
-    whole = path.read_bytes()
-    draws = random.Random(0)
-    last = len(whole) - 1
-    for place in [*(draws.randrange(len(whole)) for _ in range(100)), *range(16), last]:
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << draws.randrange(8)
-        path.write_bytes(damaged)
-        words = (
-            "tensor '.*' of .* is damaged" if place == last else re.escape(str(path))
-        )
-        with pytest.raises(TensorFileError, match=words):
-            read_state(path)
+    return path, path.read_bytes()
 
 
-def test_another_spelling_of_the_header_is_damage(tmp_path):
-    path = tmp_path / "a.safetensors"
-    write_tensors(
-        path,
-        {"x": torch.ones(3), "y": torch.zeros(3)},
-        {"format": "test-1", "note": "1/2"},
-    )
-    whole = path.read_bytes()
-    size = int.from_bytes(whole[:8], "little")
-    header = whole[8 : 8 + size]
-    spellings = [
+SHARES = random.Random(0)
+
+
+@pytest.mark.parametrize("bit", [SHARES.randrange(8) for _ in range(10)])
+@pytest.mark.parametrize("share", [SHARES.random() for _ in range(10)])
+def test_every_flipped_bit_is_found(written, share, bit):
+    path, content = written
+    damaged = bytearray(content)
+    damaged[int(share * len(content))] ^= 1 << bit
+    path.write_bytes(damaged)
+    with pytest.raises(TensorFileError, match=re.escape(str(path))):
+        read_state(path)
+
+
+@pytest.mark.parametrize("index", range(16))
+def test_every_flipped_bit_of_the_begin_is_found(written, index):
+    path, content = written
+    damaged = bytearray(content)
+    damaged[index] ^= 1 << (index % 8)
+    path.write_bytes(damaged)
+    with pytest.raises(TensorFileError, match=re.escape(str(path))):
+        read_state(path)
+
+
+def test_the_damaged_tensor_is_named(written):
+    path, content = written
+    damaged = bytearray(content)
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(TensorFileError, match=r"tensor 'codes' of .* is damaged"):
+        read_state(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         (b"} ", b"}\t"),
         (b"} ", b" }"),
         (b"1/2", rb"1\/2"),
         (b'"note":"1', rb'"note":"\u0031'),
-    ]
-    for old, new in spellings:
-        other = header.replace(old, new)
-        assert other != header
-        path.write_bytes(len(other).to_bytes(8, "little") + other + whole[8 + size :])
-        with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
-            read_tensors(path)
+    ],
+)
+def test_another_spelling_of_the_header_is_damage(tmp_path, old, new):
+    path = tmp_path / "a.safetensors"
+    tensors = {"x": torch.ones(3), "y": torch.zeros(3)}
+    write_tensors(path, tensors, {"format": "test-1", "note": "1/2"})
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + size]
+    other = header.replace(old, new)
+    assert other != header
+    path.write_bytes(len(other).to_bytes(8, "little") + other + content[8 + size :])
+    with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
+        read_tensors(path)
 
 
 @pytest.mark.parametrize("read", [read_tensors, read_state])
@@ -226,22 +268,32 @@ def test_what_is_read_does_not_change_with_the_file(tmp_path, content):
     assert torch.equal(tensors["x"], torch.arange(1000.0))
 
 
-def test_no_file_and_a_damaged_header_are_errors(tmp_path):
-    path = tmp_path / "w.safetensors"
-    for text in ("{", "[" * 200_000):
-        with pytest.raises(StateError, match="characters is no JSON"):
-            loaded_json(text)
+@pytest.mark.parametrize("text", ["{", "[" * 200_000], ids=["cut", "deep"])
+def test_texts_that_are_no_json(text):
+    with pytest.raises(StateError, match="characters is no JSON"):
+        loaded_json(text)
+
+
+@pytest.mark.parametrize("read", [read_metadata, read_tensors, read_state])
+def test_there_is_no_file(tmp_path, read):
     with pytest.raises(TensorFileError, match="there is no file"):
-        read_metadata(path)
-    for header in (
-        struct.pack("<Q", 2**62) + b"{}",  # longer than memory
-        struct.pack("<Q", 2**63 + 5) + b"{}",
-        struct.pack("<Q", 200_000) + b"[" * 200_000,
-        struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
-        struct.pack("<Q", 4) + b"null",
-        b"",
-        b"half",
-    ):
-        path.write_bytes(header)
-        with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
-            read_tensors(path)
+        read(tmp_path / "w.safetensors")
+
+
+HEADERS = {
+    "longer than memory": struct.pack("<Q", 2**62) + b"{}",
+    "longer than counts": struct.pack("<Q", 2**63 + 5) + b"{}",
+    "deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
+    "other characters": struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
+    "null": struct.pack("<Q", 4) + b"null",
+    "empty": b"",
+    "half": b"half",
+}
+
+
+@pytest.mark.parametrize("content", HEADERS.values(), ids=HEADERS)
+def test_files_that_are_none(tmp_path, content):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
+        read_tensors(path)
